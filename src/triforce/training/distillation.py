@@ -39,13 +39,13 @@ class Head:
     greedy: float = 0.0
     """Share of the target's most probable token among these in what is taught, beside its law."""
 
-    def law(self, final_NC: Tensor) -> Tensor:
+    def probs(self, final_NC: Tensor) -> Tensor:
         """Return the target's law among these tokens (N, M), of its states behind the last layer."""
         return capped(self.logits(norm(final_NC, self.norm_C, self.eps)), self.cap).softmax(-1)
 
-    def taught(self, final_NC: Tensor) -> Tensor:
+    def training_probs(self, final_NC: Tensor) -> Tensor:
         """Return what a draft learns to say (N, M): the law, and more of its most probable token."""
-        law_NM = self.law(final_NC)
+        law_NM = self.probs(final_NC)
         best_N1 = law_NM.argmax(-1, keepdim=True)
         return law_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
 
@@ -54,25 +54,25 @@ class Head:
         return (out_NC.to(self.rows_MC.dtype) @ self.rows_MC.T).float()
 
 
-class Past:
+class PastEntries:
     """The entries before a chunk that its own may see: sinks, and a window."""
 
     def __init__(self) -> None:
         self.entries: Entries | None = None
 
-    def then(self, own: Entries) -> Entries:
+    def with_chunk(self, chunk_entries: Entries) -> Entries:
         """Return these and those of a chunk."""
-        return self.entries.then(own) if self.entries else own
+        return self.entries.then(chunk_entries) if self.entries else chunk_entries
 
-    def keep(self, seen: Entries, sinks: int, window: int) -> None:
-        """Keep what the chunk behind `seen` may see."""
-        slots_K = seen.slots_BK[0]
+    def keep_visible(self, visible_entries: Entries, sinks: int, window: int) -> None:
+        """Keep what the chunk behind `visible_entries` may see."""
+        slots_K = visible_entries.slots_BK[0]
         kept_K = (slots_K < sinks) | (slots_K > slots_K[-1] - window)
-        self.entries = Entries(*(part[:, kept_K].detach() for part in seen))
+        self.entries = Entries(*(part[:, kept_K].detach() for part in visible_entries))
 
 
 def guesses(
-    layer: FeatureLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
+    layer: FeatureLayer, chunk: Chunk, past: PastEntries, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs (B, N, C) for the head, guess by guess in a row, and where in the chunk (N) its token stands.
 
@@ -80,7 +80,7 @@ def guesses(
     without. The chunk's own entries are then kept in `past`.
     """
     fused_BTC = layer.fuse(chunk.states_BTX)
-    seen = past.then(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
+    visible_entries = past.with_chunk(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
     fused_BNC = fused_BTC[:, anchors_N]
     last_BN = chunk.slots_BT[:, anchors_N]
     chain = list[Entries]()
@@ -92,13 +92,15 @@ def guesses(
         at_N = anchors_N + step
         embeddings_BNC = chunk.embeddings_BTC[:, at_N]
         slots_BN = chunk.slots_BT[:, at_N]
-        out_BNC, fused_BNC, own = layer.step(fused_BNC, embeddings_BNC, slots_BN, seen, last_BN, chain)
-        chain += [own] if step else []
+        out_BNC, fused_BNC, step_entries = layer.step(
+            fused_BNC, embeddings_BNC, slots_BN, visible_entries, last_BN, chain
+        )
+        chain += [step_entries] if step else []
         yield out_BNC, at_N
-    past.keep(seen, layer.config.sinks, layer.config.window)
+    past.keep_visible(visible_entries, layer.config.sinks, layer.config.window)
 
 
-def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: Past, later_N: Tensor, steps: int,
+def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: PastEntries, later_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
     """Return the cross entropy of guesses and what the head teaches in nats, weighted by `decay` per guess: a scalar.
 
@@ -126,7 +128,7 @@ class _HeadLoss(torch.autograd.Function):
         total = torch.zeros(())
         slopes = []
         for some_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
-            law_PM = head.taught(finals_PC)
+            law_PM = head.training_probs(finals_PC)
             log_q_PM = head.logits(some_PC).log_softmax(-1)
             total = total - (law_PM * log_q_PM).sum()
             slope_PM = log_q_PM.exp_().sub_(law_PM)
@@ -142,7 +144,7 @@ class _HeadLoss(torch.autograd.Function):
 
 SAMPLED = 0.8
 """The temperature of the seeded shares."""
-APART = 8
+STRIDE = 8
 """Only every so many places are looked at where laws of the whole vocabulary are compared."""
 
 
@@ -160,7 +162,7 @@ class Heldout:
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], texts: Mapping[str, Tensor]) -> None:
         self.read = {
-            kind: [_best(TargetStream(decoder, layers, *ids_1T.shape).read(ids_1T, logits=True))
+            kind: [_with_greedy_ids(TargetStream(decoder, layers, *ids_1T.shape).read(ids_1T, logits=True))
                    for ids_1T in torch.split(ids_BT, 1)]
             for kind, ids_BT in texts.items()
         }  # fmt: skip
@@ -168,20 +170,22 @@ class Heldout:
     def greedy(self, subject: Subject, steps: int) -> dict[str, list[float]]:
         """Return the shares that are kept at temperature 0, by kind."""
         means = {
-            kind: torch.tensor([greedy(subject, chunk, best_1T, Past(), steps) for chunk, best_1T in chunks]).mean(0)
+            kind: torch.tensor(
+                [greedy(subject, chunk, best_1T, PastEntries(), steps) for chunk, best_1T in chunks]
+            ).mean(0)
             for kind, chunks in self.read.items()
         }
         return {kind: mean.tolist() for kind, mean in means.items()}
 
 
-def _best(chunk: Chunk) -> tuple[Chunk, Tensor]:
+def _with_greedy_ids(chunk: Chunk) -> tuple[Chunk, Tensor]:
     """Return a chunk without its logits, and the most probable token behind each of its own."""
     assert chunk.logits_BTV is not None
     return replace(chunk, logits_BTV=None), chunk.logits_BTV.argmax(-1)
 
 
 @torch.no_grad()
-def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: Past, steps: int) -> list[float]:
+def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, steps: int) -> list[float]:
     """Return the share of guesses in a chunk that are the target's most probable token."""
     anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
     return [
@@ -191,10 +195,10 @@ def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: Past, steps: i
 
 
 @torch.no_grad()
-def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float]:
+def seeded(subject: Subject, chunk: Chunk, past: PastEntries, steps: int) -> list[float]:
     """Return the probability that draft and target draw the same token at temperature 0.8, in the mean of a chunk."""
     assert chunk.logits_BTV is not None
-    anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, APART)
+    anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, STRIDE)
     shares = []
     for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps):
         p_PV = (chunk.logits_BTV[:, at_N].flatten(0, 1) / SAMPLED).softmax(-1).double()
@@ -204,7 +208,7 @@ def seeded(subject: Subject, chunk: Chunk, past: Past, steps: int) -> list[float
     return shares
 
 
-def at_length(
+def shares_at_length(
     decoder: Decoder,
     layers: tuple[int, ...],
     subject: Subject,
@@ -221,21 +225,21 @@ def at_length(
     seeded_sums = torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
-            greedy_sums += torch.tensor(greedy(subject, *_best(chunk), copy(past), steps))
+            greedy_sums += torch.tensor(greedy(subject, *_with_greedy_ids(chunk), copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
     return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
 
 
 def _chunks(
     decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int, tail: int
-) -> Iterator[tuple[Chunk, Past]]:
+) -> Iterator[tuple[Chunk, PastEntries]]:
     """Read a text, and yield its last chunk and what came before it."""
     stream = TargetStream(decoder, layers, *ids_1L.shape)
-    past = Past()
+    past = PastEntries()
     before_1N = ids_1L[:, :-tail]
-    last = ids_1L[:, -tail:]
-    for part in torch.split(before_1N, width, 1) if before_1N.shape[1] else ():
+    tail_1T = ids_1L[:, -tail:]
+    for chunk_1T in torch.split(before_1N, width, 1) if before_1N.shape[1] else ():
         with torch.no_grad():
-            for _ in guesses(subject.layer, stream.read(part), past, torch.zeros(1, dtype=torch.long), 1):
+            for _ in guesses(subject.layer, stream.read(chunk_1T), past, torch.zeros(1, dtype=torch.long), 1):
                 pass
-    yield stream.read(last, logits=True), past
+    yield stream.read(tail_1T, logits=True), past

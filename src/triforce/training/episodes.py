@@ -20,7 +20,7 @@ from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.training.training_config import TrainingConfig
 
-MOST = 32_000_000
+MAX_CHARACTERS = 32_000_000
 """Characters that are read, as much of each text as there is room for: some eight million tokens."""
 HELD_OUT = 16
 """One token of so many is held out, at the end of each text."""
@@ -47,12 +47,14 @@ class Texts:
         if llm.tokenizer is None:
             raise RequestError("a draft is trained on texts, and this model has no tokenizer; add tokenizer.json")
         start = llm.tokenizer.encode("")
-        read = [llm.tokenizer.encode(text)[len(start) :] for text in middles(list(texts.values()), MOST)]
-        ids = [torch.tensor(each, dtype=torch.long) for each in read]
+        read = [
+            llm.tokenizer.encode(text)[len(start) :] for text in middle_excerpts(list(texts.values()), MAX_CHARACTERS)
+        ]
+        ids = [torch.tensor(text_ids, dtype=torch.long) for text_ids in read]
         ends = [0, *accumulate(map(len, ids))]  # short texts give some of them, too
-        cuts = [end - first - (end // HELD_OUT - first // HELD_OUT) for first, end in pairwise(ends)]
-        trained_N = torch.cat([each[:cut] for each, cut in zip(ids, cuts, strict=True)])
-        heldout_N = torch.cat([each[cut:] for each, cut in zip(ids, cuts, strict=True)])
+        cuts = [end - begin - (end // HELD_OUT - begin // HELD_OUT) for begin, end in pairwise(ends)]
+        trained_N = torch.cat([text_ids[:cut] for text_ids, cut in zip(ids, cuts, strict=True)])
+        heldout_N = torch.cat([text_ids[cut:] for text_ids, cut in zip(ids, cuts, strict=True)])
         if len(heldout_N) <= width:
             raise RequestError(
                 f"the texts have {sum(map(len, ids)):,} tokens, and a training needs {(width + 1) * HELD_OUT:,}; "
@@ -60,12 +62,12 @@ class Texts:
             )
         return Texts(trained_N, heldout_N, start)
 
-    def windows(self, ids_N: Tensor, rows: int, length: int, dice: torch.Generator) -> Tensor:
+    def windows(self, ids_N: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:
         """Return windows of so many tokens at random places, (B, L), each as a prompt begins."""
         length -= len(self.start)
-        first_B = torch.randint(len(ids_N) - length + 1, (rows,), generator=dice)
+        begin_B = torch.randint(len(ids_N) - length + 1, (rows,), generator=generator)
         start_BS = torch.tensor(self.start, dtype=torch.long).expand(rows, -1)
-        return torch.cat((start_BS, torch.stack([ids_N[first : first + length] for first in first_B.tolist()])), 1)
+        return torch.cat((start_BS, torch.stack([ids_N[begin : begin + length] for begin in begin_B.tolist()])), 1)
 
     def frequent(self, count: int, vocab_size: int) -> Tensor:
         """Return the most frequent tokens, int64 (M), ascending; of equals those that the tokenizer has first."""
@@ -73,15 +75,15 @@ class Texts:
         return counts_V.argsort(descending=True, stable=True)[:count].sort().values
 
 
-def middles(texts: Sequence[str], most: int) -> list[str]:
+def middle_excerpts(texts: Sequence[str], max_characters: int) -> list[str]:
     """Return so many characters of texts in all, out of the middle of those that are longer than their share."""
-    room = most
-    share = most
-    for left, length in zip(range(len(texts), 0, -1), sorted(map(len, texts)), strict=True):
-        share = room // left
+    remaining_characters = max_characters
+    share = max_characters
+    for remaining_texts, length in zip(range(len(texts), 0, -1), sorted(map(len, texts)), strict=True):
+        share = remaining_characters // remaining_texts
         if length > share:
             break
-        room -= length
+        remaining_characters -= length
     starts = [max(0, len(text) - share) // 2 for text in texts]
     return [text[start : start + share] for text, start in zip(texts, starts, strict=True)]
 
@@ -99,14 +101,14 @@ class Episodes:
     def __call__(self, index: int) -> Tensor:
         """Return the tokens of an episode, (B, L)."""
         config = self.config
-        dice = torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
+        generator = torch.Generator().manual_seed(self.config.seed * 1_000_003 + index)
         if index % config.own_every == config.own_every - 1:
             rows = config.rows * config.groups
-            return self.answers(self.texts.trained_N, config.width, index, config.temperatures, rows, dice)
+            return self.answers(self.texts.trained_N, config.width, index, config.temperatures, rows, generator)
         shares = torch.tensor([1 / length for length in self.lengths])  # as many tokens of each length
-        length = self.lengths[int(shares.multinomial(1, generator=dice))]
+        length = self.lengths[int(shares.multinomial(1, generator=generator))]
         rows = config.rows * max(1, config.groups * config.width // length)
-        return self.texts.windows(self.texts.trained_N, rows, length, dice)
+        return self.texts.windows(self.texts.trained_N, rows, length, generator)
 
     def answers(
         self,
@@ -115,32 +117,32 @@ class Episodes:
         seed: int,
         temperatures: tuple[float, ...],
         rows: int,
-        dice: torch.Generator,
+        generator: torch.Generator,
     ) -> Tensor:
         """Return windows of texts and what the target continues them with, about half of each: (B, L).
 
         A model that chats is asked about every second of them.
         """
-        prompts = self.texts.windows(ids_N, rows, length // 2, dice).tolist()
-        prompts = [self._asked(ids, seed, length) if b % 2 else ids for b, ids in enumerate(prompts)]
+        prompts = self.texts.windows(ids_N, rows, length // 2, generator).tolist()
+        prompts = [self._question_prompt(ids, seed, length) if b % 2 else ids for b, ids in enumerate(prompts)]
         params = [
             SamplingParams(temperature=temperatures[(seed + b) % len(temperatures)], seed=seed + b,
                            max_tokens=length - len(ids), ignore_eos=True)
             for b, ids in enumerate(prompts)
         ]  # fmt: skip
         outputs = self.llm.generate(prompts, params, mode="ar")
-        new = [list(output.outputs[0].token_ids) for output in outputs]
-        return torch.tensor([prompt + ids for prompt, ids in zip(prompts, new, strict=True)])
+        answer_ids = [list(output.outputs[0].token_ids) for output in outputs]
+        return torch.tensor([prompt + ids for prompt, ids in zip(prompts, answer_ids, strict=True)])
 
-    def _asked(self, ids: list[int], seed: int, length: int) -> list[int]:
+    def _question_prompt(self, ids: list[int], seed: int, length: int) -> list[int]:
         """Return a question on most of a window as a chat, or the window itself where the model does not chat."""
         tokenizer = self.llm.tokenizer
         if tokenizer is None or not tokenizer.chats:
             return ids
         excerpt = tokenizer.decode(ids[len(self.texts.start) : -(len(ids) // 4)])
         question = f"{QUESTIONS[seed % len(QUESTIONS)]}\n\n{excerpt}"
-        asked = tokenizer.chat([{"role": "user", "content": question}])
-        return asked if len(asked) < length * 3 // 4 else ids
+        chat_ids = tokenizer.chat([{"role": "user", "content": question}])
+        return chat_ids if len(chat_ids) < length * 3 // 4 else ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +193,7 @@ Text = list[Chunk]
 """`rows` texts side by side, chunk after chunk; states are bfloat16."""
 
 
-class Readings:
+class EpisodeReader:
     """Episodes by their number. layers: whose states are read."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], episodes: Episodes, config: TrainingConfig) -> None:
@@ -199,24 +201,24 @@ class Readings:
         self.layers = layers
         self.episodes = episodes
         self.config = config
-        self._kept: dict[int, list[Text]] = {}
+        self._cached_texts: dict[int, list[Text]] = {}
 
     def __call__(self, number: int) -> Iterator[Text]:
         """Yield the texts of an episode. One that is not kept, or not all of it, is read again: it is the same."""
-        if number in self._kept:
-            yield from self._kept[number]
+        if number in self._cached_texts:
+            yield from self._cached_texts[number]
             return
-        last = max(self.config.again, default=0)
+        latest_repeat = max(self.config.again, default=0)
         read = list[Text]()
-        self._kept = {old: texts for old, texts in self._kept.items() if old + last >= number}
+        self._cached_texts = {old: texts for old, texts in self._cached_texts.items() if old + latest_repeat >= number}
         for text in self.texts(self.episodes(number)):
             read.append(text)
             yield text
-        self._kept[number] = read
+        self._cached_texts[number] = read
 
     def texts(self, ids_BL: Tensor) -> Iterator[Text]:
         """Let the target read texts, `rows` at a time."""
-        for some_BL in torch.split(ids_BL, self.config.rows):
-            stream = TargetStream(self.decoder, self.layers, *some_BL.shape)
-            parts = torch.split(some_BL, self.config.width, 1)
+        for rows_BL in torch.split(ids_BL, self.config.rows):
+            stream = TargetStream(self.decoder, self.layers, *rows_BL.shape)
+            parts = torch.split(rows_BL, self.config.width, 1)
             yield [stream.read(ids_BT).to(torch.bfloat16) for ids_BT in parts]

@@ -22,20 +22,20 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
 
     What the layer adds begins at zero, so that its depth costs nothing.
     """
-    dice = torch.Generator().manual_seed(seed)
-    found = {}
+    generator = torch.Generator().manual_seed(seed)
+    weights = {}
     for name, shape in shapes(config).items():
         if "norm" in name:
-            found[name] = torch.ones(shape)
+            weights[name] = torch.ones(shape)
         elif name in ("o_proj_CQ", "down_proj_CI", "embedding_proj_CC"):
-            found[name] = torch.zeros(shape)
+            weights[name] = torch.zeros(shape)
         else:
-            found[name] = torch.randn(shape, generator=dice) * shape[-1] ** -0.5
+            weights[name] = torch.randn(shape, generator=generator) * shape[-1] ** -0.5
     C = config.hidden_size
-    found["fc_CX"] *= 0.1
-    found["fc_CX"][:, -C:] += torch.eye(C)
-    found["norm_C"] = last_norm(target)
-    return found
+    weights["fc_CX"] *= 0.1
+    weights["fc_CX"][:, -C:] += torch.eye(C)
+    weights["norm_C"] = last_norm(target)
+    return weights
 
 
 def last_norm(target: Checkpoint) -> Tensor:
@@ -47,9 +47,9 @@ def last_norm(target: Checkpoint) -> Tensor:
 
 MATCH = 10.0
 """Mean score, in nats, of an entry behind an equal token, were its state to tell that exactly, and from nearby."""
-BUMP = 4.0
+LOGIT_GAIN = 4.0
 """Mean of what the token of such an entry gains, in nats, under the initial norm."""
-MOST = 8
+CHANNELS_PER_NAME = 8
 """One direction of so many of the fused state is taken for names."""
 RIDGE = 0.05
 """Of the mean square of what is fitted from: keeps what a sample has little of from being told too well."""
@@ -80,14 +80,14 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
     ones_C = torch.ones(C)
     choices_MC = norm(sample.choices_MC, ones_C, eps)
     first_NC, last_NC = (norm(sample.states_NX[:, part], ones_C, eps) for part in (slice(C), slice(-C, None)))
-    slow_K = _slow(D, C // MOST)
-    names_KC = _names(choices_MC, len(slow_K), seed)
-    told_KC = _fit(first_NC, norm(sample.embeddings_NC, ones_C, eps) @ names_KC.T)
+    slow_K = _slow_channels(D, C // CHANNELS_PER_NAME)
+    names_KC = _name_map(choices_MC, len(slow_K), seed)
+    predicted_KC = _fit(first_NC, norm(sample.embeddings_NC, ones_C, eps) @ names_KC.T)
     unused_CK = torch.linalg.eigh(last_NC.T @ last_NC).eigenvectors[:, : len(slow_K)]
     fc_CX = weights["fc_CX"]
     fc_CX -= unused_CK @ (unused_CK.T @ fc_CX)
-    fc_CX[:, :C] += unused_CK @ told_KC
-    values_PC, outputs_CP = _copied(choices_MC, sample.head_MC * weights["norm_C"], config.kv_heads * D)
+    fc_CX[:, :C] += unused_CK @ predicted_KC
+    values_PC, outputs_CP = _copy_maps(choices_MC, sample.head_MC * weights["norm_C"], config.kv_heads * D)
     sharp = (MATCH * D**0.5 / len(slow_K)) ** 0.5
     group = config.heads // config.kv_heads
     weights["v_proj_PE"][: len(values_PC)] = torch.cat((values_PC, torch.zeros_like(values_PC)), 1)
@@ -102,37 +102,37 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
         weights["k_proj_PE"][rows_K] = torch.cat((torch.zeros_like(names_KC), sharp * unused_CK.T), 1)
 
 
-def _slow(head_dim: int, most: int) -> Tensor:
+def _slow_channels(head_dim: int, max_channels: int) -> Tensor:
     """Return the channels of a head that make the slower half of its rotations, or of those the slowest ones."""
-    slow = torch.arange(head_dim // 2 - min(head_dim // 4, max(most // 2, 1)), head_dim // 2)
+    slow = torch.arange(head_dim // 2 - min(head_dim // 4, max(max_channels // 2, 1)), head_dim // 2)
     return torch.cat((slow, slow + head_dim // 2))
 
 
-def _names(choices_MC: Tensor, count: int, seed: int) -> Tensor:
+def _name_map(choices_MC: Tensor, count: int, seed: int) -> Tensor:
     """Return the map (K, C) from embeddings to names, whose numbers have a mean square of one over all tokens."""
     spread, directions_CC = torch.linalg.eigh(choices_MC.T @ choices_MC / len(choices_MC))
     whitened_CC = directions_CC / (spread + RIDGE * spread.mean()).sqrt() @ directions_CC.T
-    dice = torch.Generator().manual_seed(seed)
-    drawn_CK = torch.linalg.qr(torch.randn(len(whitened_CC), count, generator=dice)).Q
+    generator = torch.Generator().manual_seed(seed)
+    drawn_CK = torch.linalg.qr(torch.randn(len(whitened_CC), count, generator=generator)).Q
     names_KC: Tensor = drawn_CK.T @ whitened_CC
     return names_KC / (choices_MC @ names_KC.T).square().mean().sqrt()
 
 
-def _copied(choices_MC: Tensor, head_MC: Tensor, most: int) -> tuple[Tensor, Tensor]:
+def _copy_maps(choices_MC: Tensor, head_MC: Tensor, max_width: int) -> tuple[Tensor, Tensor]:
     """Return maps (P, C) from embeddings to values and (C, P) from values to what raises the token's own logit."""
     centered_MC = head_MC - head_MC.mean(0)
     fitted_CC = _fit(choices_MC, centered_MC)
-    wanted_MC = choices_MC @ fitted_CC.T
-    outputs_CP = torch.linalg.eigh(wanted_MC.T @ wanted_MC).eigenvectors[:, -most:]
+    raised_MC = choices_MC @ fitted_CC.T
+    outputs_CP = torch.linalg.eigh(raised_MC.T @ raised_MC).eigenvectors[:, -max_width:]
     values_PC = outputs_CP.T @ fitted_CC
     values_PC /= (choices_MC @ values_PC.T).square().mean().sqrt()
     gain = (choices_MC @ values_PC.T @ outputs_CP.T * centered_MC).sum(-1).mean()
-    return values_PC, outputs_CP * (BUMP / gain)
+    return values_PC, outputs_CP * (LOGIT_GAIN / gain)
 
 
 def _fit(from_NC: Tensor, to_NO: Tensor) -> Tensor:
     """Return the matrix (O, C) by which `from` tells `to` with the least squares, and a ridge."""
     squares_CC = from_NC.T @ from_NC
     ridge_CC = RIDGE * squares_CC.diagonal().mean() * torch.eye(len(squares_CC))
-    found_CO: Tensor = torch.linalg.solve(squares_CC + ridge_CC, from_NC.T @ to_NO)
-    return found_CO.T
+    solution_CO: Tensor = torch.linalg.solve(squares_CC + ridge_CC, from_NC.T @ to_NO)
+    return solution_CO.T

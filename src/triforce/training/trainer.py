@@ -21,8 +21,8 @@ from triforce.eagle.head_files import new_config, write_whole
 from triforce.eagle.torch_passes import FeatureLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.training.distillation import Head, Heldout, Past, Subject, loss
-from triforce.training.episodes import Chunk, Episodes, Readings, Texts
+from triforce.training.distillation import Head, Heldout, PastEntries, Subject, loss
+from triforce.training.episodes import Chunk, EpisodeReader, Episodes, Texts
 from triforce.training.initial_weights import Sample, add_induction, initial_weights, last_norm
 from triforce.training.training_config import TrainingConfig
 
@@ -91,7 +91,7 @@ class Trainer:
         *,
         clock: Clock,
         threads: int = 1,
-        narrow: bool = False,
+        use_bfloat16: bool = False,
     ) -> None:
         config = replace(config, width=min(config.width, llm.target.config.context))
         self.llm = llm
@@ -99,23 +99,23 @@ class Trainer:
         self.config = config
         self.clock = clock
         self.threads = threads
-        self.narrow = narrow
+        self.use_bfloat16 = use_bfloat16
         self.decoder = llm.target.decoder
         target = llm.target.config
         self.texts = Texts.of(llm, texts, config.width)
         self.episodes = Episodes(llm, self.texts, config)
         self.draft = new_config(target, config.choices_of(target))
-        self.readings = Readings(self.decoder, self.draft.state_layers, self.episodes, config)
+        self.readings = EpisodeReader(self.decoder, self.draft.state_layers, self.episodes, config)
         digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
         facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
         facts |= {"shapes": repr(shapes(self.draft))}
-        found = TrainingState.load(folder, facts)
-        self.resumed = found is not None
-        self.state = found or self._new(facts)
+        saved_state = TrainingState.load(folder, facts)
+        self.resumed = saved_state is not None
+        self.state = saved_state or self._new_state(facts)
         self.weights = self._weights()
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
-        rows_MC = rows_MC.bfloat16() if narrow else rows_MC
+        rows_MC = rows_MC.bfloat16() if use_bfloat16 else rows_MC
         norm_C = last_norm(llm.target)
         cap = target.architecture.logit_cap
         self.head = Head(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
@@ -149,16 +149,16 @@ class Trainer:
         """The held-out texts, and the target's own answers to some of them, at temperature 0."""
         if self._heldout is None:
             config = self.config
-            dice = torch.Generator().manual_seed(self.config.seed)
+            generator = torch.Generator().manual_seed(self.config.seed)
             ids_N = self.texts.heldout_N
             rows = config.heldout_rows
-            texts = self.texts.windows(ids_N, rows, config.width, dice)
-            answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, dice)
+            texts = self.texts.windows(ids_N, rows, config.width, generator)
+            answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, generator)
             read = {"texts": texts, "answers": answers}
             self._heldout = Heldout(self.decoder, self.draft.state_layers, read)
         return self._heldout
 
-    def _new(self, facts: dict[str, Any]) -> TrainingState:
+    def _new_state(self, facts: dict[str, Any]) -> TrainingState:
         began = self.clock()
         seed = self.config.seed
         tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
@@ -170,8 +170,8 @@ class Trainer:
 
     def _sample(self, tokens_M: Tensor) -> Sample:
         config = self.config
-        dice = torch.Generator().manual_seed(self.config.seed)
-        ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, dice)
+        generator = torch.Generator().manual_seed(self.config.seed)
+        ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, generator)
         read = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
         states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in read])
         embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in read])
@@ -181,76 +181,76 @@ class Trainer:
 
     def _weights(self) -> FeatureDraftWeights:
         """The state's tensors, which are changed in place."""
-        named = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
-        return FeatureDraftWeights(**named, tokens_M=self.state.tokens_M)
+        trained_weights = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
+        return FeatureDraftWeights(**trained_weights, tokens_M=self.state.tokens_M)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
         matrices = [tensor for _, tensor in self.weights.trained() if not any(tensor is norm for norm in norms)]
-        made = optimizers(matrices, norms)
-        for optimizer, state in zip(made, self.state.optimizers, strict=False):
+        weight_optimizers = optimizers(matrices, norms)
+        for optimizer, state in zip(weight_optimizers, self.state.optimizers, strict=False):
             optimizer.load_state_dict(state)
-        return made
+        return weight_optimizers
 
     def _episode(self, seconds: float, report: Report) -> None:
         """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
         state = self.state
         config = self.config
         number = state.episode
-        before = state.seconds
+        earlier_seconds = state.seconds
         began = self.clock()
         state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
         try:
             for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
-                past = Past()
+                past = PastEntries()
                 for chunk in text:
                     self._update(chunk.to(torch.float32), past, min(state.seconds / seconds, 1.0))
                     state.tokens += chunk.ids_BT.numel() if episode == number else 0
                     if state.updates % config.check_every == 0:
-                        self._check()
-                    state.seconds = before + self.clock() - began
+                        self._evaluate()
+                    state.seconds = earlier_seconds + self.clock() - began
                     report(state)
                     if state.seconds >= seconds:
                         return
         finally:
-            state.seconds = before + self.clock() - began
+            state.seconds = earlier_seconds + self.clock() - began
 
-    def _update(self, chunk: Chunk, past: Past, done: float) -> None:
+    def _update(self, chunk: Chunk, past: PastEntries, done: float) -> None:
         state = self.state
         config = self.config
-        dice = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
         places = chunk.ids_BT.shape[1] - config.steps + 1
-        later_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values
+        later_N = torch.randperm(places, generator=generator)[: max(1, int(places * config.anchors))].sort().values
         with torch_threads(self.threads):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.use_bfloat16):
                 value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
             step(self.optimizers, config.rate(state.updates, done))
         state.updates += 1
 
-    def _check(self) -> None:
+    def _evaluate(self) -> None:
         """Look at the held-out texts."""
         with torch_threads(self.threads):
-            kept = self.heldout.greedy(self.subject, self.config.steps)
-        self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": kept})
+            shares = self.heldout.greedy(self.subject, self.config.steps)
+        self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": shares})
 
     def detached(self) -> FeatureDraftWeights:
         """Return the weights as they are now, for a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
 
 
-def optimizers(matrices: list[Tensor], others: list[Tensor]) -> list[torch.optim.Optimizer]:
+def optimizers(matrices: list[Tensor], vectors: list[Tensor]) -> list[torch.optim.Optimizer]:
     """Return Muon for matrices, AdamW for others; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
     return [
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(vectors, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
-def step(made: list[torch.optim.Optimizer], rate: float) -> None:
+def step(weight_optimizers: list[torch.optim.Optimizer], rate: float) -> None:
     """Take one step of all, at this learning rate, and forget the gradients."""
-    for optimizer in made:
+    for optimizer in weight_optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -260,9 +260,9 @@ def step(made: list[torch.optim.Optimizer], rate: float) -> None:
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
     """Let torch have so many threads meanwhile: native kernels, with which it computes by turns, leave it one."""
-    before = torch.get_num_threads()
+    earlier_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(earlier_count)

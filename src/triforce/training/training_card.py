@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from triforce.eval.tables import Table, percent, tokens
-from triforce.training.distillation import SAMPLED, Subject, at_length
+from triforce.training.distillation import SAMPLED, Subject, shares_at_length
 from triforce.training.trainer import Trainer, torch_threads
 
-MEASURED = 0.5
+MEASURING_SHARE = 0.5
 """Share of the time of a training that the figures of long texts may take; else they are left out."""
 
 
@@ -25,11 +25,11 @@ def measure(trainer: Trainer) -> dict[str, Any]:
     began = trainer.clock()
     for kind, context in _kinds(trainer):
         taken = (trainer.clock() - began) * context / config.width  # by what the shortest have taken
-        if context > config.width and taken > trainer.state.seconds * MEASURED:
+        if context > config.width and taken > trainer.state.seconds * MEASURING_SHARE:
             continue
-        dice = torch.Generator().manual_seed(config.seed)
-        for temperature, kept in _shares(trainer, subject, kind, context, dice).items():
-            rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": kept})
+        generator = torch.Generator().manual_seed(config.seed)
+        for temperature, shares in _shares(trainer, subject, kind, context, generator).items():
+            rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": shares})
     heldout_N = trainer.texts.heldout_N
     state = trainer.state
     return {
@@ -45,30 +45,30 @@ def measure(trainer: Trainer) -> dict[str, Any]:
 def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
     """Return kinds of text, and how much of one the target sees: the width, and as much as there is."""
     width = trainer.config.width
-    most = len(trainer.texts.heldout_N)
-    lengths = [length for length in trainer.episodes.lengths if length <= most]
+    heldout_tokens = len(trainer.texts.heldout_N)
+    lengths = [length for length in trainer.episodes.lengths if length <= heldout_tokens]
     return [("texts", length) for length in sorted({width, lengths[-1]})] + [("answers", width)]
 
 
 def _shares(
-    trainer: Trainer, subject: Subject, kind: str, context: int, dice: torch.Generator
+    trainer: Trainer, subject: Subject, kind: str, context: int, generator: torch.Generator
 ) -> dict[str, list[float]]:
     config = trainer.config
     ids_N = trainer.texts.heldout_N
     layers = trainer.draft.state_layers
-    found = {}
+    shares_by_temperature = {}
     for n, temperature in enumerate(("0", f"{SAMPLED:g}")):
         if kind == "texts":
-            ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, dice)
+            ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, generator)
         else:
-            args = (ids_N, context, config.seed + n, (float(temperature),), config.heldout_rows, dice)
+            args = (ids_N, context, config.seed + n, (float(temperature),), config.heldout_rows, generator)
             ids_BL = trainer.episodes.answers(*args)
         with torch_threads(trainer.threads):
-            shares = at_length(trainer.decoder, layers, subject, ids_BL, config.width, config.steps)
+            shares = shares_at_length(trainer.decoder, layers, subject, ids_BL, config.width, config.steps)
         if kind == "texts":
             return shares
-        found[temperature] = shares[temperature]
-    return found
+        shares_by_temperature[temperature] = shares[temperature]
+    return shares_by_temperature
 
 
 def table(card: dict[str, Any]) -> Table:

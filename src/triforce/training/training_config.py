@@ -44,10 +44,10 @@ class TrainingConfig:
 
     def lengths(self, available: int) -> list[int]:
         """Lengths of texts, of which so many tokens are there: doubled from the width to the deepest."""
-        found = [self.width]
-        while found[-1] * 2 <= min(self.deepest, available):
-            found.append(found[-1] * 2)
-        return found
+        doubled_lengths = [self.width]
+        while doubled_lengths[-1] * 2 <= min(self.deepest, available):
+            doubled_lengths.append(doubled_lengths[-1] * 2)
+        return doubled_lengths
 
     def rate(self, updates: int, done: float) -> float:
         """Return the learning rate behind so many updates, where this share of the time is spent."""

@@ -12,10 +12,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
     "guesses go on from the target's states": (
-        "later", GUESSES, ("out_BNC, fused_BNC, own = layer.step(fused_BNC,",
-                           "out_BNC, _, own = layer.step(fused_BTC[:, at_N],"),
+        "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(fused_BNC,",
+                           "out_BNC, _, step_entries = layer.step(fused_BTC[:, at_N],"),
     ),
-    "guesses forget those that led to them": ("row", GUESSES, ("chain += [own] if step else []", "pass")),
+    "guesses forget those that led to them": ("row", GUESSES, ("chain += [step_entries] if step else []", "pass")),
     "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
     "a window one entry longer": (
         "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
@@ -25,7 +25,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "engine", f"{LAYER}._attend", ("slots_BN.clamp_max(config.sinks + config.window - 1)", "slots_BN"),
     ),
     "what a chunk leaves lacks the sinks": (
-        "chunks", "triforce.training.distillation:Past.keep", ("(slots_K < sinks) | ", ""),
+        "chunks", "triforce.training.distillation:PastEntries.keep_visible", ("(slots_K < sinks) | ", ""),
     ),
 }  # fmt: skip
 STATES: dict[str, tuple[str, tuple[str, str]]] = {
@@ -44,7 +44,8 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
         ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
     ),
     "values in another order than outputs": (
-        "triforce.training.initial_weights:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
+        "triforce.training.initial_weights:_copy_maps",
+        ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
     ),
 }  # fmt: skip
 AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
@@ -55,8 +56,8 @@ AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.training.training_config:TrainingConfig.due", ("if past <= number", "if past < max(number, 1)"),
     ),
     "half an episode is kept as a whole one": (
-        "triforce.training.episodes:Readings.__call__",
-        ("read.append(text)", "read.append(text); self._kept[number] = read"),
+        "triforce.training.episodes:EpisodeReader.__call__",
+        ("read.append(text)", "read.append(text); self._cached_texts[number] = read"),
     ),
 }  # fmt: skip
 DRAFT = "triforce.eagle.eagle_draft:FeatureDraft"
