@@ -1,7 +1,7 @@
-"""Distillation of the target's law into guesses in a row, each made of the one before.
+"""Distillation of the target's distribution into consecutive guesses, each computed from the one before.
 
-The draft learns on its own guesses of states: those behind the first one are its outputs (training-time test, Li et
-al. 2025, arXiv 2503.01840, section 3). Tokens are those of the text, as a guess goes on only where it was right.
+The draft trains on its own estimates of states: after the first guess, states are its outputs (training-time test, Li
+et al. 2025, arXiv 2503.01840, section 3). Tokens are the text's, because a guess continues only after a correct one.
 
 Shape suffixes as in eagle/head.py; B rows, T tokens of a chunk, N anchors, P = B * N.
 """
@@ -24,48 +24,48 @@ from triforce.eval.agreement import same_pick
 from triforce.training.episodes import Chunk, TargetStream
 
 SLICE = 256
-"""Positions whose logits exist at once."""
+"""Positions whose logits are in memory at one time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The target's last norm, and the rows of its head for the tokens that can be proposed, in the type of products."""
+    """The target's last norm, and the rows of its head for the proposable tokens, in the dtype of the products."""
 
     norm_C: Tensor
     eps: float
     rows_MC: Tensor
     cap: float = 0.0
-    """Of the target's logits; 0: none."""
+    """Soft cap of the target's logits; 0: none."""
     greedy: float = 0.0
-    """Share of the target's most probable token among these in what is taught, beside its law."""
+    """Share of the target's most probable proposable token in the training probabilities; the rest is `probs`."""
 
     def probs(self, final_NC: Tensor) -> Tensor:
-        """Return the target's law among these tokens (N, M), of its states behind the last layer."""
+        """Return the target's probabilities of the proposable tokens (N, M). final_NC: states after the last layer."""
         return capped(self.logits(norm(final_NC, self.norm_C, self.eps)), self.cap).softmax(-1)
 
     def training_probs(self, final_NC: Tensor) -> Tensor:
-        """Return what a draft learns to say (N, M): the law, and more of its most probable token."""
+        """Return the probabilities that a draft learns (N, M): `probs` with more weight on the most probable token."""
         law_NM = self.probs(final_NC)
         best_N1 = law_NM.argmax(-1, keepdim=True)
         return law_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
 
     def logits(self, out_NC: Tensor) -> Tensor:
-        """Return float32 logits (..., M) of outputs (..., C)."""
+        """Return float32 logits (..., M) for outputs (..., C)."""
         return (out_NC.to(self.rows_MC.dtype) @ self.rows_MC.T).float()
 
 
 class PastEntries:
-    """The entries before a chunk that its own may see: sinks, and a window."""
+    """Entries before a chunk that the chunk may attend to: sinks and a window."""
 
     def __init__(self) -> None:
         self.entries: Entries | None = None
 
     def with_chunk(self, chunk_entries: Entries) -> Entries:
-        """Return these and those of a chunk."""
+        """Return the past entries followed by those of a chunk."""
         return self.entries.then(chunk_entries) if self.entries else chunk_entries
 
     def keep_visible(self, visible_entries: Entries, sinks: int, window: int) -> None:
-        """Keep what the chunk behind `visible_entries` may see."""
+        """Keep the entries that the chunk after `visible_entries` may attend to."""
         slots_K = visible_entries.slots_BK[0]
         kept_K = (slots_K < sinks) | (slots_K > slots_K[-1] - window)
         self.entries = Entries(*(part[:, kept_K].detach() for part in visible_entries))
@@ -74,10 +74,10 @@ class PastEntries:
 def guesses(
     layer: FeatureLayer, chunk: Chunk, past: PastEntries, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield outputs (B, N, C) for the head, guess by guess in a row, and where in the chunk (N) its token stands.
+    """Yield for each consecutive guess its outputs (B, N, C) for the head, and its tokens' positions in the chunk (N).
 
-    The first guess of a row is made of the entry of its anchor. later_N: which of the anchors go on behind it, all
-    without. The chunk's own entries are then kept in `past`.
+    The first guess is computed from the entry of its anchor. later_N: indices of the anchors whose guesses continue
+    after the first; None: all. At the end `past` keeps the chunk's entries.
     """
     fused_BTC = layer.fuse(chunk.states_BTX)
     visible_entries = past.with_chunk(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
@@ -102,9 +102,10 @@ def guesses(
 
 def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: PastEntries, later_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
-    """Return the cross entropy of guesses and what the head teaches in nats, weighted by `decay` per guess: a scalar.
+    """Return the cross entropy of guesses and the head's training probabilities: a scalar in nats.
 
-    All tokens of the chunk are guessed behind; from those of `later_N` guesses go on.
+    Guess n has weight `decay` ** n. Every token of the chunk is an anchor. Guesses continue after the first one at
+    the anchors `later_N`.
     """
     total = torch.zeros(())
     weight = 0.0
@@ -118,9 +119,9 @@ def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: PastEntries, later
 
 
 class _HeadLoss(torch.autograd.Function):
-    """The sum of -p log q over tokens that can be proposed, and its gradient, a slice of positions at a time.
+    """Sum of -p log q over the proposable tokens, with its gradient, computed a slice of positions at a time.
 
-    The law is that among these tokens: the gradient of a guess is the difference of the two.
+    p and q are normalized over these tokens, so the gradient with respect to a guess's logits is q - p.
     """
 
     @staticmethod
@@ -143,14 +144,14 @@ class _HeadLoss(torch.autograd.Function):
 
 
 SAMPLED = 0.8
-"""The temperature of the seeded shares."""
+"""Temperature of the seeded shares."""
 STRIDE = 8
-"""Only every so many places are looked at where laws of the whole vocabulary are compared."""
+"""Step between positions at which distributions over the whole vocabulary are compared."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A draft as it is looked at: its layer, the head, and the tokens of its rows."""
+    """A draft under evaluation: its layer, the head, and the tokens of the head's rows."""
 
     layer: FeatureLayer
     head: Head
@@ -158,7 +159,7 @@ class Subject:
 
 
 class Heldout:
-    """Texts (B, T) by their kind, read by the target once: greedy shares of any draft for it are quick then."""
+    """Held-out texts (B, T) by kind. The target prefills them once, so greedy shares of its drafts are quick to get."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], texts: Mapping[str, Tensor]) -> None:
         self.read = {
@@ -168,7 +169,7 @@ class Heldout:
         }  # fmt: skip
 
     def greedy(self, subject: Subject, steps: int) -> dict[str, list[float]]:
-        """Return the shares that are kept at temperature 0, by kind."""
+        """Return the shares of guesses accepted at temperature 0, by kind of text, one number a guess."""
         means = {
             kind: torch.tensor(
                 [greedy(subject, chunk, best_1T, PastEntries(), steps) for chunk, best_1T in chunks]
@@ -179,14 +180,14 @@ class Heldout:
 
 
 def _with_greedy_ids(chunk: Chunk) -> tuple[Chunk, Tensor]:
-    """Return a chunk without its logits, and the most probable token behind each of its own."""
+    """Return a chunk without its logits, and the most probable next token after each position."""
     assert chunk.logits_BTV is not None
     return replace(chunk, logits_BTV=None), chunk.logits_BTV.argmax(-1)
 
 
 @torch.no_grad()
 def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, steps: int) -> list[float]:
-    """Return the share of guesses in a chunk that are the target's most probable token."""
+    """Return for each guess the share of positions of a chunk where it is the target's most probable token."""
     anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
     return [
         float((subject.tokens_M[subject.head.logits(out_BNC).argmax(-1)] == best_BT[:, at_N]).float().mean())
@@ -196,7 +197,7 @@ def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, s
 
 @torch.no_grad()
 def seeded(subject: Subject, chunk: Chunk, past: PastEntries, steps: int) -> list[float]:
-    """Return the probability that draft and target draw the same token at temperature 0.8, in the mean of a chunk."""
+    """Return for each guess the mean probability that draft and target draw the same token at temperature 0.8."""
     assert chunk.logits_BTV is not None
     anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, STRIDE)
     shares = []
@@ -217,13 +218,13 @@ def shares_at_length(
     steps: int,
     tail: int | None = None,
 ) -> dict[str, list[float]]:
-    """Return both kinds of shares in the last `tail` tokens of texts, all of which the target sees.
+    """Return greedy and seeded shares in the last `tail` tokens of texts. The target sees the whole texts.
 
-    width: tokens of a chunk before them. tail: as many, if it is not given.
+    width: tokens of a chunk before the tail. tail: `width` if None. The result's keys are temperatures.
     """
     greedy_sums = torch.zeros(steps)
     seeded_sums = torch.zeros(steps)
-    for ids_1L in torch.split(ids_BL, 1):  # one by one: a chunk's logits are large
+    for ids_1L in torch.split(ids_BL, 1):  # one text at a time, because a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
             greedy_sums += torch.tensor(greedy(subject, *_with_greedy_ids(chunk), copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
@@ -233,7 +234,7 @@ def shares_at_length(
 def _chunks(
     decoder: Decoder, layers: tuple[int, ...], subject: Subject, ids_1L: Tensor, width: int, tail: int
 ) -> Iterator[tuple[Chunk, PastEntries]]:
-    """Read a text, and yield its last chunk and what came before it."""
+    """Prefill a text; yield its last `tail` tokens as a chunk with logits, and the past entries before it."""
     stream = TargetStream(decoder, layers, *ids_1L.shape)
     past = PastEntries()
     before_1N = ids_1L[:, :-tail]

@@ -1,4 +1,4 @@
-"""Episodes: texts to train on, of the user and of the target, each by its number alone.
+"""Episodes: training texts from the user and from the target. An episode depends on its number only.
 
 Shape suffixes: B rows, L tokens of an episode, N tokens of all texts.
 """
@@ -21,9 +21,9 @@ from triforce.ragged import ints
 from triforce.training.training_config import TrainingConfig
 
 MAX_CHARACTERS = 32_000_000
-"""Characters that are read, as much of each text as there is room for: some eight million tokens."""
+"""Characters that are read of all texts, shared among them: about eight million tokens."""
 HELD_OUT = 16
-"""One token of so many is held out, at the end of each text."""
+"""One token in `HELD_OUT` is held out, at the end of each text."""
 QUESTIONS = (
     "What is this text about?",
     "Summarize this in a few sentences.",
@@ -35,7 +35,7 @@ QUESTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """All texts behind one another: those to train on, and those held out; and what each prompt begins with."""
+    """Tokens of all texts, concatenated: training and held-out ones. start: tokens that every prompt begins with."""
 
     trained_N: Tensor
     heldout_N: Tensor
@@ -43,7 +43,7 @@ class Texts:
 
     @staticmethod
     def of(llm: LLM, texts: Mapping[str, str], width: int) -> Texts:
-        """Tokenize texts. Raises RequestError where there are too few tokens to train on."""
+        """Tokenize texts and hold out the end of each. Raises RequestError if there are too few tokens to train on."""
         if llm.tokenizer is None:
             raise RequestError("a draft is trained on texts, and this model has no tokenizer; add tokenizer.json")
         start = llm.tokenizer.encode("")
@@ -51,7 +51,7 @@ class Texts:
             llm.tokenizer.encode(text)[len(start) :] for text in middle_excerpts(list(texts.values()), MAX_CHARACTERS)
         ]
         ids = [torch.tensor(text_ids, dtype=torch.long) for text_ids in read]
-        ends = [0, *accumulate(map(len, ids))]  # short texts give some of them, too
+        ends = [0, *accumulate(map(len, ids))]  # cumulative, so that short texts are held out in part, too
         cuts = [end - begin - (end // HELD_OUT - begin // HELD_OUT) for begin, end in pairwise(ends)]
         trained_N = torch.cat([text_ids[:cut] for text_ids, cut in zip(ids, cuts, strict=True)])
         heldout_N = torch.cat([text_ids[cut:] for text_ids, cut in zip(ids, cuts, strict=True)])
@@ -63,20 +63,20 @@ class Texts:
         return Texts(trained_N, heldout_N, start)
 
     def windows(self, ids_N: Tensor, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """Return windows of so many tokens at random places, (B, L), each as a prompt begins."""
+        """Return `rows` windows of `length` tokens at random positions, (B, L). Each begins with `start`."""
         length -= len(self.start)
         begin_B = torch.randint(len(ids_N) - length + 1, (rows,), generator=generator)
         start_BS = torch.tensor(self.start, dtype=torch.long).expand(rows, -1)
         return torch.cat((start_BS, torch.stack([ids_N[begin : begin + length] for begin in begin_B.tolist()])), 1)
 
     def frequent(self, count: int, vocab_size: int) -> Tensor:
-        """Return the most frequent tokens, int64 (M), ascending; of equals those that the tokenizer has first."""
+        """Return the `count` most frequent tokens, int64 (M), ascending. Lower ids win ties."""
         counts_V = torch.bincount(self.trained_N, minlength=vocab_size)
         return counts_V.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def middle_excerpts(texts: Sequence[str], max_characters: int) -> list[str]:
-    """Return so many characters of texts in all, out of the middle of those that are longer than their share."""
+    """Return excerpts of at most `max_characters` in all. A text longer than its share gives its middle."""
     remaining_characters = max_characters
     share = max_characters
     for remaining_texts, length in zip(range(len(texts), 0, -1), sorted(map(len, texts)), strict=True):
@@ -89,7 +89,7 @@ def middle_excerpts(texts: Sequence[str], max_characters: int) -> list[str]:
 
 
 class Episodes:
-    """Texts of the user, and every so often the target's own: answers to windows of these texts."""
+    """Episodes of the user's texts and, every `own_every` episodes, of the target's answers to windows of them."""
 
     def __init__(self, llm: LLM, texts: Texts, config: TrainingConfig) -> None:
         self.llm = llm
@@ -105,7 +105,7 @@ class Episodes:
         if index % config.own_every == config.own_every - 1:
             rows = config.rows * config.groups
             return self.answers(self.texts.trained_N, config.width, index, config.temperatures, rows, generator)
-        shares = torch.tensor([1 / length for length in self.lengths])  # as many tokens of each length
+        shares = torch.tensor([1 / length for length in self.lengths])  # the same number of tokens of each length
         length = self.lengths[int(shares.multinomial(1, generator=generator))]
         rows = config.rows * max(1, config.groups * config.width // length)
         return self.texts.windows(self.texts.trained_N, rows, length, generator)
@@ -119,9 +119,9 @@ class Episodes:
         rows: int,
         generator: torch.Generator,
     ) -> Tensor:
-        """Return windows of texts and what the target continues them with, about half of each: (B, L).
+        """Return windows of texts with the target's continuations, about half of each: (B, L).
 
-        A model that chats is asked about every second of them.
+        A chat model is asked a question about every second window.
         """
         prompts = self.texts.windows(ids_N, rows, length // 2, generator).tolist()
         prompts = [self._question_prompt(ids, seed, length) if b % 2 else ids for b, ids in enumerate(prompts)]
@@ -135,7 +135,7 @@ class Episodes:
         return torch.tensor([prompt + ids for prompt, ids in zip(prompts, answer_ids, strict=True)])
 
     def _question_prompt(self, ids: list[int], seed: int, length: int) -> list[int]:
-        """Return a question on most of a window as a chat, or the window itself where the model does not chat."""
+        """Return a chat prompt with a question on most of a window; the window itself if the model does not chat."""
         tokenizer = self.llm.tokenizer
         if tokenizer is None or not tokenizer.chats:
             return ids
@@ -147,26 +147,26 @@ class Episodes:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The tokens of a chunk, at slots that all rows share, and what the target makes of them."""
+    """Tokens of a chunk, at slots that all rows share, with the target's hidden states of them."""
 
     ids_BT: Tensor
     slots_BT: Tensor
     states_BTX: Tensor
-    """Behind the token before each: what its entry is made of."""
+    """States after the preceding token. The entry of a token is computed from them."""
     embeddings_BTC: Tensor
     final_BTC: Tensor
-    """Behind the last layer, of each token itself: what the law of the next one is made of."""
+    """States of each token after the last layer. The distribution of the next token is computed from them."""
     logits_BTV: Tensor | None = None
-    """Where they were asked for."""
+    """Logits of each token, if requested."""
 
     def to(self, dtype: torch.dtype) -> Chunk:
-        """Return the chunk with states and embeddings in this type."""
+        """Return the chunk with states and embeddings in `dtype`."""
         states = {name: getattr(self, name).to(dtype) for name in ("states_BTX", "embeddings_BTC", "final_BTC")}
         return replace(self, **states)
 
 
 class TargetStream:
-    """Rows of texts of at most `capacity` tokens, new to the target."""
+    """Texts that the target prefills from their start, one a row, at most `capacity` tokens each."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], rows: int, capacity: int) -> None:
         self.decoder = decoder
@@ -175,9 +175,9 @@ class TargetStream:
         self.last_B1X = torch.zeros(rows, 1, len(layers) * decoder.config.hidden_size)
 
     def read(self, ids_BT: Tensor, *, logits: bool = False) -> Chunk:
-        """Feed the next tokens of each row. logits: of all of them, which is many times as much as the states."""
+        """Feed the next tokens of each row. logits: of all tokens, too; they are many times as large as the states."""
         (B, T), start, counts_B = ids_BT.shape, int(self.view.lengths_B[0]), ints([ids_BT.shape[1]] * len(ids_BT))
-        at_BJ = None if logits else torch.full((B, 1), T - 1)  # the last layer is finished where something is scored
+        at_BJ = None if logits else torch.full((B, 1), T - 1)  # the last layer is computed only where logits are
         _, output = self.decoder.observe(ids_BT, counts_B, self.view, at_BJ, (*self.layers, self.decoder.config.layers))
         assert output.states_SBTC is not None
         *states, final_BTC = output.states_SBTC.float()
@@ -190,11 +190,11 @@ class TargetStream:
 
 
 Text = list[Chunk]
-"""`rows` texts side by side, chunk after chunk; states are bfloat16."""
+"""Chunks of `rows` texts side by side, in order. States are bfloat16."""
 
 
 class EpisodeReader:
-    """Episodes by their number. layers: whose states are read."""
+    """Prefills episodes through the target and caches them for repeats. layers: whose states are returned."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], episodes: Episodes, config: TrainingConfig) -> None:
         self.decoder = decoder
@@ -204,7 +204,7 @@ class EpisodeReader:
         self._cached_texts: dict[int, list[Text]] = {}
 
     def __call__(self, number: int) -> Iterator[Text]:
-        """Yield the texts of an episode. One that is not kept, or not all of it, is read again: it is the same."""
+        """Yield the texts of an episode. An episode that is not cached whole is read again, with the same result."""
         if number in self._cached_texts:
             yield from self._cached_texts[number]
             return
@@ -217,7 +217,7 @@ class EpisodeReader:
         self._cached_texts[number] = read
 
     def texts(self, ids_BL: Tensor) -> Iterator[Text]:
-        """Let the target read texts, `rows` at a time."""
+        """Prefill texts through the target, `rows` at a time; yield the chunks of each group."""
         for rows_BL in torch.split(ids_BL, self.config.rows):
             stream = TargetStream(self.decoder, self.layers, *rows_BL.shape)
             parts = torch.split(rows_BL, self.config.width, 1)

@@ -1,4 +1,4 @@
-"""Weights of a draft before its training, and attention that begins by expecting what stood behind a token before.
+"""Weights of a draft before its training, with attention that starts as induction: it copies what followed a token.
 
 Shape suffixes as in eagle/head.py.
 """
@@ -18,9 +18,9 @@ from triforce.model.weights import numbers
 
 
 def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -> dict[str, Tensor]:
-    """Return float32 tensors by field: it repeats the latest of the states it reads, under the target's own last norm.
+    """Return float32 tensors by field. The draft's output is its latest input state under the target's last norm.
 
-    What the layer adds begins at zero, so that its depth costs nothing.
+    The layer's own contribution starts at zero, so that its depth does no harm at first.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = {}
@@ -39,40 +39,41 @@ def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -
 
 
 def last_norm(target: Checkpoint) -> Tensor:
-    """Return the weights (C) of the target's last norm, float32, with the factor of its logits."""
+    """Return the weights (C) of the target's last norm, float32, times its logit scale."""
     parts = target.config.architecture
     norm_C = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float()
     return (norm_C + parts.norm_offset) * parts.logit_scale
 
 
 MATCH = 10.0
-"""Mean score, in nats, of an entry behind an equal token, were its state to tell that exactly, and from nearby."""
+"""Mean attention score, in nats, of a nearby entry after an equal token, if its state identified the token exactly."""
 LOGIT_GAIN = 4.0
-"""Mean of what the token of such an entry gains, in nats, under the initial norm."""
+"""Mean increase of the logit of that entry's token, in nats, under the initial norm."""
 CHANNELS_PER_NAME = 8
-"""One direction of so many of the fused state is taken for names."""
+"""Directions of the fused state for each direction that holds names."""
 RIDGE = 0.05
-"""Of the mean square of what is fitted from: keeps what a sample has little of from being told too well."""
+"""Ridge, relative to the mean square of the inputs of a fit. It keeps rare directions from being overfitted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Tokens as the target reads them, and the tokens that can be proposed."""
+    """Hidden states and embeddings of sampled tokens, and the tokens that can be proposed."""
 
     states_NX: Tensor
-    """Behind each token."""
+    """States after each token."""
     embeddings_NC: Tensor
     choices_MC: Tensor
     """Embeddings of the tokens that can be proposed."""
     head_MC: Tensor
-    """Their rows of the head, float32."""
+    """Rows of the head for the tokens that can be proposed, float32."""
 
 
 def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample: Sample, seed: int) -> None:
-    """Change weights of a new draft, by field, so that each of its KV heads copies what followed an equal token.
+    """Change a new draft's weights in place so that each KV head copies the token that followed an equal token.
 
-    Channels of a head that rotate slowly carry names of tokens: random numbers, alike for no two. The earliest state
-    tells the name of its token, in those directions of the fused state that the latest one hardly uses.
+    The slowly rotating channels of a head carry a token's name: random numbers that differ from token to token. The
+    earliest layer's state predicts the name of its token. The name is stored in the directions of the fused state that
+    the latest layer's state hardly uses.
     """
     eps = config.norm_eps
     C = config.hidden_size
@@ -103,13 +104,13 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
 
 
 def _slow_channels(head_dim: int, max_channels: int) -> Tensor:
-    """Return the channels of a head that make the slower half of its rotations, or of those the slowest ones."""
+    """Return the channels of a head with the slower half of its rotations, at most `max_channels`, the slowest ones."""
     slow = torch.arange(head_dim // 2 - min(head_dim // 4, max(max_channels // 2, 1)), head_dim // 2)
     return torch.cat((slow, slow + head_dim // 2))
 
 
 def _name_map(choices_MC: Tensor, count: int, seed: int) -> Tensor:
-    """Return the map (K, C) from embeddings to names, whose numbers have a mean square of one over all tokens."""
+    """Return the map (K, C) from embeddings to names. Names have a mean square of one over all tokens."""
     spread, directions_CC = torch.linalg.eigh(choices_MC.T @ choices_MC / len(choices_MC))
     whitened_CC = directions_CC / (spread + RIDGE * spread.mean()).sqrt() @ directions_CC.T
     generator = torch.Generator().manual_seed(seed)
@@ -119,7 +120,7 @@ def _name_map(choices_MC: Tensor, count: int, seed: int) -> Tensor:
 
 
 def _copy_maps(choices_MC: Tensor, head_MC: Tensor, max_width: int) -> tuple[Tensor, Tensor]:
-    """Return maps (P, C) from embeddings to values and (C, P) from values to what raises the token's own logit."""
+    """Return maps (P, C) from embeddings to values and (C, P) from values to outputs that raise the token's logit."""
     centered_MC = head_MC - head_MC.mean(0)
     fitted_CC = _fit(choices_MC, centered_MC)
     raised_MC = choices_MC @ fitted_CC.T
@@ -131,7 +132,7 @@ def _copy_maps(choices_MC: Tensor, head_MC: Tensor, max_width: int) -> tuple[Ten
 
 
 def _fit(from_NC: Tensor, to_NO: Tensor) -> Tensor:
-    """Return the matrix (O, C) by which `from` tells `to` with the least squares, and a ridge."""
+    """Return the matrix (O, C) that predicts `to_NO` from `from_NC` by ridge regression."""
     squares_CC = from_NC.T @ from_NC
     ridge_CC = RIDGE * squares_CC.diagonal().mean() * torch.eye(len(squares_CC))
     solution_CO: Tensor = torch.linalg.solve(squares_CC + ridge_CC, from_NC.T @ to_NO)

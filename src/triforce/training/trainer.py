@@ -1,4 +1,4 @@
-"""Trainer: distils a target into a feature draft, minute by minute, and can be stopped and go on.
+"""Trainer: distils a target into a feature draft for a given time. A training can be interrupted and resumed.
 
 Shape suffixes as in distillation.py and initial_weights.py.
 """
@@ -31,10 +31,10 @@ FILE = "training.pt"
 
 @dataclass
 class TrainingState:
-    """Weights by field, the state of each optimizer, and how far it has come.
+    """Weights by field, the state of each optimizer, and the progress of a training.
 
-    facts: what must be the same when it goes on. episode: the number of the next one. seconds: those spent. history:
-    held-out shares, with the updates and seconds of each look.
+    facts: must be equal when the training is resumed. episode: number of the next episode. seconds: time spent.
+    history: held-out shares, with the updates and seconds of each evaluation.
     """
 
     facts: dict[str, Any]
@@ -48,20 +48,20 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
+        """Write the state's file in a folder. Raises RequestError if the disk is full; the old file stays intact."""
         data = io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
         write_whole(folder / FILE, data.getbuffer())
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:
-        """Read the file of a folder; None where there is none. Raises ModelError for a broken one, or other facts."""
+        """Read a folder's state file; None if there is none. Raises ModelError for a damaged file, or other facts."""
         file = folder / FILE
         if not file.exists():
             return None
         try:
             state = TrainingState(**torch.load(file, map_location="cpu", weights_only=True))
-        except Exception as error:  # a damaged file surfaces as nearly anything
+        except Exception as error:  # a damaged file raises nearly any exception
             raise ModelError(f"{file} is damaged; remove it to begin anew") from error
         if state.facts != facts:
             changed = ", ".join(name for name in facts if state.facts.get(name) != facts[name])
@@ -70,16 +70,16 @@ class TrainingState:
 
 
 Clock = Callable[[], float]
-"""Seconds that have passed, from any moment on."""
+"""Clock in seconds, with any zero."""
 Report = Callable[[TrainingState], None]
-"""Told the state after each update."""
+"""Callback that receives the state after each update."""
 
 
 class Trainer:
-    """Trains one draft. folder: keeps the state. threads: those of torch, while it computes.
+    """Trains one draft. folder: where the state is saved. threads: torch's threads during an update.
 
-    narrow: its products are of bfloat16. Raises RequestError for too few texts, and ModelError for a state that does
-    not belong to this training.
+    use_bfloat16: products are computed in bfloat16. Raises RequestError for too few texts, and ModelError for a saved
+    state of another training.
     """
 
     def __init__(
@@ -122,9 +122,9 @@ class Trainer:
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
-        """Train until so many seconds are spent in all, and once at least.
+        """Train until `seconds` are spent in all, and take at least one update.
 
-        The state is kept after each episode, and when interrupted.
+        The state is saved after each episode, and on KeyboardInterrupt.
         """
         try:
             while self.state.seconds < seconds or not self.state.updates:
@@ -135,13 +135,13 @@ class Trainer:
             raise
 
     def save(self) -> None:
-        """Keep the state in the folder. Raises RequestError where there is no room."""
+        """Save the state in the folder. Raises RequestError if the disk is full."""
         self.state.optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         self.state.save(self.folder)
 
     @property
     def subject(self) -> Subject:
-        """The draft as it is now."""
+        """The draft with its current weights."""
         return Subject(FeatureLayer(self.draft, self.weights), self.head, self.weights.tokens_M)
 
     @property
@@ -180,7 +180,7 @@ class Trainer:
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
     def _weights(self) -> FeatureDraftWeights:
-        """The state's tensors, which are changed in place."""
+        """Return the state's tensors as trainable weights. Updates change them in place."""
         trained_weights = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
         return FeatureDraftWeights(**trained_weights, tokens_M=self.state.tokens_M)
 
@@ -193,13 +193,13 @@ class Trainer:
         return weight_optimizers
 
     def _episode(self, seconds: float, report: Report) -> None:
-        """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
+        """Train on the next episode and repeat earlier ones. Stop in the middle when the time is up."""
         state = self.state
         config = self.config
         number = state.episode
         earlier_seconds = state.seconds
         began = self.clock()
-        state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
+        state.episode += 1  # an interrupted episode is not restarted: its updates are kept
         try:
             for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
                 past = PastEntries()
@@ -230,18 +230,18 @@ class Trainer:
         state.updates += 1
 
     def _evaluate(self) -> None:
-        """Look at the held-out texts."""
+        """Evaluate on the held-out texts and append the shares to the history."""
         with torch_threads(self.threads):
             shares = self.heldout.greedy(self.subject, self.config.steps)
         self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": shares})
 
     def detached(self) -> FeatureDraftWeights:
-        """Return the weights as they are now, for a file."""
+        """Return the current weights without gradients, to be written to a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
 
 
 def optimizers(matrices: list[Tensor], vectors: list[Tensor]) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices, AdamW for others; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
+    """Return Muon for matrices, AdamW for vectors. One learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
     return [
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(vectors, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
@@ -249,7 +249,7 @@ def optimizers(matrices: list[Tensor], vectors: list[Tensor]) -> list[torch.opti
 
 
 def step(weight_optimizers: list[torch.optim.Optimizer], rate: float) -> None:
-    """Take one step of all, at this learning rate, and forget the gradients."""
+    """Take one step of each optimizer at this learning rate, and clear the gradients."""
     for optimizer in weight_optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -259,7 +259,7 @@ def step(weight_optimizers: list[torch.optim.Optimizer], rate: float) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch have so many threads meanwhile: native kernels, with which it computes by turns, leave it one."""
+    """Give torch `count` threads inside the context. Native kernels alternate with torch, and leave it one outside."""
     earlier_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Figures of a trained draft: which share of its guesses the target keeps, by kind of text, temperature and context."""
+"""Figures of a trained draft: the share of its guesses that the target accepts, by text, temperature and context."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from triforce.training.distillation import SAMPLED, Subject, shares_at_length
 from triforce.training.trainer import Trainer, torch_threads
 
 MEASURING_SHARE = 0.5
-"""Share of the time of a training that the figures of long texts may take; else they are left out."""
+"""Share of the training time that figures of long texts may take. Slower ones are left out."""
 
 
 def measure(trainer: Trainer) -> dict[str, Any]:
-    """Return the figures of a draft, from held-out texts that it was not trained on."""
+    """Return the figures of a draft on held-out texts, which it was not trained on."""
     config = trainer.config
     subject = trainer.subject
     rows = []
     began = trainer.clock()
     for kind, context in _kinds(trainer):
-        taken = (trainer.clock() - began) * context / config.width  # by what the shortest have taken
+        taken = (trainer.clock() - began) * context / config.width  # predicted from the time of the shortest texts
         if context > config.width and taken > trainer.state.seconds * MEASURING_SHARE:
             continue
         generator = torch.Generator().manual_seed(config.seed)
@@ -43,7 +43,7 @@ def measure(trainer: Trainer) -> dict[str, Any]:
 
 
 def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
-    """Return kinds of text, and how much of one the target sees: the width, and as much as there is."""
+    """Return pairs of a kind of text and its length in tokens: the width, and the longest length that is held out."""
     width = trainer.config.width
     heldout_tokens = len(trainer.texts.heldout_N)
     lengths = [length for length in trainer.episodes.lengths if length <= heldout_tokens]
@@ -72,7 +72,7 @@ def _shares(
 
 
 def table(card: dict[str, Any]) -> Table:
-    """Return the figures as a table."""
+    """Return the figures of a draft as a table."""
     note = (
         f"Texts were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
         f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
@@ -82,7 +82,7 @@ def table(card: dict[str, Any]) -> Table:
 
 
 def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Return rows of a kind of text, a context and a temperature as a table. note: what is said behind its words."""
+    """Return a table with a line for each kind of text, context and temperature. note: added after the explanation."""
     lines = [
         [
             f"{row['kind']}, T = {row['temperature']}",
