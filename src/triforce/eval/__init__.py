@@ -1,8 +1,8 @@
-"""Abilities of a model that this engine needs, measured through the engine's own parts.
+"""Measurements of the model abilities that this engine needs, made with the engine's own parts.
 
-A measurement is three functions of a file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON
-object, `tables` turns that object into tables, `seconds` predicts what it will take. One that does not apply gives
-{"skipped": why}.
+A measurement is three functions of one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON
+object, `tables` turns that object into tables, and `seconds` predicts the time of `measure`. A measurement that does
+not apply returns {"skipped": reason}.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Result = dict[str, Any]
 
 
 class Measurement(NamedTuple):
-    """A measurement, its tables, and the seconds that it will take."""
+    """Functions of one measurement: the measurement itself, its tables, and its predicted seconds."""
 
     measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]
@@ -45,7 +45,7 @@ MEASUREMENTS = {
 
 
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
-    """Measure the speed of a subject's models, and give it a plan that ends in a minute from now."""
+    """Measure the speed of a subject's models, and give the subject a plan that ends within a minute from now."""
     began = perf_counter()
     costs = {name: measurement.seconds for name, measurement in MEASUREMENTS.items()}
     return fit_plan(subject, names, measure_pace(subject), costs, began)
@@ -54,9 +54,9 @@ def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
 def evaluate(
     subject: EvalContext, names: Sequence[str], report: Callable[[str, Result], None], budget: TimeBudget | None = None
 ) -> dict[str, Result]:
-    """Return the results by name, in the order of the registry; `report` gets each as it is ready.
+    """Return results by name, in the order of `MEASUREMENTS`. report: called with each result when it is ready.
 
-    budget: leaves out what there is no time for, now that it is seen how long others took.
+    budget: skips measurements that no longer fit, judged by the time that earlier ones took.
     """
     results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
@@ -70,5 +70,5 @@ def evaluate(
 
 
 def tables(name: str, result: Result) -> list[Table]:
-    """Return the tables of a result; none for one that was skipped."""
+    """Return the tables of a result; none if it was skipped."""
     return [] if "skipped" in result else MEASUREMENTS[name].tables(result)

@@ -1,4 +1,4 @@
-"""Agreement of draft and target: the target sees everything, the draft what the engine shows it.
+"""Agreement of draft and target. The target sees the whole context, the draft its view in the engine.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -22,11 +22,11 @@ TEMPERATURES = (0.0, 0.6, 1.0)
 AT_ONCE = 128
 
 WARPING = 5e-7
-"""Seconds, about, of the probabilities of one position for each token of the vocabulary."""
+"""Approximate seconds to compute the probabilities of one position, per token of the vocabulary."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Return the mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
+    """Return the mean probability that a draft token is accepted, by kind of text, temperature and coupling."""
     if subject.llm.features:
         return {"skipped": "the card of a draft that reads hidden states has its figures, in its config.json"}
     if subject.llm.draft is None:
@@ -53,7 +53,7 @@ def _mean(shares: list[Tensor]) -> dict[str, Any]:
 
 
 def _share(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
-    """Means over the judged tokens of a window: (temperatures, couplings)."""
+    """Return mean acceptance over the judged tokens of a window: float64 (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
     warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
@@ -85,7 +85,7 @@ def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 
 def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
-    """Return the probability that exponential races of rates p and q with the same noise have one winner, (T).
+    """Return the probability that exponential races of rates p and q with the same noise have the same winner, (T).
 
     Token i wins both if E_j >= E_i max(p_j / p_i, q_j / q_i) for each j, hence with probability
     1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). In descending order of p / q the maximum is the

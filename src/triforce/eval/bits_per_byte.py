@@ -1,4 +1,4 @@
-"""Bits per byte of each text, which compares models of different vocabularies."""
+"""Bits per byte of each text. The unit makes models of different vocabularies comparable."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.eval.time_budget import ReadingForecast
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Measure the target with all in sight, and the draft through sinks and window, on the same windows."""
+    """Measure the target with the full view, and the draft with sinks and a window, on the same windows of text."""
     rows = [_row(subject, window) for window in subject.steps(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
     kinds = group_by_kind([(row["kind"], row) for row in rows])

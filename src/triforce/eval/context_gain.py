@@ -1,4 +1,4 @@
-"""Gain from far context: loss on the same tokens with everything in sight, and with the last 2K only."""
+"""Gain from far context: loss of the same tokens with the whole context, and with the last 2K tokens only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 
 LEAST_GAIN = {"prose": 0.01, "code": 0.05}
-"""Nats per token that a model with long-range attention gains at least (issue 3)."""
+"""Least gain of a model with long-range attention, in nats per token (issue 3)."""
 
 SIDES = {"model": "the model", "control": "control: attention cut"}
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Measure the model, and a control that must gain nothing: the model cut to its sinks and the last 2K."""
+    """Measure the model, and a control that must not gain: the same model cut to sinks and the last 2K tokens."""
     plan = subject.plan
     windows = subject.windows(min_tokens=plan.far.stop)
     if not windows:
@@ -44,7 +44,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 
 def _recent(subject: EvalContext, window: Text) -> Tensor:
-    """Return losses of tokens that see `recent` - `stride` + 1 to `recent` tokens before them."""
+    """Return losses of the far tokens, each given the `recent` - `stride` + 1 to `recent` tokens before it."""
     plan = subject.plan
     view = full_view(subject.target, subject.plan.recent)
     losses = []

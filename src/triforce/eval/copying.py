@@ -1,4 +1,4 @@
-"""Copying: a stretch of an unseen text comes again, word by word, and the model should know it by then."""
+"""Copying: a span of an unseen text is repeated word by word, and the model should predict the repetition."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from triforce.kvcache import FullView
 
 SPAN = 128
 START = 8
-"""Tokens of a repetition that only show that it is one; they are not scored."""
+"""First tokens of a repetition, which show that it is one. They are not scored."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Return by distance the share of tokens predicted right, when they come again and when they came first."""
+    """Return by distance the share of tokens predicted right in the repetition, and at their first occurrence."""
     hits = [_hits(subject, window) for window in subject.steps(subject.windows(max_windows=1))]
     distances = sorted({distance for window_hits in hits for distance in window_hits})
     if not distances:
@@ -43,7 +43,7 @@ def _row(distance: int, hits: list[Tensor]) -> dict[str, Any]:
 
 
 def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
-    """Return by distance which scored tokens were right, again and at first: bool (2, tokens)."""
+    """Return by distance which scored tokens are right, in the repetition and at first: bool (2, tokens)."""
     length = min(len(window.ids_N), subject.target.config.context - SPAN)
     ids_N = window.ids_N[:length]
     view = full_view(subject.target, length + SPAN)
@@ -62,7 +62,7 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
 
 
 def _distances(end: int) -> list[int]:
-    """Powers of two from 1K, or from 128 in short contexts."""
+    """Return distances up to `end`: powers of two from 1K, or from 128 in short contexts."""
     shortest = 1024 if end >= 4096 else SPAN
     return [shortest << n for n in range((end // shortest).bit_length())]
 

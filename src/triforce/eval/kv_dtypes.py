@@ -1,4 +1,4 @@
-"""Kinds of KV of one model beside each other: what rounding costs, by the same measurements."""
+"""Comparison of KV dtypes of one model: the cost of rounding, by the same measurements."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 from triforce.eval.tables import Table, percent, tokens
 
 Row = dict[str, Any]
-"""A kind of KV: its name (`kv`), the `model`, tokens of a reading (`context`), and results by measurement."""
+"""Results of one KV dtype: its name (`kv`), the `model`, tokens of a window (`context`), results by measurement."""
 MEASURED = ("bits", "positions", "far", "needle", "copy")
-"""Measurements that depend on KV, and on nothing but the target."""
+"""Measurements that depend on KV and on the target only."""
 
 
 def tables(kv_rows: Sequence[Row], note: str = "") -> list[Table]:
-    """Return tables of what all kinds were measured by; the first kind is what the others are compared with."""
+    """Return tables of the measurements that all rows have. The first row is the reference of the others."""
     shared_names = {
         name for name in MEASURED if name in kv_rows[0] and not any("skipped" in row[name] for row in kv_rows)
     }
@@ -45,13 +45,13 @@ def _quality(kv_rows: Sequence[Row], note: str) -> Table:
 
 
 def _section(row: Row, name: str, field: str) -> dict[str, Any]:
-    """Return a part of a result; nothing where it was left out."""
+    """Return a field of a measurement's result; an empty object if it was skipped."""
     section: dict[str, Any] = row.get(name, {}).get(field, {})
     return section
 
 
 def _needles(row: Row) -> str:
-    """Return how many were found, and of these in the longest readings."""
+    """Return the number of right answers as text, over all lengths and in the longest haystacks."""
     cells = row.get("needle", {}).get("cells", [])
     if not cells:
         return "-"
@@ -70,7 +70,7 @@ def _copies(row: Row) -> list[Row]:
 
 
 def _losses(kv_rows: Sequence[Row], name: str, title_suffix: str) -> Table:
-    """Return the increase of the loss by position, of prose or what there is, as measured in these readings."""
+    """Return a table of the increase of the loss by position, of the first kind of text that was measured."""
     exact_row = kv_rows[0]
     kind = next(iter(_section(exact_row, name, "kinds")), "")
     buckets = [_section(row, name, "kinds").get(kind, []) for row in kv_rows]

@@ -1,7 +1,7 @@
-"""Needles in a haystack: numbers told somewhere in a long text, asked for at its end.
+"""Needles in a haystack: numbers inserted somewhere in a long text, and asked for at its end.
 
-All needles of a haystack, one at each depth, are told of different names in the same words: the model must find the
-right one of them. One reading of a haystack then serves all its questions, each of which the cache forgets again.
+A haystack has a needle at each depth. Needles have different names and otherwise the same words, so the model must
+find the right one. One prefill of a haystack serves all its questions: the cache is rewound after each.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from triforce.eval.time_budget import ReadingForecast
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTION, ANSWER = 12, 8
-"""Tokens, about."""
+"""Approximate tokens of a question and of an answer."""
 
 MAX_FACTOR = 4
-"""Short haystacks are cheap: up to so many times as many."""
+"""Greatest factor by which short haystacks, which are cheap, outnumber the longest ones."""
 
 NAMES = (
     *("Marlow", "Harker", "Ishmael", "Dorothea", "Pierre", "Emma", "Gulliver", "Crusoe", "Portia", "Hamlet"),
@@ -34,14 +34,14 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """A text with needles in it, and of each needle depth, question, number and tokens of the answer."""
+    """A text with needles. questions: for each needle its depth, question, number, and token count of the answer."""
 
     ids_N: Tensor
     questions: list[tuple[float, Tensor, str, int]]
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Count right answers by length and depth; `confused` ones have the number of another needle."""
+    """Count right answers by length and depth. `confused` answers have the number of another needle."""
     rng = random.Random(subject.plan.seed)
     windows = subject.windows(subject.plan.deepest, max_windows=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
@@ -61,7 +61,7 @@ def _cell(length: int, depth: float, answers: list[tuple[bool, bool]]) -> dict[s
 
 
 def lengths(subject: EvalContext) -> list[int]:
-    """Return 2K and its doubles, question and answer included; shorter ones where the context is short."""
+    """Return lengths of haystacks with question and answer: 2K and its doubles; from less in a short context."""
     deepest = subject.plan.deepest
     shortest = min(2048, deepest // 4)
     return [shortest << n for n in range((deepest // shortest).bit_length())]
@@ -73,7 +73,7 @@ def _count(subject: EvalContext, length: int) -> int:
 
 
 def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
-    """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
+    """Return a haystack of `length` tokens with its longest question and answer; None if the needles do not fit."""
     needles = []
     questions = []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
@@ -93,7 +93,7 @@ def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Ra
 
 
 def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
-    """Return the depth of each needle, whether its number is the answer, and whether another's is."""
+    """Return for each needle its depth, whether the answer is its number, and whether it is another needle's."""
     longest = max(len(question) + count for _, question, _, count in haystack.questions)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
     prefill(subject.target, view, haystack.ids_N)

@@ -1,4 +1,4 @@
-"""Loss by position: the gain from the tokens before, and the model's stability as they become many."""
+"""Loss by position: the gain from preceding tokens, and the model's stability as their number grows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 
 FIRST = 256
-"""The first bucket ends here, the others at its doubles."""
+"""End of the first bucket. The others end at its doubles."""
 
 READINGS = 2
-"""Windows of each kind of text in the longest readings, if there are as many: each takes minutes."""
+"""Greatest number of the longest windows of each kind of text. Each takes minutes."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 
 def measure_far(subject: EvalContext) -> dict[str, Any]:
-    """Measure the same beyond a span, up to `deepest`; skipped if a span is as deep."""
+    """Return mean nats by bucket in windows of `deepest` tokens; skipped if a span is as long."""
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
@@ -32,13 +32,13 @@ def measure_far(subject: EvalContext) -> dict[str, Any]:
 
 
 def _by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
-    """Return buckets by kind: first position, end, tokens, nats per token."""
+    """Return buckets by kind of text, each with its first position, end, tokens, and nats per token."""
     traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
     return {"kinds": {kind: buckets(kind_traces) for kind, kind_traces in group_by_kind(traces).items()}}
 
 
 def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
-    """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1."""
+    """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1, in nats."""
     bucket_rows = []
     start = 0
     stop = FIRST

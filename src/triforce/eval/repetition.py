@@ -15,7 +15,7 @@ from triforce.interface.sampling_params import SamplingParams
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Return shares of repeated 8-grams at T = 0.6 and top-p 0.9, and in the texts at the same places."""
+    """Return shares of repeated 8-grams in continuations at T = 0.6 and top-p 0.9, and in the texts themselves."""
     plan = subject.plan
     length = min(256, plan.new_tokens)
     starts = _starts(subject, length + plan.new_tokens)
@@ -33,7 +33,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 
 def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
-    """Random starts, from each text in turn."""
+    """Return random start positions, from each text of at least `length` tokens in turn."""
     rng = random.Random(subject.plan.seed)
     texts = [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
