@@ -1,6 +1,6 @@
-"""Checks of a machine, each on what those before it have shown: what it has, its kernels, and that texts are the same.
+"""Checks of a machine, in an order in which each builds on the ones before: device, memory, kernels, equal texts.
 
-The pair that comes with triforce is what is run. On a GPU the Triton kernels are checked, on a CPU the native ones.
+The checks run the pair that ships with triforce. They check the Triton kernels on a GPU, the native ones on a CPU.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from triforce.speculation import Draft, Seeded, SequenceState
 
 Figures = dict[str, Any]
 PROMPT, NEW = 2000, 48
-"""Tokens of a prompt, more than a split of the kernels, and of each text."""
+"""Tokens of a prompt, more than one split of the kernels, and new tokens of each text."""
 VOCABULARY = 128_256
 OFFLOADED = 64 << 20
-"""Bytes of KV that stay where it is offloaded: what is given, and no whole layer, or all of it might stay."""
+"""Bytes of KV that stay resident when it is offloaded: no whole layer, because else all of it might stay."""
 MODES = ("ar", "triforce", "retrieval")
 WIDTHS = (8, 1)
-"""Of the passes behind a prompt whose logits are compared."""
+"""Widths of the passes after a prompt whose logits are compared."""
 LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
-"""How far logits may lie from torch's, in units of the largest: sums differ in order, and numbers are rounded."""
+"""Greatest difference from torch's logits, relative to the largest: the order of sums and rounding differ."""
 
 
 class CheckFailed(Exception):
-    """A machine that does not compute what it should."""
+    """The machine computes wrong results."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `run` gives a line about what was found, and figures; it raises anything where that is wrong.
+    """One check. run: returns a line of text and figures, and raises any exception if the check fails.
 
-    advice: what says more where it fails.
+    advice: what tells more about a failure.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Check:
 
 
 class Checkup:
-    """The checks of a device, which begin with a text and go on with it."""
+    """The checks of a device. Their prompt is the beginning of a text."""
 
     def __init__(self, device: torch.device, text: str) -> None:
         self.device = device
@@ -70,7 +70,7 @@ class Checkup:
         self.clock = DeviceClock(device)
 
     def checks(self) -> Iterator[Check]:
-        """Yield them in order."""
+        """Yield the checks in order."""
         on_gpu = self.device.type == "cuda"
         tests = f"python -m pytest tests/backends/{'cuda' if on_gpu else 'cpu'} -x -q"
         if on_gpu:
@@ -84,7 +84,7 @@ class Checkup:
         yield Check("speed", self.speed, "triforce bench kernels")
 
     def device_properties(self) -> tuple[str, Figures]:
-        """Find what the device is, and with what it is driven."""
+        """Return the device's name, capability and driver, and the versions of CUDA, torch and Triton."""
         name = torch.cuda.get_device_name(self.device)
         capability = torch.cuda.get_device_capability(self.device)
         properties = {
@@ -92,12 +92,12 @@ class Checkup:
             "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
             "triton": version_of("triton") or "not installed",
         }  # fmt: skip
-        dispatch.suits_triton("triton", self.device)  # raises where it is not installed
+        dispatch.suits_triton("triton", self.device)  # raises if Triton is not installed
         details = ", ".join(f"{what} {value}" for what, value in properties.items() if what != "gpu")
         return f"{name}, {details}", properties
 
     def rates(self) -> tuple[str, Figures]:
-        """Measure how much memory is free, and how fast it is."""
+        """Measure free memory, and on a GPU the rates of copies and of matrix products."""
         if self.device.type != "cuda":
             free = free_memory()
             return f"{describe(free)} free", {"free": free}
@@ -109,7 +109,7 @@ class Checkup:
         return f"{line}{clock.bus / 1e9:.0f}, multiplies {clock.matrix_rate / 1e12:.0f} TFLOP/s", figures
 
     def kernels(self) -> tuple[str, Figures]:
-        """Compare logits of a prompt and of narrow passes behind it with those of the torch path."""
+        """Compare logits of a prompt and of narrow passes after it with those of the torch path."""
         errors: Figures = {}
         for dtype in dict.fromkeys((torch.float32, self._llm.target.decoder.dtype)):
             load_target = partial(load, SHIPPED[0], device=self.device, dtype=dtype)
@@ -118,14 +118,14 @@ class Checkup:
                 torch_logits = self._logits(load_target().decoder)
             name = str(dtype).removeprefix("torch.")
             errors[name] = float((kernel_logits - torch_logits).abs().max() / torch_logits.abs().max())
-            if not errors[name] <= LOGIT_TOLERANCE[dtype]:  # nor if it is NaN
+            if not errors[name] <= LOGIT_TOLERANCE[dtype]:  # NaN fails, too
                 raise CheckFailed(
                     f"logits in {name} are {errors[name]:.2g} from torch's; {LOGIT_TOLERANCE[dtype]:g} is usual"
                 )
         return "logits as torch's: " + ", ".join(f"{error:.1e} in {name}" for name, error in errors.items()), errors
 
     def _logits(self, decoder: Decoder) -> Tensor:
-        """Logits behind a prompt, token by token, on the host."""
+        """Return logits at the end of a prompt and of the tokens in narrow passes after it, on the host."""
         ids = self._prompt
         pool = PagePool(decoder.config, 1, pages_for(PROMPT), decoder.dtype, decoder.device)
         pool.reserve(0, len(ids))
@@ -140,7 +140,7 @@ class Checkup:
         return torch.cat(chunk_logits)
 
     def sampler(self) -> tuple[str, Figures]:
-        """Compare picks at a large vocabulary with those of the torch path on a CPU."""
+        """Compare sampled tokens of a large vocabulary with those of the torch path on a CPU."""
         rows = [(0.0, 1.0, 0), (0.6, 0.9, 0), (0.8, 1.0, 50), (1.0, 1.0, 0)]
         params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in rows]
         logits_BJV = 3 * torch.randn(len(rows), 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
@@ -161,14 +161,14 @@ class Checkup:
         return [int(token) for token in draft.tokens_BK[:, 0]]
 
     def same_text(self, temperature: float) -> tuple[str, Figures]:
-        """Compare the texts of a seed in all modes, in passes of one shape."""
+        """Compare the texts of a seed in all modes, with passes of one shape."""
         outputs = {mode: self._text_of(self._llm, mode, temperature) for mode in MODES}
         texts = {mode: output.outputs[0].token_ids for mode, output in outputs.items()}
         _require_equal_texts(texts)
         return f"{NEW} tokens, the same in {', '.join(MODES)}", {"token_ids": texts["ar"]}
 
     def offloaded(self) -> tuple[str, Figures]:
-        """Compare a text whose KV lies in the host's memory with one whose KV does not."""
+        """Compare a text whose KV is offloaded to host memory with one whose KV is not."""
         if self.device.type == "cpu" and dispatch.native is None:
             return "left out: on a CPU it is for the native kernels", {}
         offloading_llm = LLM(
@@ -180,7 +180,7 @@ class Checkup:
         return f"{NEW} tokens, the same with KV on the host", {}
 
     def speed(self) -> tuple[str, Figures]:
-        """Time two modes, once their kernels are compiled and their passes captured."""
+        """Time two modes after their kernels are compiled and their passes captured."""
         llm = LLM(device=str(self.device))
         figures = {}
         for mode in MODES[:2]:
@@ -214,7 +214,7 @@ def _require_equal_texts(texts: dict[str, list[int]]) -> None:
 
 
 def _driver() -> str:
-    """Version of the driver, as nvidia-smi says."""
+    """Return the version of the driver from nvidia-smi; `unknown` without it."""
     if not (smi := shutil.which("nvidia-smi")):
         return "unknown"
     command = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]

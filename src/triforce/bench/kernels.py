@@ -1,4 +1,4 @@
-"""Each kernel against the roofline of this machine: bytes, operations, seconds, and the share of what can be.
+"""Kernels against the roofline of this machine: bytes, operations, seconds, and the fraction of the roofline.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -35,7 +35,7 @@ from triforce.speculation import Draft, Seeded, SequenceState
 
 
 class Model:
-    """A decoder of a shape and its int8 copy, if it has one, and the work of their passes."""
+    """A decoder of a shape, its int8 copy if it has one, and the work of their passes."""
 
     def __init__(self, name: str, context: int) -> None:
         config, weights = bench_shapes.decoder_parts(name, context)
@@ -47,12 +47,12 @@ class Model:
         self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
 
     def coded(self, context: int) -> FullView:
-        """Return a view of so much KV as int8, which the decoder reads as it reads its own."""
+        """Return a view of `context` tokens of int8 KV, which the decoder reads like KV of its own dtype."""
         config = replace(self.config, kv_int8=True)
         return filled_view(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
 
     def union(self, view: FullView, width: int) -> float:
-        """Return how many experts a pass of so many tokens reads, in so many times those of one token."""
+        """Return the number of experts that a pass of `width` tokens reads, as a multiple of those of one token."""
         experts = self.config.architecture.experts
         if experts is None:
             return 1.0
@@ -64,7 +64,7 @@ class Model:
 
 
 def filled_view(pool: PagePool, context: int) -> FullView:
-    """Return a view of random KV of so many tokens, and room for the next."""
+    """Return a view of `context` tokens of random KV, with room for 64 more."""
     pool.reserve(0, context + 64)
     full = FullView(pool)
     full.observe(0)
@@ -73,7 +73,7 @@ def filled_view(pool: PagePool, context: int) -> FullView:
 
 
 class SparseView(FullView):
-    """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
+    """A view of `budget` tokens in pages spread over the context, with its own page list for each KV head."""
 
     def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:
         super().__init__(pool, grain=0)
@@ -100,26 +100,26 @@ class SparseView(FullView):
 
 
 def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
-    """Compute one pass of a row of `width` tokens. The next one writes the same slots."""
+    """Compute one pass of one row of `width` tokens. Every call writes the same slots."""
     decoder.run(ids(width), view.kv, view.begin(ints([width]), width), None)
 
 
 def ids(width: int) -> Tensor:
-    """Tokens of a pass (1, T), no two alike: a mixture of experts reads the same ones for the same token."""
+    """Return distinct tokens of a pass (1, T): a mixture of experts reads the same experts for equal tokens."""
     return torch.arange(1, width + 1)[None]
 
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
 CODED = (1, 4, 8)
-"""Widths over int8 KV."""
+"""Widths of passes over int8 KV."""
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
-"""Turns of each kernel, and seconds of a turn."""
+"""Turns of each kernel, and least seconds of a turn."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
-    """Whole steps of each shape, prefill attention, and the sampler; what the machine can do before each shape."""
+    """Yield rows of whole steps of each shape, prefill attention, and the sampler; peaks come before each context."""
     for name in shape_names:
         yield from _shape(name, contexts)
     yield from _prefill()
@@ -128,18 +128,18 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
 
 
 def _shape(name: str, contexts: Sequence[int]) -> Iterator[Row]:
-    """Yield the steps of a shape, whose memory is free before the next one's is taken."""
+    """Yield rows of the steps of a shape. Its memory is freed before the next shape's is allocated."""
     model = Model(name, max(contexts) + 64)
     for context in contexts:
         yield from _steps(model, context)
 
 
 def interleaved_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Median seconds of each call. They take turns, so that a machine that becomes slower does so for all of them."""
+    """Return median seconds of each call. The calls take turns, so that a machine that slows down slows all of them."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(TURNS):
         for call, call_seconds in zip(calls, times, strict=True):
-            call()  # what others left of the caches is no part of it
+            call()  # untimed: it warms the caches after the other calls
             turn_start = call_end = perf_counter()
             while call_end < turn_start + SECONDS:
                 call_start = call_end
@@ -165,7 +165,7 @@ def _machine(roof: Roofline, **extra_fields: Any) -> Iterator[Row]:
 
 
 def _steps(model: Model, context: int) -> Iterator[Row]:
-    """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
+    """Yield rows of passes of a whole decoder: over the full cache by width, over a budget, and in int8 if possible."""
     decoder = model.decoder
     cell_fields = {"shape": model.name, "context": context}
     work_of = model.work.of
@@ -202,7 +202,7 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
 
 
 def _prefill() -> Iterator[Row]:
-    """Attention of one chunk of a prompt over all that came before it: ours, with int8 KV, and torch's fused one."""
+    """Yield rows of a prompt chunk's attention over all earlier tokens: ours, ours over int8 KV, torch's fused one."""
     context = 16_384
     width = 512
     config, _ = shapes.parts("30m", context)
@@ -238,7 +238,7 @@ def _prefill() -> Iterator[Row]:
 
 
 def _sampler(vocab: int) -> Iterator[Row]:
-    """Yield rows on sampling one token from one row of logits, at common settings."""
+    """Yield rows of sampling one token from one row of logits, at common settings."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
     prefix = SequenceState(ints([0] * 8)[None], ints([4]))
     live_B = np.array([True])

@@ -1,7 +1,7 @@
-"""The certificate: texts are those of plain decoding, token by token, and a row's those of the row alone.
+"""The certificate: texts equal those of plain decoding, token by token, and a row of a batch equals the row alone.
 
-Under `seeded` that holds at any temperature. Under the other couplings it is the law of a text that is the same, which
-two texts cannot show (tests/laws proves it), so these are compared where there is but one text: at temperature 0.
+Under `seeded` that holds at any temperature. Under the other couplings only the distribution of texts is equal, which
+two texts cannot show (tests/laws proves it). They are compared at temperature 0, where there is only one text.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SAME_AT_ANY_TEMPERATURE = "seeded"
 
 @dataclass(frozen=True)
 class LosslessConfig:
-    """The comparisons: each mode under each coupling with plain decoding, wherever one text is expected."""
+    """Settings of the comparisons of each mode, under each coupling, with plain decoding."""
 
     contexts: Sequence[int]
     temperatures: Sequence[float]
@@ -45,9 +45,9 @@ def rows(
     on_prefill: Callable[[], OnPrefill],
     compared: Container[str] = (),
 ) -> Iterator[list[Row]]:
-    """Yield the rows of each cell: a context, a workload and a temperature. Those in `compared` are left out.
+    """Yield the rows of each cell, that is of a context, a workload and a temperature.
 
-    Raises RequestError for texts that are too short.
+    compared: names of cells to leave out. Raises RequestError for texts that are too short.
     """
     lower = llm.speculation.lower_tiers
     for context, workload in product(plan.contexts, plan.workloads):
@@ -95,7 +95,7 @@ def _texts(
 
 
 def _difference(texts: list[list[int]], reference_texts: list[list[int]]) -> Row:
-    """`differing` texts, and the first token that differs in any of them (None: none does)."""
+    """Return the number of `differing` texts, and the `first` position that differs in any of them (None: none)."""
     positions = [
         next((n for n in range(max(len(a), len(b))) if a[n : n + 1] != b[n : n + 1]), None)
         for a, b in zip(texts, reference_texts, strict=True)
@@ -111,7 +111,7 @@ def _difference(texts: list[list[int]], reference_texts: list[list[int]]) -> Row
 
 
 def certificate(comparisons: Sequence[Row]) -> Row:
-    """Return the verdict over all rows."""
+    """Return the verdict over all comparisons."""
     texts, tokens, differing = (sum(row[name] for row in comparisons) for name in ("texts", "tokens", "differing"))
     return {
         "lossless": bool(comparisons) and differing == 0,
@@ -124,7 +124,7 @@ def certificate(comparisons: Sequence[Row]) -> Row:
 
 
 def tables(comparisons: Sequence[Row]) -> list[Table]:
-    """Return a table by mode and coupling."""
+    """Return a table of the comparisons by mode and coupling."""
     kinds = list(dict.fromkeys((row["mode"], row["coupling"], row["with"]) for row in comparisons))
     lines = []
     for kind in kinds:

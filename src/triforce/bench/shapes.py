@@ -1,4 +1,4 @@
-"""Models of random weights in the shapes that speed is measured on: they cost what a real one costs."""
+"""Models of random weights in the shapes of real ones, for speed: their passes cost as much as a real model's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Llama; `tied`: its head is its embedding; `mix`: the types of its matrices, as a file has them."""
+    """Sizes of a Llama. tied: the head is the embedding. mix: the types of its matrices, as a GGUF file names them."""
 
     hidden: int
     intermediate: int
@@ -62,21 +62,21 @@ SHAPES = {
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
-"""`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once. `tiny` is for rehearsals.
+"""Shapes by name. `thin32` and `thin80` have the depth of models of 8 and 70 billion weights, and load at once.
 
-Drafts have some 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV head for each query head:
-16 KiB of KV per token in bfloat16.
+`tiny` is for trial runs. Drafts have about 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV
+head for each query head: 16 KiB of KV per token in bfloat16.
 """
 
 
 NUMBERS = (1 << 20) + 7
-"""Random numbers that matrices are made of: no two rows of a head are alike, so no two of its logits."""
+"""Random numbers that matrices repeat. No two rows of a head are equal, so no two of its logits are."""
 BLOCKS = 65_521
-"""Random blocks that matrices of codes are made of: a prime, so few rows of a head are alike."""
+"""Random blocks that quantized matrices repeat. The count is prime, so few rows of a head are equal."""
 LOGITS = 3.0
-"""Standard deviation of logits, of a head of numbers; of random codes they have about as much (2.7 of Q6_K). So laws
-are as narrow as those of texts, on which what a sampler costs depends: at temperature 0.6 of 128,256 tokens 41 hold .9,
-and the entropy is 3 nats. With 1 they are 44,874."""
+"""Standard deviation of the logits of a head of numbers. Logits of random codes have about the same (2.7 for Q6_K). The
+distributions are then as narrow as those of texts, on which a sampler's cost depends: at temperature 0.6, 41 of 128,256
+tokens hold .9, and the entropy is 3 nats. With a deviation of 1, 44,874 tokens do."""
 
 
 def decoder(
@@ -86,7 +86,7 @@ def decoder(
     bits: int = 0,
     device: torch.device | str = "cpu",
 ) -> Decoder:
-    """A model of one of the `SHAPES`, for so many positions, made where it is to compute."""
+    """Return a decoder of one of the `SHAPES` for `context` positions, created on its device."""
     return Decoder(*parts(name, context, dtype, device), bits)
 
 
@@ -98,9 +98,9 @@ def parts(
     kv_int8: bool = False,
     layers: int | None = None,
 ) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `SHAPES` is made of, with so many layers or all of them.
+    """Return the config and the weights of one of the `SHAPES`. layers: number of layers; None: all.
 
-    Matrices of one size are one tensor.
+    Matrices of equal size share one tensor.
     """
     shape = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
     C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
@@ -116,7 +116,7 @@ def parts(
 
     @cache
     def matrix(outputs: int, inputs: int, kind: str | None) -> Matrix:
-        """The same noise again and again, each row from another place: what a product costs does not depend on it."""
+        """Repeat the same noise, each row from another offset. A product's cost does not depend on its numbers."""
         if kind:
             return random_codes(kind, outputs, inputs)
         flat_numbers: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
@@ -141,9 +141,10 @@ def parts(
 
 
 def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
-    """Types of most matrices of a layer, and of its values and the second half of its MLP.
+    """Return the types of a layer: of most of its matrices, and of its value and MLP down projections.
 
-    llama.cpp's recipe gives those more bits in the first and the last eighth of the layers, and in each third between.
+    llama.cpp's recipe gives these two more bits in the first and the last eighth of the layers, and in every third
+    layer between.
     """
     if shape.mix is None:
         return None, None
@@ -153,11 +154,11 @@ def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
 
 
 CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
-"""Numbers of a block, its bytes, and where in these its scales are that are of two bytes."""
+"""Types of codes: numbers of a block, its bytes, and the byte offsets of its two-byte scales."""
 
 
 def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
-    """Return a matrix of one of these types: random codes and small scales, times `gain`."""
+    """Return a matrix (outputs, inputs) of a type of `CODED`, of random codes and small scales times `gain`."""
     numbers, size, scales = CODED[kind]
     count = outputs * inputs // numbers
     blocks = torch.randint(
@@ -169,7 +170,7 @@ def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> Qua
 
 
 def write(name: str, folder: Path, context: int) -> None:
-    """Write one of the `SHAPES` as a model folder, bfloat16, without a tokenizer; it loads like a user's model."""
+    """Write one of the `SHAPES` as a bfloat16 model folder without a tokenizer. It loads like a user's model."""
     from safetensors.torch import save_file
 
     shape = SHAPES[name]
@@ -197,17 +198,17 @@ def write(name: str, folder: Path, context: int) -> None:
 
 
 ROWS = 1024
-"""Tokens of embeddings of their own, which others repeat."""
+"""Distinct rows of an embedding. Further tokens repeat them."""
 QUIET = 1e-6
-"""Gain of what layers add to the residual stream."""
+"""Gain of the layers' contributions to the residual stream."""
 
 
 @dataclass(frozen=True)
 class FamilyShape:
-    """A config with as many layers as fit into 20 GiB, and the types of matrices in the files that people run.
+    """A config with as many layers as fit into 20 GiB, and the types of matrices in the files that users run.
 
-    kind: of experts and MLPs; attention: of its projections, None is bfloat16. alike: how alike the logits are that a
-    router has for two tokens, as a correlation.
+    kind: type of experts and MLPs. attention: type of attention's projections; None: bfloat16.
+    router_correlation: correlation of a router's logits between two tokens.
     """
 
     config: Mapping[str, Any]
@@ -247,13 +248,13 @@ FAMILY_SHAPES = {
         "Q4_0",
     ),
 }  # fmt: skip
-"""Qwen3's has 16 of 48 layers, gpt-oss's 12 of 24: bytes are those of their part."""
+"""Qwen3 has 16 of its 48 layers here, and gpt-oss 12 of 24. Bytes are those of these layers."""
 
 
 def decoder_parts(
     name: str, context: int, *, kv_int8: bool = False, layers: int | None = None
 ) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `FAMILY_SHAPES` or of the `SHAPES` is made of, see `parts`."""
+    """Return the config and the weights of one of the `FAMILY_SHAPES` or `SHAPES`; see `parts`."""
     if name not in FAMILY_SHAPES:
         return parts(name, context, kv_int8=kv_int8, layers=layers)
     shape = FAMILY_SHAPES[name]
@@ -274,7 +275,7 @@ def decoder_parts(
 
 
 def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], layer: int) -> Matrix:
-    """Return the weights of a field of `Layer`: norms, biases and routers are numbers."""
+    """Return the weights of a field of `Layer`. Norms, biases and routers are never quantized."""
     name = field.partition("/")[0]
     if name == "router_EC":
         generator = torch.Generator().manual_seed(layer)
@@ -286,7 +287,7 @@ def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], lay
 
 
 def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
-    """Return the one matrix of a field: what a product costs does not depend on its numbers."""
+    """Return the matrix that all layers share for a field. A product's cost does not depend on its numbers."""
     gain = QUIET if name in ("o_proj_CQ", "down_proj_CI") else 1.0
     kind = shape.attention if name[:2] in ("q_", "k_", "v_", "o_", "he") else shape.kind
     if kind:
@@ -297,7 +298,7 @@ def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
 
 
 def _embedding(config: ModelConfig, correlation: float) -> Tensor:
-    """Return embeddings, bfloat16 (V, C), with a part in common."""
+    """Return embeddings, bfloat16 (V, C), whose rows have this pairwise correlation."""
     generator = torch.Generator().manual_seed(0)
     C = config.hidden_size
     common_C = torch.randn(C, generator=generator)

@@ -1,6 +1,6 @@
-"""Plain decoding against the other modes: the same prompts, the same seeds, one process, in turns.
+"""Plain decoding against the other modes: the same prompts and seeds, in one process, in alternating turns.
 
-Prefill is reported beside decoding, never in it.
+Prefill is reported separately from decoding.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
 AUTO, PLAIN, CONTROL = "auto", "ar", "ar again"
-"""Modes; the last one is plain decoding once more, a control: it differs from itself by chance."""
+"""Modes. `CONTROL` is plain decoding once more: it differs from plain decoding by chance only."""
 LOST = 0.97
-"""A cell is lost where the 95 % upper bound of the speedup lies below this; one turn gives no bound."""
+"""Speedup below which a cell is lost, by the 95 % upper bound of its speedup. One turn gives no bound."""
 
 AXES = ("context", "batch", "temperature", "workload")
 
@@ -39,7 +39,7 @@ def label(axis: str, value: Any) -> str:
 
 
 def mean_speedups(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]:
-    """Return the mean speedup of a mode by the values of an axis."""
+    """Return the mean speedup of a mode by value of an axis."""
     speedups_by_value: dict[Any, list[float]] = {}
     for row in rows:
         if row["mode"] == mode:
@@ -49,7 +49,7 @@ def mean_speedups(rows: Sequence[Row], mode: str, axis: str) -> dict[Any, float]
 
 
 def speed_tables(rows: Sequence[Row]) -> list[Table]:
-    """Return tables of mean speedups along each axis, and of every cell beside plain decoding."""
+    """Return tables of mean speedups along each axis, and of all cells with the rate of plain decoding."""
     modes = [mode for mode in dict.fromkeys(row["mode"] for row in rows) if mode != PLAIN]
     return [*(_axis_table(rows, modes, axis) for axis in AXES), _cell_table(rows, modes)]
 
@@ -84,7 +84,7 @@ def _cell_table(rows: Sequence[Row], modes: Sequence[str]) -> Table:
 
 
 def _by_cell(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
-    """Return rows by the name of their cell, and by mode."""
+    """Return rows by name of their cell, then by mode."""
     cells: dict[str, dict[str, Row]] = {}
     for row in rows:
         cells.setdefault(row["cell"], {})[row["mode"]] = row
@@ -92,19 +92,20 @@ def _by_cell(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 
 def speedup(row: Row | None) -> str:
-    """Return a speedup with half its spread, which one turn does not have; a dash where there is no speedup."""
+    """Return a speedup as text with half its spread, which a single turn lacks; a dash without a row."""
     if row is None:
         return "-"
     return f"{row['speedup']:.2f}" + (f" ± {row['spread'] / 2:.2f}" if row["turns"] > 1 else "")
 
 
 def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
-    """Return where a mode lost to plain decoding, and how near it comes to the best other one, over some `cells`.
+    """Return the cells where a mode lost to plain decoding, and how close it comes to the best other mode.
 
-    These are `lost` (names of cells), `mean` (of speedups), `of_best` (of tokens/s over the best fixed mode's).
+    The keys are `cells` (number of all cells), `lost` (names of cells), `mean` (of speedups), and `of_best` (mean of
+    tokens/s over the best fixed mode's).
 
-    The best fixed setting is the fastest of the other modes in that cell, chosen with hindsight. Values are None where
-    the mode was not measured, or nothing else; `lost` is where no cell had more than one turn.
+    The best fixed mode is the fastest of the other modes in a cell, chosen with hindsight. Values are None if the mode
+    was not measured, or no other mode was. `lost` is None if no cell had more than one turn.
     """
     cells = _by_cell(rows)
     judged_cells = {name: modes for name, modes in cells.items() if judged in modes}
@@ -119,7 +120,7 @@ def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
 
 
 def _of_best(modes: dict[str, Row], judged: str) -> float | None:
-    """Return tokens/s of a mode over those of the fastest row of its cell that is another one's."""
+    """Return tokens/s of a mode over those of the fastest other fixed mode of its cell; None without one."""
     rates = {mode: float(row["tokens_per_second"]) for mode, row in modes.items() if mode not in (AUTO, CONTROL)}
     rates.pop(judged, None)
     return float(modes[judged]["tokens_per_second"]) / max(rates.values()) if rates else None
@@ -134,14 +135,14 @@ TEMPERATURES = (0.0, 0.6, 1.0, 1.2)
 BATCHES = (1, 4, 8)
 WORKLOADS = ("books", "code", "needle", "copy", "summary", "many-shot")
 ALONE = 1 << 17
-"""Context from which on texts are read one at a time: eight would need the memory of eight."""
+"""Context from which on cells have batch 1 only, because a batch of eight needs eight times the memory."""
 
 MAX_CELLS = 48
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class Cell:
-    """A point of measurement; `context` in tokens, `batch` in rows."""
+    """A point of measurement. context: tokens. batch: rows."""
 
     context: int
     batch: int
@@ -166,15 +167,15 @@ def grid(
     temperatures: Iterable[float] = TEMPERATURES,
     workloads: Iterable[str] = WORKLOADS,
 ) -> list[Cell]:
-    """Every cell of these values, but for those of many texts of `ALONE` tokens."""
+    """Return all cells of these values, except batches of contexts of `ALONE` tokens or more."""
     cells = (Cell(*values) for values in product(contexts, batches, temperatures, workloads))
     return [cell for cell in cells if cell.batch == 1 or cell.context < ALONE]
 
 
 def covering(cells: list[Cell], max_cells: int = MAX_CELLS) -> list[Cell]:
-    """Return at most so many cells: every required pair that occurs in them, then as many others as fit.
+    """Return at most `max_cells` cells that cover every required pair of values, then as many optional ones as fit.
 
-    Raises ValueError where they are too few for the required ones.
+    Only pairs that occur in `cells` count. Raises ValueError if `max_cells` cannot cover the required pairs.
     """
     required, optional = (_pairs(cells, axes) for axes in (REQUIRED, OPTIONAL))
     picked: list[Cell] = []
@@ -189,12 +190,12 @@ def covering(cells: list[Cell], max_cells: int = MAX_CELLS) -> list[Cell]:
 
 
 def _pairs(cells: Iterable[Cell], axes: Iterable[Axes]) -> set[tuple[Any, ...]]:
-    """Return the pairs of values that occur in cells, with the axes that they are of."""
+    """Return the pairs of values that occur in cells, each with its pair of axes."""
     return {(a, b, getattr(cell, a), getattr(cell, b)) for cell in cells for a, b in axes}
 
 
 def _coverage(cell: Cell, required: set[tuple[Any, ...]], optional: set[tuple[Any, ...]]) -> tuple[int, int, int]:
-    """Return how many open pairs a cell covers; among equals the one that reads less is worth more."""
+    """Return a sort key: the open required and optional pairs that a cell covers, then fewer tokens to read."""
     return (
         len(_pairs([cell], REQUIRED) & required),
         len(_pairs([cell], OPTIONAL) & optional),
@@ -203,7 +204,7 @@ def _coverage(cell: Cell, required: set[tuple[Any, ...]], optional: set[tuple[An
 
 
 def cells_named(names: Iterable[str]) -> list[Cell]:
-    """Cells by their names. Raises RequestError for one that there is not."""
+    """Return cells by name. Raises RequestError for an unknown name."""
     cells_by_name = {str(cell): cell for cell in grid()}
     if unknown := [name for name in names if name not in cells_by_name]:
         raise RequestError(f"cell {unknown[0]!r} is not known; cells are called as {covering(grid())[0]} is")
@@ -212,17 +213,18 @@ def cells_named(names: Iterable[str]) -> list[Cell]:
 
 Row = dict[str, Any]
 LEAST_TURNS, USUAL_TURNS = 3, 7
-"""Turns at least, whatever the time, as fewer say nothing about their spread; and of a cell in which they are long."""
+"""Least turns of a cell, because fewer show no spread, whatever the time; and usual turns of a cell with long turns."""
 
 SHORT_SECONDS = 30.0
-"""Seconds that a cell may fill with more turns than usual: what takes .1 s is mostly noise."""
+"""Seconds that a cell with short turns may fill with more than the usual turns: turns of .1 s are mostly noise."""
 
 
 @dataclass(frozen=True)
 class SpeedConfig:
-    """Measurement of a cell: modes, new tokens of each text, turns at most, seconds for all cells.
+    """Settings of the measurement of cells.
 
-    Where `repeats` is None turns are `USUAL`, or as many as are over in `SHORT` seconds. Each begins with `prepare`.
+    tokens: new tokens of each text. repeats: greatest number of turns; None: `USUAL_TURNS`, or more until
+    `SHORT_SECONDS` have passed. seconds: time for all cells. prepare: called before each turn.
     """
 
     modes: Sequence[str]
@@ -236,9 +238,9 @@ class SpeedConfig:
 def rows(
     llm: LLM, sources: Sources, cells: Sequence[Cell], plan: SpeedConfig, prompt_cache: PromptCache, keep: bool
 ) -> Iterator[list[Row]]:
-    """The rows of each cell, one for each mode; each document is read once for all its cells, and then dropped.
+    """Yield the rows of each cell, one for each mode. A document is prefilled once for all its cells, then dropped.
 
-    With `keep` the saved prompts stay. Raises TriforceError.
+    keep: saved prompts are not deleted. Raises TriforceError.
     """
     deadline = perf_counter() + plan.seconds
     open_cells = len(cells)
@@ -250,9 +252,9 @@ def rows(
     ):
         group = list(document_cells)
         length = min(context, llm.target.config.context - plan.tokens)
-        texts = prompts(sources, workload, length, max_batch)  # the same ones, whatever is left to measure
+        texts = prompts(sources, workload, length, max_batch)  # the same prompts for any number of cells left
         saved_prompt, prefill = prompt_cache.load(f"{workload}-{context}", texts[0])
-        if not warmed_up:  # what is done once in a process is no part of any cell
+        if not warmed_up:  # work done once in a process is not part of any cell
             warmed_up = bool(
                 _interleaved_outputs(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), saved_prompt, 0.0)
             )
@@ -281,9 +283,9 @@ def cell_rows(
 def _interleaved_outputs(
     llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, saved_prompt: SavedCache, deadline: float
 ) -> dict[str, list[RequestOutput]]:
-    """The modes take turns, there and back, so that a drift of the machine meets all of them.
+    """Return the outputs of each mode. Modes alternate forwards and backwards, so that a drift affects all of them.
 
-    The texts of a turn are those of its seed.
+    A turn has its own seed, which determines its texts.
     """
     runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
     for turn in _turns(plan.repeats, deadline):
@@ -301,7 +303,7 @@ def _interleaved_outputs(
 
 
 def _turns(repeats: int | None, deadline: float) -> Iterator[int]:
-    """Yield numbers of turns until there are enough. When that is depends on the clock, never on what was measured."""
+    """Yield numbers of turns until there are enough. The end depends on the clock, never on the measured values."""
     turn_count, short_deadline = (USUAL_TURNS, perf_counter() + SHORT_SECONDS) if repeats is None else (repeats, 0.0)
     for turn in itertools.count():
         timestamp = perf_counter()
@@ -326,7 +328,7 @@ def _row(
         "batch": cell.batch,
         "temperature": cell.temperature,
         "workload": cell.workload,
-        "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their law does not
+        "coupling": llm.coupling,  # under `rejection` texts differ from plain decoding's, their distribution does not
         **timing(
             [run.decode_seconds for run in outputs],
             [run.decode_seconds for run in plain_outputs],
@@ -340,10 +342,9 @@ def _row(
 
 
 def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row:
-    """Medians; the speedups are taken turn by turn, and `spread` is the range of their middle half.
+    """Return medians over turns. Speedups are ratios within a turn; `spread` is the range of their middle half.
 
-    `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm); of one turn there is
-    none.
+    `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm); None for one turn.
     """
     speedups = sorted(a / b for a, b in zip(plain, seconds, strict=True))
     quarter = len(speedups) // 4
@@ -359,7 +360,7 @@ def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row
 
 
 def speedup_bound(ratios: Sequence[float]) -> float | None:
-    """Below this the geometric mean lies with 95 % confidence; of a single ratio nothing is known."""
+    """Return the 95 % upper bound of the geometric mean of ratios; None for a single ratio."""
     logs = [log(ratio) for ratio in ratios]
     count = len(ratios)
     mean = sum(logs) / count
@@ -370,7 +371,7 @@ def speedup_bound(ratios: Sequence[float]) -> float | None:
 
 
 def acceptance(runs: Sequence[RequestOutput]) -> Row:
-    """Return shares of guesses kept over all turns, and passes of the full tier for one turn's texts."""
+    """Return the shares of accepted guesses by tier over all turns, and the median of a turn's full passes."""
     counts_by_tier: dict[str, list[int]] = {}
     for tier in (tier for run in runs for tier in run.tiers[:-1]):
         counts = counts_by_tier.setdefault(tier.name, [0, 0])

@@ -1,4 +1,4 @@
-"""Time from a command to its first token: whole processes, one after the other, step by step."""
+"""Time from a command to its first token, by step, measured over whole processes one after the other."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from triforce.errors import RequestError
 Row = dict[str, Any]
 STEPS = ("imports", "weights", "engine", "prompt", "first token", "exit")
 PROCESSES = ("first", "second")
-"""The first on this machine to run this model, for which nothing has been kept; and the one after it."""
+"""The first process on this machine to run this model, with an empty cache folder, and the one after it."""
 
 
 def rows(modes: Sequence[str], task: dict[str, Any], repeats: int) -> Iterator[Row]:
-    """Medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
+    """Yield rows of medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
 
-    `task` is what the worker takes, without mode and start. Processes of one round share the machine's other load.
+    task: the worker's task without mode and start time. Processes of one round see the same other load of the machine.
     """
     torch_alone: list[float] = []
     starts: dict[tuple[str, str], list[dict[str, float]]] = {}
@@ -54,7 +54,7 @@ def rows(modes: Sequence[str], task: dict[str, Any], repeats: int) -> Iterator[R
 
 
 def _start(task: dict[str, Any], cache: str) -> dict[str, float]:
-    """Seconds by step of one process, whose own cache folder is `cache`. Raises RequestError."""
+    """Return seconds by step of one process with the cache folder `cache`. Raises RequestError if it fails."""
     began = time()
     command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(task | {"began": began})]
     output, seconds = _run(command, os.environ | {"XDG_CACHE_HOME": cache})
@@ -65,7 +65,7 @@ def _start(task: dict[str, Any], cache: str) -> dict[str, float]:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
-    """Return the output of a process and its seconds. Raises RequestError with its last words if it fails."""
+    """Return the output of a process and its seconds. Raises RequestError with its last line of errors if it fails."""
     began = time()
     process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if process.returncode:

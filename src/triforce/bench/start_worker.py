@@ -1,7 +1,7 @@
-"""Times one start to a first token, step by step: the process that `start` runs.
+"""Worker process of `start`: times one start to a first token, step by step.
 
-Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock;
-or of what the user has to mend, as `error`.
+Run as: python -m triforce.bench.start_worker JSON. It prints a JSON object of seconds by step, with `end` on the
+system's clock, or an object with the message of a TriforceError as `error`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triforce.errors import TriforceError
 
 
 def first_token(task: dict[str, Any]) -> dict[str, float]:
-    """Return seconds by step of a process that was started at `task["began"]`."""
+    """Return seconds by step since the start of this process at `task["began"]`, by the system's clock."""
     import_torch()
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM

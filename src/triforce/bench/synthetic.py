@@ -1,8 +1,7 @@
-"""Decoding over random KV at a given acceptance, to see what the tiers would be worth on a model of any shape.
+"""Synthetic decoding over random KV at a given acceptance, to estimate the speedup on a model of any shape.
 
-No prompt is read. The passes and the sampling are done for real; then the outcome is drawn instead of taken: each
-guess is kept with a given probability. The texts mean nothing, so this lives in the bench alone, and its rows say
-`synthetic`.
+No prompt is prefilled. Passes and sampling run for real; then the outcome is drawn at random: each guess is accepted
+with a given probability. The texts mean nothing, so only the bench has this code, and its rows say `synthetic`.
 """
 
 from __future__ import annotations
@@ -38,45 +37,45 @@ from triforce.ragged import Bools, Ints, ints
 from triforce.speculation import Draft, SequenceState, Verification
 
 BLOCK = 4096
-"""Tokens of random KV, repeated over the context."""
+"""Tokens of random KV that are repeated over the context."""
 
 
 class SyntheticSampler:
-    """A sampling whose guesses are kept with given probabilities: by whose they are, that of a tier or of none.
+    """Sampler that accepts each guess with the given probability of the tier that proposed it.
 
-    kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept. seed: of the dice.
-    `expected` has the mean and the variance of the tokens that each verification of the full tier makes, all rows
-    together: a guess behind a rejected one is lost, so n guesses of probability p make 1 + p + ... + p^n tokens in the
-    mean.
+    acceptance_rates: those of `retrieval` and `draft`. Guesses of n-grams on random texts are never accepted. seed: of
+    the random generator. `expected` has the mean and the variance of the tokens of each verification by the full tier,
+    over all rows: guesses after a rejected one are dropped, so n guesses of probability p make 1 + p + ... + p^n tokens
+    on average.
     """
 
     def __init__(self, batch: SequenceBatch, acceptance_rates: Mapping[str, float], seed: int) -> None:
-        self.real = batch.sampling
+        self.sampler = batch.sampling
         self.rates = [acceptance_rates.get(tier.name, 0.0) for tier in batch.tiers]
         self.generator = np.random.default_rng(seed)
         self.expected: list[tuple[float, float]] = []
 
     @property
     def coupling(self) -> Verification:
-        return self.real.coupling
+        return self.sampler.coupling
 
     @property
     def vocab_size(self) -> int:
-        return self.real.vocab_size
+        return self.sampler.vocab_size
 
     @property
     def probs_size(self) -> int:
-        return self.real.probs_size
+        return self.sampler.probs_size
 
     @property
     def draws(self) -> Any:
-        """Draws of several draft tokens in one call, where the real one has them: what they cost is measured, too."""
-        return getattr(self.real, "draws", None)
+        """Return the real sampler's draws of several draft tokens in one call, if any: their cost is measured, too."""
+        return getattr(self.sampler, "draws", None)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)
+        step = self.sampler.verify(guess, logits_BJV, prefix, live_B, tier)
         B, K = guess.tokens_BK.shape
-        below = int(guess.origins_BK.max()) if K else 0  # that tier has drawn at least the last token that it proposes
+        below = int(guess.origins_BK.max()) if K else 0  # this tier has drawn at least the last token that it proposes
         if tier == len(self.rates) - 1:
             self.expected.append(_expected(self.rates[below], guess.counts_B))
         if not K:
@@ -90,7 +89,7 @@ class SyntheticSampler:
 
 
 def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
-    """Mean and variance of the tokens that a verification makes of so many guesses of each row."""
+    """Return mean and variance of the tokens of one verification over all rows. guesses_B: guesses of each row."""
     mean = variance = 0.0
     for guesses in guesses_B.tolist():
         powers = [rate**n for n in range(1, guesses + 1)]
@@ -102,10 +101,10 @@ def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class SyntheticDecoding:
-    """Whole verifications of the full tier: their seconds, their tokens of all rows, and the tokens to expect of them.
+    """Verifications by the full tier: seconds, tokens over all rows, and the expected tokens with their deviation.
 
-    Steps that captured a graph are left out, and so is the first one, whose seconds stand apart. tiers: statistics of
-    the first row, without its first step.
+    Steps that captured a graph are left out. The first step is left out, too; `first_seconds` are its seconds. tiers:
+    statistics of the first row, without its first step.
     """
 
     seconds: float
@@ -118,14 +117,15 @@ class SyntheticDecoding:
 
     @property
     def z_score(self) -> float:
-        """Tokens that were made beyond those expected, in standard deviations; 0 where nothing is left to chance."""
+        """Return the tokens beyond the expected ones, in standard deviations; 0 if the deviation is 0."""
         return (self.tokens - self.expected_tokens) / self.deviation if self.deviation else 0.0
 
 
 def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
-    """Decode until at least so many tokens of each row are counted, and end behind a verification.
+    """Decode until at least `tokens` of each row are counted. The end is that of a verification.
 
-    batch: as `read` made it for as many tokens. acceptance_rates: as for `Synthetic`, whose dice are those of the turn.
+    batch: from `prefilled_batch` for the same number of tokens. acceptance_rates: see `SyntheticSampler`. turn: the
+    sampler's seed.
     """
     batch.sampling = sampling = SyntheticSampler(batch, acceptance_rates, turn)
     counted_steps = list[int]()
@@ -154,7 +154,7 @@ def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: in
 
 
 def _stats_difference(start_stats: TierStats, end_stats: TierStats) -> TierStats:
-    """Statistics of a tier from one time to a later one."""
+    """Return a tier's statistics between two moments. Other fields are those of the later one."""
     counts = {
         name: getattr(end_stats, name) - getattr(start_stats, name)
         for name in ("proposed", "accepted", "passes", "seconds")
@@ -163,7 +163,7 @@ def _stats_difference(start_stats: TierStats, end_stats: TierStats) -> TierStats
 
 
 def verification_figures(turns: Sequence[SyntheticDecoding]) -> Row:
-    """Tokens a verification of several turns, those to expect, and how far apart chance puts them (one deviation)."""
+    """Return the tokens per verification over several turns, measured and expected, and their standard deviation."""
     count = sum(turn.verifications for turn in turns)
     return {
         "verifications": count,
@@ -183,10 +183,10 @@ def prefilled_batch(
     memory: FullView | None = None,
     costs: CostModel | None = None,
 ) -> SequenceBatch:
-    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
+    """Return a batch whose prompts of random tokens count as prefilled in its caches. Its KV is noise.
 
-    It has room for a first step, and then for verifications that make so many tokens and the rest of the last one.
-    `memory`: that of an earlier such batch of one row, to be used again.
+    It has room for a first step, then for verifications of `tokens` tokens and the rest of the last one. memory: the
+    full view of an earlier such batch of one row, for reuse.
     """
     max_tokens = tokens + 2 * setting.reach
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=max_tokens, ignore_eos=True)
@@ -197,14 +197,14 @@ def prefilled_batch(
     sequences = [TokenSequence(prompt, params, seed=1) for _ in range(rows)]
     batch = SequenceBatch(models, MODES[mode], setting, "seeded", sequences, memory, costs)
     if memory is None:
-        fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
+        fill(batch.top.cache.pool, context - PAGE)  # the KV of the other rows is copied from there
     for _ in prefill_batch(batch):
         pass
     return batch
 
 
 def fill(pool: PagePool, length: int) -> None:
-    """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
+    """Write random K and V for the first `length` tokens of the first row. The draft's own cache catches up later."""
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
     if pool.windows:
@@ -282,7 +282,7 @@ def rows(
 
 
 def _seconds(turn: SyntheticDecoding, tokens: int) -> float:
-    """Seconds of a text of so many tokens, at the rate of whole verifications."""
+    """Return the seconds of a text of `tokens`, at the rate of a turn's verifications."""
     return turn.seconds * tokens / turn.tokens
 
 
@@ -294,9 +294,9 @@ def least_seconds(
     int8: bool,
     lower_bits: int = 0,
 ) -> float:
-    """Seconds that the passes of a text take at least, those of a tier over as many tokens each as in the mean.
+    """Return the roofline seconds of a text's passes. Each pass of a tier has the mean width of its passes.
 
-    int8: whether the full tier's KV is. Sampling takes none.
+    int8: the full tier's KV is int8. Sampling counts as no time.
     """
     full = works["full"]
     total_seconds = 0.0
@@ -315,7 +315,7 @@ def least_seconds(
 
 
 def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
-    """Return what the planner knows before it has seen a pass of these models."""
+    """Return the planner's cost model of these models before it has measured a pass."""
     target = models.target
     matrices = [*weights.multiplied()]
     size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
