@@ -28,7 +28,7 @@ from triforce.eval import Table, Text
 from triforce.eval.context import spread_windows
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import SAMPLED, Head, Subject, shares_at_length
+from triforce.training.distillation import SAMPLED_TEMPERATURE, Head, Subject, shares_at_length
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import torch_threads
 from triforce.training.training_card import acceptance_table
@@ -104,7 +104,7 @@ def measured(llm: LLM, subject: Subject, found: Sequence[Text], options: Namespa
             ids_BL = torch.stack([window.ids_N[-context:] for window in found if window.kind == kind])
             yield from of_texts(llm, subject, kind, ids_BL, options)
         if llm.tokenizer and llm.tokenizer.chats:
-            for temperature in (0.0, SAMPLED):
+            for temperature in (0.0, SAMPLED_TEMPERATURE):
                 yield of_answers(llm, subject, [window.ids_N for window in found], context, temperature, options)
 
 

@@ -178,7 +178,7 @@ def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, s
     for turn in range(TURNS):
         for mode, made in runs.items():
             tokens = setup.tokens if mode == "triforce" else min(setup.tokens, PLAIN_STEPS)
-            batch = prefilled_batch(models, mode, setting, context, tokens, memory=memory)
+            batch = prefilled_batch(models, mode, setting, context, tokens, reused_view=memory)
             memory = batch.top.cache
             assert isinstance(memory, FullView)
             kv = _require_offloaded(memory.pool)

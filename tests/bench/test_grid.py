@@ -7,11 +7,11 @@ from itertools import product
 import pytest
 
 from triforce.bench.speed import (
-    ALONE,
     BATCHES,
     CONTEXTS,
     MAX_CELLS,
     TEMPERATURES,
+    UNBATCHED_CONTEXT,
     WORKLOADS,
     Cell,
     cells_named,
@@ -29,7 +29,9 @@ def uncovered(cells: list[Cell]) -> list[object]:
     missing += [t for t in TEMPERATURES if not any(cell.temperature == t for cell in cells)]
     missing += [w for w in WORKLOADS if not any(cell.workload == w for cell in cells)]
     for context, batch in product(CONTEXTS, BATCHES):
-        if (batch == 1 or context < ALONE) and not any((x.context, x.batch) == (context, batch) for x in cells):
+        if (batch == 1 or context < UNBATCHED_CONTEXT) and not any(
+            (x.context, x.batch) == (context, batch) for x in cells
+        ):
             missing.append((context, batch))
     for pair in product(TEMPERATURES, WORKLOADS):
         if not any((x.temperature, x.workload) == pair for x in cells):
@@ -41,7 +43,7 @@ def test_grid_covers_values_and_pairs_in_48_cells() -> None:
     cells = covering(grid())
     assert len(cells) <= MAX_CELLS == 48 and len(set(cells)) == len(cells)
     assert not uncovered(cells)
-    assert all(cell.batch == 1 for cell in cells if cell.context >= ALONE)
+    assert all(cell.batch == 1 for cell in cells if cell.context >= UNBATCHED_CONTEXT)
     assert cells == covering(grid())
 
 

@@ -10,7 +10,7 @@ import torch
 from tests.helpers.recall_model import Recaller, noise, subject
 from triforce.eval import MEASUREMENTS, EvalContext, evaluate, plan, shorten, time_budget
 from triforce.eval.context import Text
-from triforce.eval.time_budget import MINUTE, PREDICTED, ReadingForecast, ReadingPace
+from triforce.eval.time_budget import MINUTE, PREDICTION_SECONDS, ReadingForecast, ReadingPace
 from triforce.llm import LLM
 
 SECONDS = {name: each.seconds for name, each in MEASUREMENTS.items()}
@@ -38,7 +38,7 @@ def test_quick_eval_of_slower_model_measures_less(llm: LLM, rate: float, longest
     given = long_text(llm)
     found = time_budget.fit_plan(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
     assert given.plan.deepest == longest and (not found.left_out) == whole
-    assert found.total <= PREDICTED and found.predicted.keys() | found.left_out.keys() == set(EVERYTHING)
+    assert found.total <= PREDICTION_SECONDS and found.predicted.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 

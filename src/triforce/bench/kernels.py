@@ -34,7 +34,7 @@ from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 
 
-class Model:
+class MeasuredModel:
     """A decoder of a shape, its int8 copy if it has one, and the work of their passes."""
 
     def __init__(self, name: str, context: int) -> None:
@@ -56,9 +56,9 @@ class Model:
         experts = self.config.architecture.experts
         if experts is None:
             return 1.0
-        before_B = view.lengths_B.copy()
+        start_lengths_B = view.lengths_B.copy()
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
-        view.rewind(before_B)
+        view.rewind(start_lengths_B)
         assert self.decoder.unions, "it has experts"
         return output.touched / experts.read if width <= SAMPLED else float(self.decoder.unions.times(width))
 
@@ -66,10 +66,10 @@ class Model:
 def filled_view(pool: PagePool, context: int) -> FullView:
     """Return a view of `context` tokens of random KV, with room for 64 more."""
     pool.reserve(0, context + 64)
-    full = FullView(pool)
-    full.observe(0)
+    view = FullView(pool)
+    view.observe(0)
     fill(pool, context)
-    return full
+    return view
 
 
 class SparseView(FullView):
@@ -111,7 +111,7 @@ def ids(width: int) -> Tensor:
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
-CODED = (1, 4, 8)
+INT8_WIDTHS = (1, 4, 8)
 """Widths of passes over int8 KV."""
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
@@ -129,7 +129,7 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
 
 def _shape(name: str, contexts: Sequence[int]) -> Iterator[Row]:
     """Yield rows of the steps of a shape. Its memory is freed before the next shape's is allocated."""
-    model = Model(name, max(contexts) + 64)
+    model = MeasuredModel(name, max(contexts) + 64)
     for context in contexts:
         yield from _steps(model, context)
 
@@ -164,7 +164,7 @@ def _machine(roof: Roofline, **extra_fields: Any) -> Iterator[Row]:
         yield {"kernel": f"peak, {name}", **extra_fields, "gflop_per_second": peak / 1e9}
 
 
-def _steps(model: Model, context: int) -> Iterator[Row]:
+def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
     """Yield rows of passes of a whole decoder: over the full cache by width, over a budget, and in int8 if possible."""
     decoder = model.decoder
     cell_fields = {"shape": model.name, "context": context}
@@ -180,7 +180,7 @@ def _steps(model: Model, context: int) -> Iterator[Row]:
     kinds += [
         ("step, int8 KV", w, partial(one_pass, decoder, int8_view, w),
          work_of(w, context, int8_view.pool.config, unions[w]))
-        for w in CODED
+        for w in INT8_WIDTHS
     ]  # fmt: skip
     nibble_view = SparseView(int8_view.pool, context, int8=True)
     nibble_work = model.coded_work.of_lower(1, context, 16)

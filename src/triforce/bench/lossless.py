@@ -49,30 +49,30 @@ def rows(
 
     compared: names of cells to leave out. Raises RequestError for texts that are too short.
     """
-    lower = llm.speculation.lower_tiers
+    lower_tiers = llm.speculation.lower_tiers
     for context, workload in product(plan.contexts, plan.workloads):
         length = min(context, llm.target.config.context - plan.tokens)
-        cells = {t: f"{lower}-{length}-{workload}-{t:g}" for t in plan.temperatures}
+        cells = {t: f"{lower_tiers}-{length}-{workload}-{t:g}" for t in plan.temperatures}
         open_cells = {t: cell for t, cell in cells.items() if cell not in compared}
         if not open_cells:
             continue
         texts = prompts(sources, workload, length, max(plan.batches))
         with tempfile.TemporaryDirectory() as folder:
-            earlier, _ = PromptCache(llm, Path(folder), on_prefill).load(workload, texts[0])
+            saved_prompt, _ = PromptCache(llm, Path(folder), on_prefill).load(workload, texts[0])
             for temperature, cell in open_cells.items():
                 cell_fields = {"cell": cell, "context": length, "workload": workload, "temperature": temperature}
-                cell_fields["lower_tiers"] = lower
-                yield [cell_fields | row for row in _comparisons(llm, texts, temperature, plan, earlier)]
+                cell_fields["lower_tiers"] = lower_tiers
+                yield [cell_fields | row for row in _comparisons(llm, texts, temperature, plan, saved_prompt)]
 
 
 def _comparisons(
-    llm: LLM, texts: list[list[int]], temperature: float, plan: LosslessConfig, earlier: SavedCache
+    llm: LLM, texts: list[list[int]], temperature: float, plan: LosslessConfig, saved_prompt: SavedCache
 ) -> Iterator[Row]:
     params = SamplingParams(temperature, top_p=0.95, seed=11, max_tokens=plan.tokens, ignore_eos=True)
     seeded_llm = variant_of(llm, coupling=SAME_AT_ANY_TEMPERATURE)
-    single_texts = _texts(seeded_llm, texts[:1], params, PLAIN, earlier)
+    single_texts = _texts(seeded_llm, texts[:1], params, PLAIN, saved_prompt)
     for batch in plan.batches:
-        plain_texts = _texts(seeded_llm, texts[:batch], params, PLAIN, earlier)
+        plain_texts = _texts(seeded_llm, texts[:batch], params, PLAIN, saved_prompt)
         if batch > 1:
             yield {
                 "mode": PLAIN,
@@ -83,15 +83,15 @@ def _comparisons(
             }
         for mode, coupling in product(plan.modes, plan.couplings):
             if temperature == 0 or coupling == SAME_AT_ANY_TEMPERATURE:
-                mode_texts = _texts(variant_of(llm, coupling=coupling), texts[:batch], params, mode, earlier)
+                mode_texts = _texts(variant_of(llm, coupling=coupling), texts[:batch], params, mode, saved_prompt)
                 comparison_fields = {"mode": mode, "coupling": coupling, "batch": batch, "with": "plain decoding"}
                 yield comparison_fields | _difference(mode_texts, plain_texts)
 
 
 def _texts(
-    llm: LLM, prompts: list[list[int]], params: SamplingParams, mode: str, earlier: SavedCache
+    llm: LLM, prompts: list[list[int]], params: SamplingParams, mode: str, saved_prompt: SavedCache
 ) -> list[list[int]]:
-    return [output.token_ids for output in generate_batch(llm, prompts, params, mode, earlier).outputs]
+    return [output.token_ids for output in generate_batch(llm, prompts, params, mode, saved_prompt).outputs]
 
 
 def _difference(texts: list[list[int]], reference_texts: list[list[int]]) -> Row:

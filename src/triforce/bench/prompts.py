@@ -128,9 +128,9 @@ def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], lis
     """Return sentences of the text with the same questions and answers; the ends have sentences without answers."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
     sentences = [
-        s
+        full_sentence
         for raw_sentence in re.split(r"(?<=[.!?])\s+", text)
-        if len((s := " ".join(raw_sentence.split())).split()) >= 4
+        if len((full_sentence := " ".join(raw_sentence.split())).split()) >= 4
     ]
     open_sentences = sentences[:rows]
     shots = [_shot(sentence) for sentence in sentences[rows:]]
@@ -163,7 +163,7 @@ def _truncated(workload: str, ids: list[int], length: int) -> list[int]:
 
 
 def generate_batch(
-    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, earlier: SavedCache | None = None
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, saved_prompt: SavedCache | None = None
 ) -> RequestOutput:
     """Generate a text for each prompt in one batch; return them as the choices of one output, with the batch's seconds.
 
@@ -175,7 +175,7 @@ def generate_batch(
     batch_request = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
     engine = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
-        engine.submit([batch_request], saved=earlier)
+        engine.submit([batch_request], saved=saved_prompt)
         return engine.finish(batch_request)
     finally:
         engine.close()
@@ -212,14 +212,14 @@ class PromptCache:
             record_path.write_text(json.dumps([key, (len(prompt) - 1) / output.prefill_seconds]), encoding="utf-8")
         return self._open(kv_path), _read_record(record_path)[1]
 
-    def _open(self, kv: Path) -> SavedCache:
+    def _open(self, kv_path: Path) -> SavedCache:
         pool = self.llm.open(1, 1).core.store.pool
-        return self.llm.engines.parts.open_prompt(kv, pool)
+        return self.llm.engines.parts.open_prompt(kv_path, pool)
 
-    def _is_loadable(self, kv: Path) -> bool:
+    def _is_loadable(self, kv_path: Path) -> bool:
         """Return whether the file exists and is of this model and draft."""
         try:
-            return kv.exists() and bool(self._open(kv))
+            return kv_path.exists() and bool(self._open(kv_path))
         except CacheError:
             return False
 

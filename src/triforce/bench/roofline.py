@@ -59,8 +59,8 @@ class Roofline:
 
         Operations of a type that was not measured are not counted.
         """
-        computing = sum(count / self.peaks[name] for name, count in work.operations.items() if name in self.peaks)
-        return max(work.bytes / self.bandwidth, computing)
+        compute_seconds = sum(count / self.peaks[name] for name, count in work.operations.items() if name in self.peaks)
+        return max(work.bytes / self.bandwidth, compute_seconds)
 
 
 def measure() -> Roofline:
@@ -125,9 +125,9 @@ class ModelWork:
 
     def of_lower(self, width: float, keys: int, bits: int) -> Work:
         """Return the work of a lower tier's pass that reads weights of `bits` bits, or quantized weights unchanged."""
-        weights = self._bytes() if self._coded else self._numbers * bits / 8
-        read = round(weights + self.config.lower_bytes * self.config.kv_size * self._visible_keys(keys))
-        return Work(read, {type_of_products(self._coded, "int8"): sum(self._operations(width, keys))})
+        weight_bytes = self._bytes() if self._coded else self._numbers * bits / 8
+        read_bytes = round(weight_bytes + self.config.lower_bytes * self.config.kv_size * self._visible_keys(keys))
+        return Work(read_bytes, {type_of_products(self._coded, "int8"): sum(self._operations(width, keys))})
 
     @property
     def _numbers(self) -> float:
@@ -215,21 +215,21 @@ class DeviceClock:
 
     def _host_seconds(self, call: Callable[[], object]) -> float:
         self.wait()
-        began = perf_counter()
+        start = perf_counter()
         call()
         self.wait()
-        return perf_counter() - began
+        return perf_counter() - start
 
     def _busy_seconds(self, call: Callable[[], object]) -> float:
         with torch.cuda.device(self.device):
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.wait()
             torch.cuda._sleep(SPIN_CYCLES)
-            begin.record()
+            begin_event.record()
             call()
-            end.record()
+            end_event.record()
             self.wait()
-        return float(begin.elapsed_time(end)) / 1e3
+        return float(begin_event.elapsed_time(end_event)) / 1e3
 
     def wait(self) -> None:
         """Wait until the device has finished all work."""
@@ -246,10 +246,10 @@ class DeviceClock:
         """Return the bytes per second of a copy from pinned host memory."""
         return self._copy_rate(10, pin_memory=self._on_gpu)
 
-    def _copy_rate(self, repeats: int, **where: Any) -> float:
-        source = torch.ones(COPY_BYTES[not self._on_gpu], dtype=torch.int8, **where)
-        to = torch.empty_like(source, device=self.device)
-        return source.numel() / self.seconds(lambda: to.copy_(source, non_blocking=True), repeats)
+    def _copy_rate(self, repeats: int, **source_options: Any) -> float:
+        source = torch.ones(COPY_BYTES[not self._on_gpu], dtype=torch.int8, **source_options)
+        target = torch.empty_like(source, device=self.device)
+        return source.numel() / self.seconds(lambda: target.copy_(source, non_blocking=True), repeats)
 
     @cached_property
     def matrix_rate(self) -> float:

@@ -69,11 +69,11 @@ head for each query head: 16 KiB of KV per token in bfloat16.
 """
 
 
-NUMBERS = (1 << 20) + 7
+RANDOM_NUMBERS = (1 << 20) + 7
 """Random numbers that matrices repeat. No two rows of a head are equal, so no two of its logits are."""
-BLOCKS = 65_521
+RANDOM_BLOCKS = 65_521
 """Random blocks that quantized matrices repeat. The count is prime, so few rows of a head are equal."""
-LOGITS = 3.0
+LOGIT_DEVIATION = 3.0
 """Standard deviation of the logits of a head of numbers. Logits of random codes have about the same (2.7 for Q6_K). The
 distributions are then as narrow as those of texts, on which a sampler's cost depends: at temperature 0.6, 41 of 128,256
 tokens hold .9, and the entropy is 3 nats. With a deviation of 1, 44,874 tokens do."""
@@ -111,7 +111,7 @@ def parts(
         shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
         tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
     )  # fmt: skip
-    noise = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0)).to(device)
+    noise = torch.randn(RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0)).to(device)
     ones_C = torch.ones(C, dtype=dtype, device=device)
 
     @cache
@@ -136,7 +136,7 @@ def parts(
     head_VC = matrix(shape.vocab, C, head_kind)
     embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, embedding_kind)
     return config, Weights(
-        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if head_kind else LOGITS * ones_C, head_VC
+        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if head_kind else LOGIT_DEVIATION * ones_C, head_VC
     )
 
 
@@ -153,16 +153,16 @@ def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
     return "Q4_K", "Q6_K" if has_more_bits else "Q4_K"
 
 
-CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
+CODE_BLOCKS = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
 """Types of codes: numbers of a block, its bytes, and the byte offsets of its two-byte scales."""
 
 
 def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
     """Return a matrix (outputs, inputs) of a type of `CODED`, of random codes and small scales times `gain`."""
-    numbers, size, scales = CODED[kind]
+    numbers, size, scales = CODE_BLOCKS[kind]
     count = outputs * inputs // numbers
     blocks = torch.randint(
-        256, (min(count, BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        256, (min(count, RANDOM_BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
     )
     for scale_start in scales:
         blocks[:, scale_start : scale_start + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
@@ -197,9 +197,9 @@ def write(name: str, folder: Path, context: int) -> None:
     save_file({tensor: values.bfloat16() for tensor, values in tensors.items()}, folder / "model.safetensors")
 
 
-ROWS = 1024
+EMBEDDING_ROWS = 1024
 """Distinct rows of an embedding. Further tokens repeat them."""
-QUIET = 1e-6
+RESIDUAL_GAIN = 1e-6
 """Gain of the layers' contributions to the residual stream."""
 
 
@@ -288,7 +288,7 @@ def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], lay
 
 def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
     """Return the matrix that all layers share for a field. A product's cost does not depend on its numbers."""
-    gain = QUIET if name in ("o_proj_CQ", "down_proj_CI") else 1.0
+    gain = RESIDUAL_GAIN if name in ("o_proj_CQ", "down_proj_CI") else 1.0
     kind = shape.attention if name[:2] in ("q_", "k_", "v_", "o_", "he") else shape.kind
     if kind:
         return random_codes(kind, size[0], size[1], gain)
@@ -302,6 +302,6 @@ def _embedding(config: ModelConfig, correlation: float) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     C = config.hidden_size
     common_C = torch.randn(C, generator=generator)
-    noise_NC = torch.randn(ROWS, C, generator=generator)
+    noise_NC = torch.randn(EMBEDDING_ROWS, C, generator=generator)
     rows_NC: Tensor = (correlation**0.5 * common_C + (1 - correlation) ** 0.5 * noise_NC).bfloat16()
-    return rows_NC.repeat(-(-config.vocab_size // ROWS), 1)[: config.vocab_size]
+    return rows_NC.repeat(-(-config.vocab_size // EMBEDDING_ROWS), 1)[: config.vocab_size]

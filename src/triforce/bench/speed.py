@@ -68,14 +68,14 @@ def _cell_table(rows: Sequence[Row], modes: Sequence[str]) -> Table:
     lines = []
     for name, rows_by_mode in _by_cell(rows).items():
         any_row = next(iter(rows_by_mode.values()))
-        plain = (
+        plain_rate = (
             rows_by_mode[PLAIN]["tokens_per_second"]
             if PLAIN in rows_by_mode
             else any_row["tokens_per_second"] / any_row["speedup"]
         )
         prefill = any_row["prefill_tokens_per_second"]
         speedup_cells = [speedup(rows_by_mode.get(mode)) for mode in modes]
-        lines.append([name, f"{prefill:,.0f}" if prefill else "-", f"{plain:,.1f}", *speedup_cells])
+        lines.append([name, f"{prefill:,.0f}" if prefill else "-", f"{plain_rate:,.1f}", *speedup_cells])
     note = (
         "Prefill and plain decoding in tokens/s (of all texts of a batch together), then the speedup of each mode with "
         "half its spread."
@@ -98,7 +98,7 @@ def speedup(row: Row | None) -> str:
     return f"{row['speedup']:.2f}" + (f" ± {row['spread'] / 2:.2f}" if row["turns"] > 1 else "")
 
 
-def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
+def verdict(rows: Sequence[Row], judged_mode: str = AUTO) -> Row:
     """Return the cells where a mode lost to plain decoding, and how close it comes to the best other mode.
 
     The keys are `cells` (number of all cells), `lost` (names of cells), `mean` (of speedups), and `of_best` (mean of
@@ -108,22 +108,22 @@ def verdict(rows: Sequence[Row], judged: str = AUTO) -> Row:
     was not measured, or no other mode was. `lost` is None if no cell had more than one turn.
     """
     cells = _by_cell(rows)
-    judged_cells = {name: modes for name, modes in cells.items() if judged in modes}
-    bounds = {name: bound for name, modes in judged_cells.items() if (bound := modes[judged]["upper"]) is not None}
-    shares = [share for modes in judged_cells.values() if (share := _of_best(modes, judged)) is not None]
+    judged_cells = {name: modes for name, modes in cells.items() if judged_mode in modes}
+    bounds = {name: bound for name, modes in judged_cells.items() if (bound := modes[judged_mode]["upper"]) is not None}
+    shares = [share for modes in judged_cells.values() if (share := _of_best(modes, judged_mode)) is not None]
     return {
         "cells": len(cells),
         "lost": sorted(name for name, bound in bounds.items() if bound < LOST) if bounds else None,
-        "mean": _mean([modes[judged]["speedup"] for modes in judged_cells.values()]),
+        "mean": _mean([modes[judged_mode]["speedup"] for modes in judged_cells.values()]),
         "of_best": _mean(shares),
     }
 
 
-def _of_best(modes: dict[str, Row], judged: str) -> float | None:
+def _of_best(modes: dict[str, Row], judged_mode: str) -> float | None:
     """Return tokens/s of a mode over those of the fastest other fixed mode of its cell; None without one."""
     rates = {mode: float(row["tokens_per_second"]) for mode, row in modes.items() if mode not in (AUTO, CONTROL)}
-    rates.pop(judged, None)
-    return float(modes[judged]["tokens_per_second"]) / max(rates.values()) if rates else None
+    rates.pop(judged_mode, None)
+    return float(modes[judged_mode]["tokens_per_second"]) / max(rates.values()) if rates else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -134,7 +134,7 @@ CONTEXTS = tuple(512 << n for n in range(9))
 TEMPERATURES = (0.0, 0.6, 1.0, 1.2)
 BATCHES = (1, 4, 8)
 WORKLOADS = ("books", "code", "needle", "copy", "summary", "many-shot")
-ALONE = 1 << 17
+UNBATCHED_CONTEXT = 1 << 17
 """Context from which on cells have batch 1 only, because a batch of eight needs eight times the memory."""
 
 MAX_CELLS = 48
@@ -169,7 +169,7 @@ def grid(
 ) -> list[Cell]:
     """Return all cells of these values, except batches of contexts of `ALONE` tokens or more."""
     cells = (Cell(*values) for values in product(contexts, batches, temperatures, workloads))
-    return [cell for cell in cells if cell.batch == 1 or cell.context < ALONE]
+    return [cell for cell in cells if cell.batch == 1 or cell.context < UNBATCHED_CONTEXT]
 
 
 def covering(cells: list[Cell], max_cells: int = MAX_CELLS) -> list[Cell]:
@@ -180,10 +180,10 @@ def covering(cells: list[Cell], max_cells: int = MAX_CELLS) -> list[Cell]:
     required, optional = (_pairs(cells, axes) for axes in (REQUIRED, OPTIONAL))
     picked: list[Cell] = []
     while (required or optional) and len(picked) < max_cells:
-        best = max(cells, key=lambda cell: _coverage(cell, required, optional))
-        picked.append(best)
-        required -= _pairs([best], REQUIRED)
-        optional -= _pairs([best], OPTIONAL)
+        best_cell = max(cells, key=lambda cell: _coverage(cell, required, optional))
+        picked.append(best_cell)
+        required -= _pairs([best_cell], REQUIRED)
+        optional -= _pairs([best_cell], OPTIONAL)
     if required:
         raise ValueError(f"{max_cells} cells cannot cover {len(required)} more pairs")
     return sorted(picked)
@@ -243,25 +243,27 @@ def rows(
     keep: saved prompts are not deleted. Raises TriforceError.
     """
     deadline = perf_counter() + plan.seconds
-    open_cells = len(cells)
+    open_cell_count = len(cells)
     warmed_up = False
     max_batch = max(*BATCHES, *(cell.batch for cell in cells))
     cells_by_document = sorted(cells, key=lambda cell: (cell.context, cell.workload, cell.batch, cell.temperature))
     for (context, workload), document_cells in itertools.groupby(
         cells_by_document, key=lambda cell: (cell.context, cell.workload)
     ):
-        group = list(document_cells)
+        cells_of_document = list(document_cells)
         length = min(context, llm.target.config.context - plan.tokens)
         texts = prompts(sources, workload, length, max_batch)  # the same prompts for any number of cells left
         saved_prompt, prefill = prompt_cache.load(f"{workload}-{context}", texts[0])
         if not warmed_up:  # work done once in a process is not part of any cell
             warmed_up = bool(
-                _interleaved_outputs(llm, texts[:1], group[0], replace(plan, tokens=8, repeats=1), saved_prompt, 0.0)
+                _interleaved_outputs(
+                    llm, texts[:1], cells_of_document[0], replace(plan, tokens=8, repeats=1), saved_prompt, 0.0
+                )
             )
-        for cell in group:
-            seconds = (deadline - perf_counter()) / open_cells
+        for cell in cells_of_document:
+            seconds = (deadline - perf_counter()) / open_cell_count
             yield cell_rows(llm, texts[: cell.batch], cell, plan, saved_prompt, prefill, perf_counter() + seconds)
-            open_cells -= 1
+            open_cell_count -= 1
         if not keep:
             prompt_cache.drop(f"{workload}-{context}")
 
@@ -341,19 +343,19 @@ def _row(
     }
 
 
-def timing(seconds: Sequence[float], plain: Sequence[float], tokens: int) -> Row:
+def timing(seconds: Sequence[float], plain_seconds: Sequence[float], tokens: int) -> Row:
     """Return medians over turns. Speedups are ratios within a turn; `spread` is the range of their middle half.
 
     `upper` is the 95 % upper bound of the mean speedup (Student's, one-sided, of its logarithm); None for one turn.
     """
-    speedups = sorted(a / b for a, b in zip(plain, seconds, strict=True))
-    quarter = len(speedups) // 4
+    speedups = sorted(a / b for a, b in zip(plain_seconds, seconds, strict=True))
+    quarter_count = len(speedups) // 4
     return {
         "tokens": tokens,
         "seconds": median(seconds),
         "tokens_per_second": tokens / median(seconds),
         "speedup": median(speedups),
-        "spread": speedups[-1 - quarter] - speedups[quarter],
+        "spread": speedups[-1 - quarter_count] - speedups[quarter_count],
         "upper": speedup_bound(speedups),
         "turns": len(speedups),
     }

@@ -21,27 +21,27 @@ def first_token(task: dict[str, Any]) -> dict[str, float]:
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
-    imported = time()
+    import_end = time()
     settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype")}
     llm = LLM(task["model"], task["draft"], **settings)
-    loaded = time()
-    read = 0.0
+    load_end = time()
+    prefill_end = 0.0
 
     def on_prefill(done: int, total: int) -> None:
-        nonlocal read
-        read = time()
+        nonlocal prefill_end
+        prefill_end = time()
 
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     for _ in llm.stream(task["prompt"], params, load_cache=task["load_cache"], on_prefill=on_prefill):
         break
     end = time()
-    read = read or loaded
+    prefill_end = prefill_end or load_end
     return {
-        "imports": imported - task["began"],
+        "imports": import_end - task["began"],
         "weights": llm.load_seconds,
-        "engine": loaded - imported - llm.load_seconds,
-        "prompt": read - loaded,
-        "first token": end - read,
+        "engine": load_end - import_end - llm.load_seconds,
+        "prompt": prefill_end - load_end,
+        "first token": end - prefill_end,
         "end": end,
     }
 

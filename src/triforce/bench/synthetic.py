@@ -75,17 +75,17 @@ class SyntheticSampler:
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         step = self.sampler.verify(guess, logits_BJV, prefix, live_B, tier)
         B, K = guess.tokens_BK.shape
-        below = int(guess.origins_BK.max()) if K else 0  # this tier has drawn at least the last token that it proposes
+        proposing_tier = int(guess.origins_BK.max()) if K else 0  # it has drawn at least its last token
         if tier == len(self.rates) - 1:
-            self.expected.append(_expected(self.rates[below], guess.counts_B))
+            self.expected.append(_expected(self.rates[proposing_tier], guess.counts_B))
         if not K:
             return step
-        accepts_BK = self.generator.random((B, K)) < self.rates[below]
+        accepts_BK = self.generator.random((B, K)) < self.rates[proposing_tier]
         accepts_BK &= np.arange(K) < guess.counts_B[:, None]
         accepted_B = accepts_BK.cumprod(1).sum(1)
         tokens_BJ = np.pad(guess.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
-        laws_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
-        return Draft(tokens_BJ, laws_BJV, np.full_like(tokens_BJ, tier), accepted_B + 1)
+        probs_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
+        return Draft(tokens_BJ, probs_BJV, np.full_like(tokens_BJ, tier), accepted_B + 1)
 
 
 def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
@@ -176,27 +176,27 @@ def verification_figures(turns: Sequence[SyntheticDecoding]) -> Row:
 def prefilled_batch(
     models: ModelSet,
     mode: str,
-    setting: SpeculativeConfig,
+    speculation: SpeculativeConfig,
     context: int,
     tokens: int,
     rows: int = 1,
-    memory: FullView | None = None,
+    reused_view: FullView | None = None,
     costs: CostModel | None = None,
 ) -> SequenceBatch:
     """Return a batch whose prompts of random tokens count as prefilled in its caches. Its KV is noise.
 
-    It has room for a first step, then for verifications of `tokens` tokens and the rest of the last one. memory: the
-    full view of an earlier such batch of one row, for reuse.
+    It has room for a first step, then for verifications of `tokens` tokens and the rest of the last one. reused_view:
+    the full view of an earlier such batch of one row.
     """
-    max_tokens = tokens + 2 * setting.reach
+    max_tokens = tokens + 2 * speculation.reach
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=max_tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
-    if memory:
-        memory.rewind(ints([context - PAGE]))
+    if reused_view:
+        reused_view.rewind(ints([context - PAGE]))
     sequences = [TokenSequence(prompt, params, seed=1) for _ in range(rows)]
-    batch = SequenceBatch(models, MODES[mode], setting, "seeded", sequences, memory, costs)
-    if memory is None:
+    batch = SequenceBatch(models, MODES[mode], speculation, "seeded", sequences, reused_view, costs)
+    if reused_view is None:
         fill(batch.top.cache.pool, context - PAGE)  # the KV of the other rows is copied from there
     for _ in prefill_batch(batch):
         pass
@@ -222,7 +222,7 @@ def rows(
     shape: str,
     contexts: Sequence[int],
     acceptance_rates: tuple[float, float],
-    setting: SpeculativeConfig,
+    speculation: SpeculativeConfig,
     tokens: int,
     repeats: int,
     kv_int8: bool = False,
@@ -233,44 +233,44 @@ def rows(
     acceptance_rates: of the guesses of the retrieval tier and of the draft. kv_int8: all rows but the first have int8
     KV; the first is plain decoding over KV in bfloat16, and speedups are over it. layers: of the target; None: all.
     """
-    longest = max(contexts) + tokens + 2 * setting.reach
+    longest = max(contexts) + tokens + 2 * speculation.reach
     config, weights = bench_shapes.decoder_parts(shape, longest, kv_int8=kv_int8, layers=layers)
-    lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
+    lower_decoder = Decoder(config, weights, speculation.lower_bits) if speculation.lower_bits else None
     has_draft = f"{shape}-draft" in shapes.SHAPES
     draft = None
     works = {"full": ModelWork(config, weights)}
     if has_draft:
-        parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
-        draft = Decoder(*parts, setting.lower_bits)
-        works["draft"] = ModelWork(*parts)
-    models = ModelSet(Decoder(config, weights), draft, lower)
+        draft_parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
+        draft = Decoder(*draft_parts, speculation.lower_bits)
+        works["draft"] = ModelWork(*draft_parts)
+    models = ModelSet(Decoder(config, weights), draft, lower_decoder)
     shares = dict(zip(("retrieval", "draft"), acceptance_rates, strict=True))
     runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * has_draft, "auto")]
     if kv_int8:
         runs.insert(0, ("ar", ModelSet(Decoder(replace(config, kv_int8=False), weights))))
     for context in contexts:
         turns: list[list[SyntheticDecoding]] = [[] for _ in runs]
-        costs = costs_of(models, weights, setting)
+        costs = costs_of(models, weights, speculation)
         for turn in range(repeats):
             for (mode, run_models), run_turns in zip(runs, turns, strict=True):
                 batch = prefilled_batch(
-                    run_models, mode, setting, context, tokens, costs=costs if mode == "auto" else None
+                    run_models, mode, speculation, context, tokens, costs=costs if mode == "auto" else None
                 )
                 run_turns.append(decode(batch, shares, turn, tokens))
         roof = roofline.measure()
-        texts = [[_seconds(turn, tokens) for turn in run_turns] for run_turns in turns]
-        for (mode, run_models), run_turns, times in zip(runs, turns, texts, strict=True):
-            int8 = run_models.target.config.kv_int8
+        seconds_by_run = [[_seconds(turn, tokens) for turn in run_turns] for run_turns in turns]
+        for (mode, run_models), run_turns, times in zip(runs, turns, seconds_by_run, strict=True):
+            has_int8_kv = run_models.target.config.kv_int8
             last_turn = run_turns[-1]
             roofline_seconds = (
                 None
                 if mode == "auto"
-                else least_seconds(last_turn.tiers, works, roof, context, int8, setting.lower_bits)
+                else least_seconds(last_turn.tiers, works, roof, context, has_int8_kv, speculation.lower_bits)
             )
             yield {
                 "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
-                "kv_dtype": "int8" if int8 else "bfloat16", "layers": config.layers,
-                **timing(times, texts[0], tokens),
+                "kv_dtype": "int8" if has_int8_kv else "bfloat16", "layers": config.layers,
+                **timing(times, seconds_by_run[0], tokens),
                 "least_seconds": roofline_seconds and roofline_seconds * tokens / last_turn.tokens,
                 "prefill_tokens_per_second": None,
                 "full_passes": tokens
@@ -298,11 +298,11 @@ def least_seconds(
 
     int8: the full tier's KV is int8. Sampling counts as no time.
     """
-    full = works["full"]
+    full_work = works["full"]
     total_seconds = 0.0
     proposed = 0
     for tier in tiers:
-        work = works.get(tier.name, full)
+        work = works.get(tier.name, full_work)
         keys = min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
         if tier.name != "full" and lower_bits:
@@ -314,14 +314,14 @@ def least_seconds(
     return total_seconds
 
 
-def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
+def costs_of(models: ModelSet, weights: Weights, speculation: SpeculativeConfig) -> CostModel:
     """Return the planner's cost model of these models before it has measured a pass."""
     target = models.target
     matrices = [*weights.multiplied()]
     size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
-    lower = setting.lower_bits / 8 if weights.has_numbers else 0
+    lower_size = speculation.lower_bits / 8 if weights.has_numbers else 0
     works = TierWork.of_target(
-        target.config, (size, lower or size), target.dtype.itemsize, setting.lower_bits > 0, target.unions
+        target.config, (size, lower_size or size), target.dtype.itemsize, speculation.lower_bits > 0, target.unions
     )
     if models.draft:
         works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)

@@ -46,9 +46,9 @@ MEASUREMENTS = {
 
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
     """Measure the speed of a subject's models, and give the subject a plan that ends within a minute from now."""
-    began = perf_counter()
+    start = perf_counter()
     costs = {name: measurement.seconds for name, measurement in MEASUREMENTS.items()}
-    return fit_plan(subject, names, measure_pace(subject), costs, began)
+    return fit_plan(subject, names, measure_pace(subject), costs, start)
 
 
 def evaluate(
@@ -61,10 +61,10 @@ def evaluate(
     results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
         subject.label = name
-        started = perf_counter()
+        start = perf_counter()
         skip_reason = budget.skip_reason(name) if budget else ""
         results[name] = {"skipped": skip_reason} if skip_reason else MEASUREMENTS[name].measure(subject)
-        results[name]["seconds"] = perf_counter() - started
+        results[name]["seconds"] = perf_counter() - start
         report(name, results[name])
     return results
 

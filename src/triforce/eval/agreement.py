@@ -19,9 +19,9 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import LogitsProcessor
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-AT_ONCE = 128
+CHUNK_TOKENS = 128
 
-WARPING = 5e-7
+PROBS_SECONDS = 5e-7
 """Approximate seconds to compute the probabilities of one position, per token of the vocabulary."""
 
 
@@ -56,12 +56,12 @@ def _share(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
     """Return mean acceptance over the judged tokens of a window: float64 (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
-    warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
+    processors = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
     no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
     for logits_pair in _logits(subject, window, prefix_tokens):
-        for n, warp in enumerate(warps):
-            p_TV, q_TV = (warp(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
+        for n, processor in enumerate(processors):
+            p_TV, q_TV = (processor(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
     return sums / subject.plan.judged
 
@@ -75,8 +75,8 @@ def _logits(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[
     cut_view = draft_view(draft)
     prefill(target, target_view, window.ids_N[:prefix_tokens])
     prefill(draft, cut_view, window.ids_N[:prefix_tokens])
-    for part_T in parts(window.ids_N[prefix_tokens:stop], AT_ONCE):
-        yield torch.cat([*read(target, target_view, part_T)]), torch.cat([*read(draft, cut_view, part_T)])
+    for chunk_T in parts(window.ids_N[prefix_tokens:stop], CHUNK_TOKENS):
+        yield torch.cat([*read(target, target_view, chunk_T)]), torch.cat([*read(draft, cut_view, chunk_T)])
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
@@ -103,10 +103,10 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
-    warping = WARPING * subject.target.config.vocab_size
+    probs_seconds = PROBS_SECONDS * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
     windows = subject.windows(min_tokens=stop) if forecast.draft else []
-    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * warping)
+    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * probs_seconds)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -20,7 +20,7 @@ from triforce.eval.tables import Table, percent, tokens
 from triforce.eval.time_budget import ReadingForecast
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-QUESTION, ANSWER = 12, 8
+QUESTION_TOKENS, ANSWER_TOKENS = 12, 8
 """Approximate tokens of a question and of an answer."""
 
 MAX_FACTOR = 4
@@ -114,7 +114,7 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     total = 0.0
     for size in lengths(subject):
-        answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)
+        answer = pace.reading(size, size - QUESTION_TOKENS) + pace.steps(ANSWER_TOKENS, size)
         total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)
     return total
 

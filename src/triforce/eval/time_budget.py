@@ -23,11 +23,11 @@ PACE_SECONDS = 2.0
 PACE_TOKENS = 4096
 """Greatest number of tokens that are read to measure a model's speed."""
 
-QUICK = (8_192, 4_096, 2_048, 1_024, 512, 256)
+QUICK_LENGTHS = (8_192, 4_096, 2_048, 1_024, 512, 256)
 """Candidate lengths of the longest windows of a quick evaluation. The largest that fits is used."""
 
 MINUTE = 60.0
-PREDICTED = 0.75 * MINUTE
+PREDICTION_SECONDS = 0.75 * MINUTE
 """Seconds of the minute that predictions may fill. The rest is for errors of prediction."""
 
 LEAST_EVIDENCE = 5.0
@@ -85,8 +85,8 @@ class TimeBudget:
     rate: float
     predicted: dict[str, float]
     left_out: dict[str, float]
-    _done: float = 0.0
-    _since: float = 0.0
+    _predicted_so_far: float = 0.0
+    _first_check: float = 0.0
 
     @property
     def total(self) -> float:
@@ -96,13 +96,13 @@ class TimeBudget:
     def skip_reason(self, name: str) -> str:
         """Return why a measurement is skipped, judged by the speed of the earlier ones; an empty text if it fits."""
         timestamp = perf_counter()
-        self._since = self._since or timestamp
-        slowdown = max(1.0, (timestamp - self._since) / max(self._done, LEAST_EVIDENCE))
+        self._first_check = self._first_check or timestamp
+        slowdown = max(1.0, (timestamp - self._first_check) / max(self._predicted_so_far, LEAST_EVIDENCE))
         needed_seconds = slowdown * self.predicted[name]
         remaining_seconds = MINUTE - (timestamp - self.began)
-        if self._done and needed_seconds > remaining_seconds:
+        if self._predicted_so_far and needed_seconds > remaining_seconds:
             return f"it would take {needed_seconds:.0f} s, and {max(remaining_seconds, 0):.0f} s of the minute are left"
-        self._done += self.predicted[name]
+        self._predicted_so_far += self.predicted[name]
         return ""
 
 
@@ -111,7 +111,7 @@ def fit_plan(
     requested_names: Sequence[str],
     forecast: ReadingForecast,
     costs: Mapping[str, Seconds],
-    began: float,
+    start: float,
 ) -> TimeBudget:
     """Give the subject the largest quick plan that fits. If none fits, leave out the most expensive measurements."""
     context = subject.plan.deepest
@@ -121,18 +121,18 @@ def fit_plan(
         plan_forecast = ReadingForecast(forecast.target, forecast.draft)  # no trace is counted in it yet
         return {name: costs[name](subject, plan_forecast) for name in names}
 
-    for longest in sorted({min(size, context) for size in QUICK}, reverse=True):
+    for longest in sorted({min(size, context) for size in QUICK_LENGTHS}, reverse=True):
         subject.plan = plan(context, context, longest)
         predicted = predict()
-        if sum(predicted.values()) <= PREDICTED:
+        if sum(predicted.values()) <= PREDICTION_SECONDS:
             break
     left_out: dict[str, float] = {}
-    while sum(predicted.values()) > PREDICTED and sum(seconds > 0 for seconds in predicted.values()) > 1:
-        dearest = max(names, key=lambda name: predicted[name])
-        left_out[dearest] = predicted[dearest]
-        names.remove(dearest)
+    while sum(predicted.values()) > PREDICTION_SECONDS and sum(seconds > 0 for seconds in predicted.values()) > 1:
+        costliest = max(names, key=lambda name: predicted[name])
+        left_out[costliest] = predicted[costliest]
+        names.remove(costliest)
         predicted = predict()
-    return TimeBudget(began, 1 / forecast.target.token, predicted, left_out)
+    return TimeBudget(start, 1 / forecast.target.token, predicted, left_out)
 
 
 def measure_pace(subject: EvalContext) -> ReadingForecast:
@@ -148,11 +148,11 @@ def measure_pace(subject: EvalContext) -> ReadingForecast:
 def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:
     """Measure passes over one token, then longer ones until the time is up. The first pass of each width is slow."""
     step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
-    began = perf_counter()
+    start = perf_counter()
     read_tokens = min(3, len(ids_N))
     width = 16
     passes: list[tuple[int, float, float]] = []  # tokens, tokens before the middle one, seconds per token
-    while read_tokens + width <= len(ids_N) and perf_counter() - began < PACE_SECONDS:
+    while read_tokens + width <= len(ids_N) and perf_counter() - start < PACE_SECONDS:
         seconds = _timed(decoder, view, ids_N[read_tokens : read_tokens + width])
         passes.append((width, read_tokens + width / 2, seconds / width))
         read_tokens = read_tokens + width
@@ -170,7 +170,7 @@ def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Re
 
 
 def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
-    began = perf_counter()
+    start = perf_counter()
     for logits_TV in read(decoder, view, ids_T):
         float(logits_TV[-1, 0])  # waits for the device
-    return perf_counter() - began
+    return perf_counter() - start

@@ -45,9 +45,9 @@ class Head:
 
     def training_probs(self, final_NC: Tensor) -> Tensor:
         """Return the probabilities that a draft learns (N, M): `probs` with more weight on the most probable token."""
-        law_NM = self.probs(final_NC)
-        best_N1 = law_NM.argmax(-1, keepdim=True)
-        return law_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
+        probs_NM = self.probs(final_NC)
+        best_N1 = probs_NM.argmax(-1, keepdim=True)
+        return probs_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
 
     def logits(self, out_NC: Tensor) -> Tensor:
         """Return float32 logits (..., M) for outputs (..., C)."""
@@ -82,21 +82,21 @@ def guesses(
     fused_BTC = layer.fuse(chunk.states_BTX)
     visible_entries = past.with_chunk(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
     fused_BNC = fused_BTC[:, anchors_N]
-    last_BN = chunk.slots_BT[:, anchors_N]
+    anchor_slots_BN = chunk.slots_BT[:, anchors_N]
     chain = list[Entries]()
     for step in range(steps):
         if step == 1 and later_N is not None:
             anchors_N = anchors_N[later_N]
             fused_BNC = fused_BNC[:, later_N]
-            last_BN = last_BN[:, later_N]
-        at_N = anchors_N + step
-        embeddings_BNC = chunk.embeddings_BTC[:, at_N]
-        slots_BN = chunk.slots_BT[:, at_N]
+            anchor_slots_BN = anchor_slots_BN[:, later_N]
+        positions_N = anchors_N + step
+        embeddings_BNC = chunk.embeddings_BTC[:, positions_N]
+        slots_BN = chunk.slots_BT[:, positions_N]
         out_BNC, fused_BNC, step_entries = layer.step(
-            fused_BNC, embeddings_BNC, slots_BN, visible_entries, last_BN, chain
+            fused_BNC, embeddings_BNC, slots_BN, visible_entries, anchor_slots_BN, chain
         )
         chain += [step_entries] if step else []
-        yield out_BNC, at_N
+        yield out_BNC, positions_N
     past.keep_visible(visible_entries, layer.config.sinks, layer.config.window)
 
 
@@ -110,8 +110,8 @@ def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: PastEntries, later
     total = torch.zeros(())
     weight = 0.0
     anchors_N = torch.arange(chunk.ids_BT.shape[1])
-    for step, (out_BNC, at_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps, later_N)):
-        final_PC = chunk.final_BTC[:, at_N].flatten(0, 1)
+    for step, (out_BNC, positions_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps, later_N)):
+        final_PC = chunk.final_BTC[:, positions_N].flatten(0, 1)
         nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head, final_PC)  # type: ignore[no-untyped-call]
         total = total + decay**step * nats / len(final_PC)
         weight = weight + decay**step
@@ -128,11 +128,11 @@ class _HeadLoss(torch.autograd.Function):
     def forward(ctx: Any, out_PC: Tensor, head: Head, final_PC: Tensor) -> Tensor:
         total = torch.zeros(())
         slopes = []
-        for some_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
-            law_PM = head.training_probs(finals_PC)
-            log_q_PM = head.logits(some_PC).log_softmax(-1)
-            total = total - (law_PM * log_q_PM).sum()
-            slope_PM = log_q_PM.exp_().sub_(law_PM)
+        for slice_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
+            probs_PM = head.training_probs(finals_PC)
+            log_q_PM = head.logits(slice_PC).log_softmax(-1)
+            total = total - (probs_PM * log_q_PM).sum()
+            slope_PM = log_q_PM.exp_().sub_(probs_PM)
             slopes.append((slope_PM.to(head.rows_MC.dtype) @ head.rows_MC).float())
         ctx.save_for_backward(torch.cat(slopes))
         return total
@@ -143,7 +143,7 @@ class _HeadLoss(torch.autograd.Function):
         return slope_PC * scale, None, None
 
 
-SAMPLED = 0.8
+SAMPLED_TEMPERATURE = 0.8
 """Temperature of the seeded shares."""
 STRIDE = 8
 """Step between positions at which distributions over the whole vocabulary are compared."""
@@ -190,8 +190,8 @@ def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, s
     """Return for each guess the share of positions of a chunk where it is the target's most probable token."""
     anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
     return [
-        float((subject.tokens_M[subject.head.logits(out_BNC).argmax(-1)] == best_BT[:, at_N]).float().mean())
-        for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps)
+        float((subject.tokens_M[subject.head.logits(out_BNC).argmax(-1)] == best_BT[:, positions_N]).float().mean())
+        for out_BNC, positions_N in guesses(subject.layer, chunk, past, anchors_N, steps)
     ]
 
 
@@ -201,10 +201,12 @@ def seeded(subject: Subject, chunk: Chunk, past: PastEntries, steps: int) -> lis
     assert chunk.logits_BTV is not None
     anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, STRIDE)
     shares = []
-    for out_BNC, at_N in guesses(subject.layer, chunk, past, anchors_N, steps):
-        p_PV = (chunk.logits_BTV[:, at_N].flatten(0, 1) / SAMPLED).softmax(-1).double()
+    for out_BNC, positions_N in guesses(subject.layer, chunk, past, anchors_N, steps):
+        p_PV = (chunk.logits_BTV[:, positions_N].flatten(0, 1) / SAMPLED_TEMPERATURE).softmax(-1).double()
         q_PV = torch.zeros_like(p_PV)
-        q_PV[:, subject.tokens_M] = (subject.head.logits(out_BNC).flatten(0, 1) / SAMPLED).softmax(-1).double()
+        q_PV[:, subject.tokens_M] = (
+            (subject.head.logits(out_BNC).flatten(0, 1) / SAMPLED_TEMPERATURE).softmax(-1).double()
+        )
         shares.append(float(same_pick(p_PV, q_PV).mean()))
     return shares
 
@@ -228,7 +230,7 @@ def shares_at_length(
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
             greedy_sums += torch.tensor(greedy(subject, *_with_greedy_ids(chunk), copy(past), steps))
             seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
-    return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED:g}": (seeded_sums / len(ids_BL)).tolist()}
+    return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED_TEMPERATURE:g}": (seeded_sums / len(ids_BL)).tolist()}
 
 
 def _chunks(
@@ -237,9 +239,9 @@ def _chunks(
     """Prefill a text; yield its last `tail` tokens as a chunk with logits, and the past entries before it."""
     stream = TargetStream(decoder, layers, *ids_1L.shape)
     past = PastEntries()
-    before_1N = ids_1L[:, :-tail]
+    past_1N = ids_1L[:, :-tail]
     tail_1T = ids_1L[:, -tail:]
-    for chunk_1T in torch.split(before_1N, width, 1) if before_1N.shape[1] else ():
+    for chunk_1T in torch.split(past_1N, width, 1) if past_1N.shape[1] else ():
         with torch.no_grad():
             for _ in guesses(subject.layer, stream.read(chunk_1T), past, torch.zeros(1, dtype=torch.long), 1):
                 pass

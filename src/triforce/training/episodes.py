@@ -47,10 +47,10 @@ class Texts:
         if llm.tokenizer is None:
             raise RequestError("a draft is trained on texts, and this model has no tokenizer; add tokenizer.json")
         start = llm.tokenizer.encode("")
-        read = [
+        encoded_texts = [
             llm.tokenizer.encode(text)[len(start) :] for text in middle_excerpts(list(texts.values()), MAX_CHARACTERS)
         ]
-        ids = [torch.tensor(text_ids, dtype=torch.long) for text_ids in read]
+        ids = [torch.tensor(text_ids, dtype=torch.long) for text_ids in encoded_texts]
         ends = [0, *accumulate(map(len, ids))]  # cumulative, so that short texts are held out in part, too
         cuts = [end - begin - (end // HELD_OUT - begin // HELD_OUT) for begin, end in pairwise(ends)]
         trained_N = torch.cat([text_ids[:cut] for text_ids, cut in zip(ids, cuts, strict=True)])
@@ -182,11 +182,13 @@ class TargetStream:
         assert output.states_SBTC is not None
         *states, final_BTC = output.states_SBTC.float()
         states_BTX = torch.cat(states, -1)
-        before_BTX = torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)
+        past_states_BTX = torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)
         self.last_B1X = states_BTX[:, -1:]
         slots_BT = torch.arange(start, start + T).expand(B, T)
         embeddings_BTC = self.decoder.model.embed(ids_BT.flatten()).float().view(B, T, -1)
-        return Chunk(ids_BT, slots_BT, before_BTX, embeddings_BTC, final_BTC, output.logits_BJV if logits else None)
+        return Chunk(
+            ids_BT, slots_BT, past_states_BTX, embeddings_BTC, final_BTC, output.logits_BJV if logits else None
+        )
 
 
 Text = list[Chunk]
@@ -209,12 +211,16 @@ class EpisodeReader:
             yield from self._cached_texts[number]
             return
         latest_repeat = max(self.config.again, default=0)
-        read = list[Text]()
-        self._cached_texts = {old: texts for old, texts in self._cached_texts.items() if old + latest_repeat >= number}
+        read_texts = list[Text]()
+        self._cached_texts = {
+            past_number: texts
+            for past_number, texts in self._cached_texts.items()
+            if past_number + latest_repeat >= number
+        }
         for text in self.texts(self.episodes(number)):
-            read.append(text)
+            read_texts.append(text)
             yield text
-        self._cached_texts[number] = read
+        self._cached_texts[number] = read_texts
 
     def texts(self, ids_BL: Tensor) -> Iterator[Text]:
         """Prefill texts through the target, `rows` at a time; yield the chunks of each group."""

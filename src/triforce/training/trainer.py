@@ -154,27 +154,27 @@ class Trainer:
             rows = config.heldout_rows
             texts = self.texts.windows(ids_N, rows, config.width, generator)
             answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, generator)
-            read = {"texts": texts, "answers": answers}
-            self._heldout = Heldout(self.decoder, self.draft.state_layers, read)
+            texts_by_kind = {"texts": texts, "answers": answers}
+            self._heldout = Heldout(self.decoder, self.draft.state_layers, texts_by_kind)
         return self._heldout
 
     def _new_state(self, facts: dict[str, Any]) -> TrainingState:
-        began = self.clock()
+        start = self.clock()
         seed = self.config.seed
         tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
         weights = initial_weights(self.llm.target, self.draft, seed)
         sample = self._sample(tokens_M)
         with torch_threads(self.threads):
             add_induction(weights, self.draft, sample, seed)
-        return TrainingState(facts, weights, tokens_M, seconds=self.clock() - began)
+        return TrainingState(facts, weights, tokens_M, seconds=self.clock() - start)
 
     def _sample(self, tokens_M: Tensor) -> Sample:
         config = self.config
         generator = torch.Generator().manual_seed(self.config.seed)
         ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, generator)
-        read = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
-        states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in read])
-        embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in read])
+        chunks = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
+        states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in chunks])
+        embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in chunks])
         choices_MC = self.decoder.model.embed(tokens_M).float()
         head_MC = self.decoder.head_rows(tokens_M).float()
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
@@ -198,7 +198,7 @@ class Trainer:
         config = self.config
         number = state.episode
         earlier_seconds = state.seconds
-        began = self.clock()
+        start = self.clock()
         state.episode += 1  # an interrupted episode is not restarted: its updates are kept
         try:
             for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
@@ -208,25 +208,29 @@ class Trainer:
                     state.tokens += chunk.ids_BT.numel() if episode == number else 0
                     if state.updates % config.check_every == 0:
                         self._evaluate()
-                    state.seconds = earlier_seconds + self.clock() - began
+                    state.seconds = earlier_seconds + self.clock() - start
                     report(state)
                     if state.seconds >= seconds:
                         return
         finally:
-            state.seconds = earlier_seconds + self.clock() - began
+            state.seconds = earlier_seconds + self.clock() - start
 
-    def _update(self, chunk: Chunk, past: PastEntries, done: float) -> None:
+    def _update(self, chunk: Chunk, past: PastEntries, time_share: float) -> None:
         state = self.state
         config = self.config
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
-        places = chunk.ids_BT.shape[1] - config.steps + 1
-        later_N = torch.randperm(places, generator=generator)[: max(1, int(places * config.anchors))].sort().values
+        position_count = chunk.ids_BT.shape[1] - config.steps + 1
+        later_N = (
+            torch.randperm(position_count, generator=generator)[: max(1, int(position_count * config.anchors))]
+            .sort()
+            .values
+        )
         with torch_threads(self.threads):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.use_bfloat16):
                 value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
-            step(self.optimizers, config.rate(state.updates, done))
+            step(self.optimizers, config.rate(state.updates, time_share))
         state.updates += 1
 
     def _evaluate(self) -> None:

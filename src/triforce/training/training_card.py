@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from triforce.eval.tables import Table, percent, tokens
-from triforce.training.distillation import SAMPLED, Subject, shares_at_length
+from triforce.training.distillation import SAMPLED_TEMPERATURE, Subject, shares_at_length
 from triforce.training.trainer import Trainer, torch_threads
 
 MEASURING_SHARE = 0.5
@@ -22,10 +22,10 @@ def measure(trainer: Trainer) -> dict[str, Any]:
     config = trainer.config
     subject = trainer.subject
     rows = []
-    began = trainer.clock()
+    start = trainer.clock()
     for kind, context in _kinds(trainer):
-        taken = (trainer.clock() - began) * context / config.width  # predicted from the time of the shortest texts
-        if context > config.width and taken > trainer.state.seconds * MEASURING_SHARE:
+        predicted_seconds = (trainer.clock() - start) * context / config.width  # from the time of the shortest texts
+        if context > config.width and predicted_seconds > trainer.state.seconds * MEASURING_SHARE:
             continue
         generator = torch.Generator().manual_seed(config.seed)
         for temperature, shares in _shares(trainer, subject, kind, context, generator).items():
@@ -57,7 +57,7 @@ def _shares(
     ids_N = trainer.texts.heldout_N
     layers = trainer.draft.state_layers
     shares_by_temperature = {}
-    for n, temperature in enumerate(("0", f"{SAMPLED:g}")):
+    for n, temperature in enumerate(("0", f"{SAMPLED_TEMPERATURE:g}")):
         if kind == "texts":
             ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, generator)
         else:
@@ -94,7 +94,8 @@ def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> T
     ]
     words = (
         "Share of guesses that the target keeps, each where those before it were kept: at temperature 0, and under the "
-        f"seeded coupling at {SAMPLED:g}. The last column is tokens for each verification of as many guesses. "
+        f"seeded coupling at {SAMPLED_TEMPERATURE:g}. The last column is tokens for each verification of as many "
+        "guesses. "
     )
     guesses = range(1, len(rows[0]["kept"]) + 1)
     return Table(title, words + note, ["", "context", *map(str, guesses), "tokens"], lines)

@@ -55,13 +55,13 @@ class TrainingConfig:
             doubled_lengths.append(doubled_lengths[-1] * 2)
         return doubled_lengths
 
-    def rate(self, updates: int, done: float) -> float:
-        """Return the learning rate after this number of updates. done: share of the time that is spent, 0 to 1."""
-        return self.learning_rate * (1 - (1 - self.last_rate) * done) * min(1.0, (updates + 1) / self.warmup)
+    def rate(self, updates: int, time_share: float) -> float:
+        """Return the learning rate after this number of updates. time_share: spent share of the time, 0 to 1."""
+        return self.learning_rate * (1 - (1 - self.last_rate) * time_share) * min(1.0, (updates + 1) / self.warmup)
 
     def due(self, number: int) -> list[int]:
         """Return the episodes that are trained on with episode `number`: this one, and the earlier ones that repeat."""
-        return [number - past for past in (0, *self.again) if past <= number]
+        return [number - distance for distance in (0, *self.again) if distance <= number]
 
     def choices_of(self, target: ModelConfig) -> int:
         """Return the number of tokens that a draft for this target can propose."""

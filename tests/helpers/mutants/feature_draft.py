@@ -13,10 +13,12 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "guesses go on from the target's states": (
         "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(fused_BNC,",
-                           "out_BNC, _, step_entries = layer.step(fused_BTC[:, at_N],"),
+                           "out_BNC, _, step_entries = layer.step(fused_BTC[:, positions_N],"),
     ),
     "guesses forget those that led to them": ("row", GUESSES, ("chain += [step_entries] if step else []", "pass")),
-    "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
+    "guesses of a row stand at one slot": (
+        "row", GUESSES, ("chunk.slots_BT[:, positions_N]", "chunk.slots_BT[:, anchors_N]"),
+    ),
     "a window one entry longer": (
         "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
                                        ">= slots_BN[..., None] - self.config.window"),
@@ -50,14 +52,16 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
     "episodes are trained on once": (
-        "triforce.training.training_config:TrainingConfig.due", ("for past in (0, *self.again)", "for past in (0,)"),
+        "triforce.training.training_config:TrainingConfig.due",
+        ("for distance in (0, *self.again)", "for distance in (0,)"),
     ),
     "the first episode is not trained on again": (
-        "triforce.training.training_config:TrainingConfig.due", ("if past <= number", "if past < max(number, 1)"),
+        "triforce.training.training_config:TrainingConfig.due",
+        ("if distance <= number", "if distance < max(number, 1)"),
     ),
     "half an episode is kept as a whole one": (
         "triforce.training.episodes:EpisodeReader.__call__",
-        ("read.append(text)", "read.append(text); self._cached_texts[number] = read"),
+        ("read_texts.append(text)", "read_texts.append(text); self._cached_texts[number] = read_texts"),
     ),
 }  # fmt: skip
 DRAFT = "triforce.eagle.eagle_draft:FeatureDraft"
