@@ -12,7 +12,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
     "guesses go on from the target's states": (
-        "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(fused_BNC,",
+        "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(\n            fused_BNC,",
                            "out_BNC, _, step_entries = layer.step(fused_BTC[:, positions_N],"),
     ),
     "guesses forget those that led to them": ("row", GUESSES, ("chain += [step_entries] if step else []", "pass")),
