@@ -58,7 +58,7 @@ def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, f
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
     model = MeasuredModel("gpt-oss-20b", CONTEXT + 64)
-    one, more = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
+    one, more = model.work.pass_work(1, CONTEXT), model.work.pass_work(2, CONTEXT, union=1.5)
     expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
     assert more.bytes - one.bytes == 2 * expert  # 4 experts of a token, 6 of two
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
@@ -79,7 +79,7 @@ def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> No
     assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
     assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
     assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
-    one, more = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
+    one, more = ModelWork(config, weights).pass_work(1, 0), ModelWork(config, weights).pass_work(2, 0, union=1.5)
     assert one.bytes == 4 * (config.weights_read - routers)
     assert more.bytes - one.bytes == 4 * config.expert_weights * 5 // 2  # 3 experts of a token and 2 shared ones, half
     assert one.operations["bfloat16"] == 2 * (config.weights_read - routers)

@@ -125,10 +125,10 @@ def test_least_seconds_count_passes_of_each_tier() -> None:
     roof = Roofline(1e9, {"bfloat16": 1e15})
     tiers = [TierStats("retrieval", proposed=30, passes=30, visible_tokens=64), TierStats("full", 40, 40, passes=10)]
     least = bench_synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
-    assert least == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
+    assert least == pytest.approx((30 * work.pass_work(1, 64).bytes + 10 * work.pass_work(4, 512).bytes) / 1e9)
     slow = Roofline(1e15, {"bfloat16": 1e9})
     least = bench_synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
-    done = 30 * work.of(1, 64).operations["bfloat16"] + 10 * work.of(4, 512).operations["bfloat16"]
+    done = 30 * work.pass_work(1, 64).operations["bfloat16"] + 10 * work.pass_work(4, 512).operations["bfloat16"]
     assert least == pytest.approx(done / 1e9)
 
 

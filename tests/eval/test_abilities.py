@@ -84,7 +84,7 @@ def test_context_gain_of_near_context_is_zero(llm: LLM, period: int, reach: int)
 def test_truncated_model_sees_stated_tokens(llm: LLM) -> None:
     model = Recaller(llm)
     text = subject(llm, model, noise(512))
-    losses_N = context_gain._recent(text, text.texts[0])
+    losses_N = context_gain._recent_losses(text, text.texts[0])
     assert len(losses_N) == len(model.sights) == 128
     assert (min(model.sights), max(model.sights)) == (113, 128)
 

@@ -79,7 +79,7 @@ def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch
     given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
     pace = time_budget.measure_pace(given).target
     assert pace.token == pytest.approx(token, rel=0.3) and pace.past_token == pytest.approx(deeper, rel=0.1)
-    assert pace.reading(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
+    assert pace.reading_seconds(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
 
 
 @pytest.mark.parametrize("token", [1e-4, 1e-3, 5e-3, 5e-2])

@@ -63,13 +63,13 @@ def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
         patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
         for _ in range(9):
             made._episode(math.inf, lambda state: None)
-    assert asked == list(range(9)) and sorted(made.readings._cached_texts) == [3, 4, 5, 6, 7, 8]
+    assert asked == list(range(9)) and sorted(made.reader._cached_texts) == [3, 4, 5, 6, 7, 8]
     each = CONFIG.groups * CONFIG.rows * CONFIG.width
     assert made.state.updates == CONFIG.groups * (9 + 7 + 4) and made.state.tokens == each * 9
     fresh = EpisodeReader(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
     next(fresh(4)), next(fresh(5))  # which nobody has read to their ends
     for number in (4, 5):  # answers are the second ones
-        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.readings)]
+        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.reader)]
         for one, other in zip(*chunks, strict=True):
             assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
 

@@ -168,8 +168,8 @@ def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
     """Yield rows of passes of a whole decoder: over the full cache by width, over a budget, and in int8 if possible."""
     decoder = model.decoder
     cell_fields = {"shape": model.name, "context": context}
-    work_of = model.work.of
-    lower_work_of = model.work.of_lower
+    work_of = model.work.pass_work
+    lower_work_of = model.work.lower_pass_work
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
     full_view = filled_view(pool, context)
     unions = {width: model.union(full_view, width) for width in WIDTHS}
@@ -183,7 +183,7 @@ def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
         for w in INT8_WIDTHS
     ]  # fmt: skip
     nibble_view = SparseView(int8_view.pool, context, int8=True)
-    nibble_work = model.coded_work.of_lower(1, context, 16)
+    nibble_work = model.coded_work.lower_pass_work(1, context, 16)
     kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibble_view, 1), nibble_work))
     selected_view = SparseView(pool, BUDGET)
     kinds.append(("retrieval step", 1, partial(one_pass, decoder, selected_view, 1), work_of(1, BUDGET)))

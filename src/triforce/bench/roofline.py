@@ -111,7 +111,7 @@ class ModelWork:
             self._read["experts" if id(weight) in experts else "dense"].add(weight)
         self._coded = not weights.has_numbers
 
-    def of(self, width: float, keys: int, config: ModelConfig | None = None, union: float = 1.0) -> Work:
+    def pass_work(self, width: float, keys: int, config: ModelConfig | None = None, union: float = 1.0) -> Work:
         """Return the work of a pass of `width` tokens, each over `keys` tokens of KV.
 
         config: gives the KV's dtype; None: the model's own. union: experts that the pass reads, as a multiple of those
@@ -123,7 +123,7 @@ class ModelWork:
         operations += Counter(coded_attention(attention) if config.kv_int8 else {"bfloat16": attention})
         return Work(round(self._bytes(union) + config.kv_bytes(2) * self._visible_keys(keys)), operations)
 
-    def of_lower(self, width: float, keys: int, bits: int) -> Work:
+    def lower_pass_work(self, width: float, keys: int, bits: int) -> Work:
         """Return the work of a lower tier's pass that reads weights of `bits` bits, or quantized weights unchanged."""
         weight_bytes = self._bytes() if self._coded else self._numbers * bits / 8
         read_bytes = round(weight_bytes + self.config.lower_bytes * self.config.kv_size * self._visible_keys(keys))

@@ -306,9 +306,9 @@ def least_seconds(
         keys = min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
         if tier.name != "full" and lower_bits:
-            pass_work = work.of_lower(width, keys, lower_bits)
+            pass_work = work.lower_pass_work(width, keys, lower_bits)
         else:
-            pass_work = work.of(width, keys, replace(work.config, kv_int8=int8))
+            pass_work = work.pass_work(width, keys, replace(work.config, kv_int8=int8))
         total_seconds = total_seconds + tier.passes * roof.least_seconds(pass_work)
         proposed = tier.proposed
     return total_seconds

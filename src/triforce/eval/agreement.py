@@ -36,7 +36,9 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     windows = subject.windows(min_tokens=prefix_tokens + plan.judged)
     if not windows:
         return {"skipped": f"no text has {prefix_tokens + plan.judged:,} tokens"}
-    shares = [(window.kind, _share(subject, window, prefix_tokens)) for window in subject.steps(windows)]
+    shares = [
+        (window.kind, _window_shares(subject, window, prefix_tokens)) for window in subject.with_progress(windows)
+    ]
     return {
         "from": prefix_tokens,
         "tokens": plan.judged,
@@ -52,21 +54,21 @@ def _mean(shares: list[Tensor]) -> dict[str, Any]:
     }
 
 
-def _share(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
+def _window_shares(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
     """Return mean acceptance over the judged tokens of a window: float64 (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
     processors = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
     no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
-    for logits_pair in _logits(subject, window, prefix_tokens):
+    for logits_pair in _logit_pairs(subject, window, prefix_tokens):
         for n, processor in enumerate(processors):
             p_TV, q_TV = (processor(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
     return sums / subject.plan.judged
 
 
-def _logits(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _logit_pairs(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
     stop = prefix_tokens + subject.plan.judged
     target = subject.target
@@ -106,7 +108,9 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     probs_seconds = PROBS_SECONDS * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
     windows = subject.windows(min_tokens=stop) if forecast.draft else []
-    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * probs_seconds)
+    return len(windows) * (
+        forecast.target.reading_seconds(stop) + forecast.draft_seconds(stop) + plan.judged * probs_seconds
+    )
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

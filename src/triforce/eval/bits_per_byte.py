@@ -15,7 +15,7 @@ from triforce.eval.time_budget import ReadingForecast
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Measure the target with the full view, and the draft with sinks and a window, on the same windows of text."""
-    rows = [_row(subject, window) for window in subject.steps(subject.windows())]
+    rows = [_row(subject, window) for window in subject.with_progress(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
     kinds = group_by_kind([(row["kind"], row) for row in rows])
     return {"texts": texts, "kinds": {kind: _total(kind_rows) for kind, kind_rows in kinds.items()}}
@@ -43,7 +43,7 @@ def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     windows = subject.windows()
-    return forecast.traces(windows) + sum(forecast.drafts(len(window.ids_N)) for window in windows)
+    return forecast.trace_seconds(windows) + sum(forecast.draft_seconds(len(window.ids_N)) for window in windows)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

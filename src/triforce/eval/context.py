@@ -116,7 +116,7 @@ class EvalContext:
             self._traces[key] = nats(self.target, full_view(self.target, len(text.ids_N)), text.ids_N)
         return self._traces[key]
 
-    def steps(self, items: Iterable[T]) -> Iterable[T]:
+    def with_progress(self, items: Iterable[T]) -> Iterable[T]:
         """Iterate over items with a progress bar, which only terminals show."""
         bar: Iterable[T] = tqdm(list(items), desc=self.label, leave=False, disable=self.quiet or None)
         return bar

@@ -30,9 +30,9 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     visible_tokens = {"positions": [plan.far.start, plan.far.stop], "recent": plan.recent, "stride": plan.stride}
     sides: dict[str, Callable[[Text], Tensor]] = {
         "model": lambda window: subject.trace(window)[plan.far.start - 1 : plan.far.stop - 1],
-        "control": lambda window: _cut(subject, window),
+        "control": lambda window: _cut_losses(subject, window),
     }
-    recent_losses = [(window, _recent(subject, window)) for window in subject.steps(windows)]
+    recent_losses = [(window, _recent_losses(subject, window)) for window in subject.with_progress(windows)]
     gains_by_side = {
         side: [(w.kind, nats_N - far_losses(w)) for w, nats_N in recent_losses] for side, far_losses in sides.items()
     }
@@ -43,7 +43,7 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     return visible_tokens | {"block": plan.block} | verdicts
 
 
-def _recent(subject: EvalContext, window: Text) -> Tensor:
+def _recent_losses(subject: EvalContext, window: Text) -> Tensor:
     """Return losses of the far tokens, each given the `recent` - `stride` + 1 to `recent` tokens before it."""
     plan = subject.plan
     view = full_view(subject.target, subject.plan.recent)
@@ -55,7 +55,7 @@ def _recent(subject: EvalContext, window: Text) -> Tensor:
     return torch.cat(losses)
 
 
-def _cut(subject: EvalContext, window: Text) -> Tensor:
+def _cut_losses(subject: EvalContext, window: Text) -> Tensor:
     far_positions = subject.plan.far
     view = cut_view(subject.target, subject.plan.recent)
     return nats(subject.target, view, window.ids_N[: far_positions.stop], far_positions.start)
@@ -71,9 +71,9 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
     pace = forecast.target
     windows = subject.windows(min_tokens=plan.far.stop)
-    recent = len(plan.far) // plan.stride * pace.reading(plan.recent)
+    recent = len(plan.far) // plan.stride * pace.reading_seconds(plan.recent)
     cut = plan.far.stop * (pace.token + pace.past_token * plan.recent)
-    return forecast.traces(windows) + len(windows) * (recent + cut)
+    return forecast.trace_seconds(windows) + len(windows) * (recent + cut)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -21,7 +21,7 @@ START = 8
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return by distance the share of tokens predicted right in the repetition, and at their first occurrence."""
-    hits = [_hits(subject, window) for window in subject.steps(subject.windows(max_windows=1))]
+    hits = [_hits(subject, window) for window in subject.with_progress(subject.windows(max_windows=1))]
     distances = sorted({distance for window_hits in hits for distance in window_hits})
     if not distances:
         return {"skipped": f"no text has {2 * SPAN:,} tokens within the context"}
@@ -47,7 +47,7 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
     length = min(len(window.ids_N), subject.target.config.context - SPAN)
     ids_N = window.ids_N[:length]
     view = full_view(subject.target, length + SPAN)
-    best_N = _best(subject, view, ids_N)  # entry n is the token expected at n + 1
+    best_N = _greedy_ids(subject, view, ids_N)  # entry n is the token expected at n + 1
     hits_by_distance: dict[int, list[Tensor]] = {}
     for end in range(length, max(0, length - subject.plan.copies * SPAN), -SPAN):
         for distance in _distances(end):
@@ -55,7 +55,7 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
             start = end - distance
             span_T = ids_N[start : start + SPAN]
             scored = slice(START, SPAN)
-            again_T = _best(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
+            again_T = _greedy_ids(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
             first_T = best_N[start + START - 1 : start + SPAN - 1] == span_T[scored]
             hits_by_distance.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
     return {distance: torch.cat(hits, 1) for distance, hits in hits_by_distance.items()}
@@ -67,7 +67,7 @@ def _distances(end: int) -> list[int]:
     return [shortest << n for n in range((end // shortest).bit_length())]
 
 
-def _best(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
+def _greedy_ids(subject: EvalContext, view: FullView, ids_T: Tensor) -> Tensor:
     return torch.cat([logits_TV.argmax(-1) for logits_TV in read(subject.target, view, ids_T)])
 
 
@@ -76,8 +76,8 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     total = 0.0
     for window in subject.windows(max_windows=1):
         length = len(window.ids_N)
-        repeat_seconds = subject.plan.copies * len(_distances(length)) * pace.reading(length, length - SPAN)
-        total += pace.reading(length) + repeat_seconds
+        repeat_seconds = subject.plan.copies * len(_distances(length)) * pace.reading_seconds(length, length - SPAN)
+        total += pace.reading_seconds(length) + repeat_seconds
     return total
 
 

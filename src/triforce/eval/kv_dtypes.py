@@ -19,13 +19,13 @@ def tables(kv_rows: Sequence[Row], note: str = "") -> list[Table]:
         name for name in MEASURED if name in kv_rows[0] and not any("skipped" in row[name] for row in kv_rows)
     }
     by_position = {"positions": "", "far": ", longest readings"}
-    quality = [_quality(kv_rows, note)] if shared_names - by_position.keys() else []
+    quality = [_quality_table(kv_rows, note)] if shared_names - by_position.keys() else []
     return quality + [
-        _losses(kv_rows, name, title_suffix) for name, title_suffix in by_position.items() if name in shared_names
+        _loss_table(kv_rows, name, title_suffix) for name, title_suffix in by_position.items() if name in shared_names
     ]
 
 
-def _quality(kv_rows: Sequence[Row], note: str) -> Table:
+def _quality_table(kv_rows: Sequence[Row], note: str) -> Table:
     exact_row = kv_rows[0]
     lines = []
     for row in kv_rows:
@@ -69,7 +69,7 @@ def _copies(row: Row) -> list[Row]:
     return copies
 
 
-def _losses(kv_rows: Sequence[Row], name: str, title_suffix: str) -> Table:
+def _loss_table(kv_rows: Sequence[Row], name: str, title_suffix: str) -> Table:
     """Return a table of the increase of the loss by position, of the first kind of text that was measured."""
     exact_row = kv_rows[0]
     kind = next(iter(_section(exact_row, name, "kinds")), "")

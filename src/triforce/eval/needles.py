@@ -45,8 +45,8 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     rng = random.Random(subject.plan.seed)
     windows = subject.windows(subject.plan.deepest, max_windows=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
-    turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
-    for length, n in subject.steps(turns):
+    turns = [(size, n) for size in lengths(subject) for n in range(_haystack_count(subject, size))]
+    for length, n in subject.with_progress(turns):
         haystack = build_haystack(subject, windows[n % len(windows)], length, rng)
         for depth, *answers in _answers(subject, haystack) if haystack else ():
             cells.setdefault((length, depth), []).append((answers[0], answers[1]))
@@ -67,7 +67,7 @@ def lengths(subject: EvalContext) -> list[int]:
     return [shortest << n for n in range((deepest // shortest).bit_length())]
 
 
-def _count(subject: EvalContext, length: int) -> int:
+def _haystack_count(subject: EvalContext, length: int) -> int:
     plan = subject.plan
     return max(1, min(MAX_FACTOR * plan.haystacks, plan.haystacks * plan.span // length))
 
@@ -114,8 +114,8 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     total = 0.0
     for size in lengths(subject):
-        answer = pace.reading(size, size - QUESTION_TOKENS) + pace.steps(ANSWER_TOKENS, size)
-        total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)
+        answer = pace.reading_seconds(size, size - QUESTION_TOKENS) + pace.step_seconds(ANSWER_TOKENS, size)
+        total += _haystack_count(subject, size) * (pace.reading_seconds(size) + len(DEPTHS) * answer)
     return total
 
 

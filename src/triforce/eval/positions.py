@@ -20,7 +20,7 @@ READINGS = 2
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return mean nats by bucket of positions, over all windows of a kind."""
-    return _by_kind(subject, subject.windows())
+    return _kind_buckets(subject, subject.windows())
 
 
 def measure_far(subject: EvalContext) -> dict[str, Any]:
@@ -28,12 +28,12 @@ def measure_far(subject: EvalContext) -> dict[str, Any]:
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return _by_kind(subject, subject.windows(plan.deepest, max_windows=READINGS))
+    return _kind_buckets(subject, subject.windows(plan.deepest, max_windows=READINGS))
 
 
-def _by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
+def _kind_buckets(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
     """Return buckets by kind of text, each with its first position, end, tokens, and nats per token."""
-    traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
+    traces = [(window.kind, subject.trace(window)) for window in subject.with_progress(windows)]
     return {"kinds": {kind: buckets(kind_traces) for kind, kind_traces in group_by_kind(traces).items()}}
 
 
@@ -51,12 +51,14 @@ def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    return forecast.traces(subject.windows())
+    return forecast.trace_seconds(subject.windows())
 
 
 def far_seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
-    return forecast.traces(subject.windows(plan.deepest, max_windows=READINGS)) if plan.deepest > plan.span else 0.0
+    return (
+        forecast.trace_seconds(subject.windows(plan.deepest, max_windows=READINGS)) if plan.deepest > plan.span else 0.0
+    )
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

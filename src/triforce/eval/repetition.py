@@ -45,7 +45,7 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
     batches = -(-plan.prompts // MOST_ROWS)
-    return plan.prompts * pace.reading(min(256, plan.new_tokens)) + batches * plan.new_tokens * step
+    return plan.prompts * pace.reading_seconds(min(256, plan.new_tokens)) + batches * plan.new_tokens * step
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -42,11 +42,11 @@ class ReadingPace:
     past_token: float
     step: float
 
-    def reading(self, stop: int, start: int = 0) -> float:
+    def reading_seconds(self, stop: int, start: int = 0) -> float:
         """Return seconds to read tokens `start` to `stop` of a text, each attending to all tokens before it."""
         return (stop - start) * (self.token + self.past_token * (start + stop) / 2)
 
-    def steps(self, count: int, past_tokens: int = 0) -> float:
+    def step_seconds(self, count: int, past_tokens: int = 0) -> float:
         """Return seconds of `count` passes over one token each, after `past_tokens` tokens."""
         return count * (self.step + self.past_token * past_tokens)
 
@@ -59,15 +59,15 @@ class ReadingForecast:
     draft: ReadingPace | None = None
     _traced: set[tuple[str, int, int]] = field(default_factory=set)
 
-    def traces(self, windows: Iterable[Text]) -> float:
+    def trace_seconds(self, windows: Iterable[Text]) -> float:
         """Return seconds of `EvalContext.trace` for the windows that are not counted yet, and count them."""
         uncounted = {(window.name, window.start, len(window.ids_N)) for window in windows} - self._traced
         self._traced |= uncounted
-        return sum(self.target.reading(length) for _, _, length in uncounted)
+        return sum(self.target.reading_seconds(length) for _, _, length in uncounted)
 
-    def drafts(self, tokens: int) -> float:
+    def draft_seconds(self, tokens: int) -> float:
         """Return seconds that the draft takes to read `tokens`; 0 without a draft."""
-        return self.draft.reading(tokens) if self.draft else 0.0
+        return self.draft.reading_seconds(tokens) if self.draft else 0.0
 
 
 Seconds = Callable[[EvalContext, ReadingForecast], float]
@@ -78,10 +78,10 @@ Seconds = Callable[[EvalContext, ReadingForecast], float]
 class TimeBudget:
     """Predicted seconds of each measurement. left_out: those of the measurements that do not fit.
 
-    began: start of the minute, by `perf_counter`. rate: tokens that the target reads per second.
+    start: start of the minute, by `perf_counter`. rate: tokens that the target reads per second.
     """
 
-    began: float
+    start: float
     rate: float
     predicted: dict[str, float]
     left_out: dict[str, float]
@@ -99,7 +99,7 @@ class TimeBudget:
         self._first_check = self._first_check or timestamp
         slowdown = max(1.0, (timestamp - self._first_check) / max(self._predicted_so_far, LEAST_EVIDENCE))
         needed_seconds = slowdown * self.predicted[name]
-        remaining_seconds = MINUTE - (timestamp - self.began)
+        remaining_seconds = MINUTE - (timestamp - self.start)
         if self._predicted_so_far and needed_seconds > remaining_seconds:
             return f"it would take {needed_seconds:.0f} s, and {max(remaining_seconds, 0):.0f} s of the minute are left"
         self._predicted_so_far += self.predicted[name]
@@ -147,13 +147,13 @@ def measure_pace(subject: EvalContext) -> ReadingForecast:
 
 def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> ReadingPace:
     """Measure passes over one token, then longer ones until the time is up. The first pass of each width is slow."""
-    step = [_timed(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
+    step = [_pass_seconds(decoder, view, ids_T) for ids_T in parts(ids_N[:3], 1)][-1]
     start = perf_counter()
     read_tokens = min(3, len(ids_N))
     width = 16
     passes: list[tuple[int, float, float]] = []  # tokens, tokens before the middle one, seconds per token
     while read_tokens + width <= len(ids_N) and perf_counter() - start < PACE_SECONDS:
-        seconds = _timed(decoder, view, ids_N[read_tokens : read_tokens + width])
+        seconds = _pass_seconds(decoder, view, ids_N[read_tokens : read_tokens + width])
         passes.append((width, read_tokens + width / 2, seconds / width))
         read_tokens = read_tokens + width
         width = min(4 * width, WIDTH)
@@ -169,7 +169,7 @@ def _pace(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Re
     return ReadingPace(float(token), float(past_token), step)
 
 
-def _timed(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
+def _pass_seconds(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> float:
     start = perf_counter()
     for logits_TV in read(decoder, view, ids_T):
         float(logits_TV[-1, 0])  # waits for the device

@@ -162,7 +162,7 @@ class Heldout:
     """Held-out texts (B, T) by kind. The target prefills them once, so greedy shares of its drafts are quick to get."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], texts: Mapping[str, Tensor]) -> None:
-        self.read = {
+        self.chunks_by_kind = {
             kind: [_with_greedy_ids(TargetStream(decoder, layers, *ids_1T.shape).read(ids_1T, logits=True))
                    for ids_1T in torch.split(ids_BT, 1)]
             for kind, ids_BT in texts.items()
@@ -174,7 +174,7 @@ class Heldout:
             kind: torch.tensor(
                 [greedy(subject, chunk, best_1T, PastEntries(), steps) for chunk, best_1T in chunks]
             ).mean(0)
-            for kind, chunks in self.read.items()
+            for kind, chunks in self.chunks_by_kind.items()
         }
         return {kind: mean.tolist() for kind, mean in means.items()}
 

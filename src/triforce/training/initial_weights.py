@@ -45,7 +45,7 @@ def last_norm(target: Checkpoint) -> Tensor:
     return (norm_C + parts.norm_offset) * parts.logit_scale
 
 
-MATCH = 10.0
+MATCH_SCORE = 10.0
 """Mean attention score, in nats, of a nearby entry after an equal token, if its state identified the token exactly."""
 LOGIT_GAIN = 4.0
 """Mean increase of the logit of that entry's token, in nats, under the initial norm."""
@@ -83,24 +83,24 @@ def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample
     first_NC, last_NC = (norm(sample.states_NX[:, part], ones_C, eps) for part in (slice(C), slice(-C, None)))
     slow_K = _slow_channels(D, C // CHANNELS_PER_NAME)
     names_KC = _name_map(choices_MC, len(slow_K), seed)
-    predicted_KC = _fit(first_NC, norm(sample.embeddings_NC, ones_C, eps) @ names_KC.T)
+    predicted_KC = _ridge_fit(first_NC, norm(sample.embeddings_NC, ones_C, eps) @ names_KC.T)
     unused_CK = torch.linalg.eigh(last_NC.T @ last_NC).eigenvectors[:, : len(slow_K)]
     fc_CX = weights["fc_CX"]
     fc_CX -= unused_CK @ (unused_CK.T @ fc_CX)
     fc_CX[:, :C] += unused_CK @ predicted_KC
     values_PC, outputs_CP = _copy_maps(choices_MC, sample.head_MC * weights["norm_C"], config.kv_heads * D)
-    sharp = (MATCH * D**0.5 / len(slow_K)) ** 0.5
+    sharpness = (MATCH_SCORE * D**0.5 / len(slow_K)) ** 0.5
     group = config.heads // config.kv_heads
     weights["v_proj_PE"][: len(values_PC)] = torch.cat((values_PC, torch.zeros_like(values_PC)), 1)
     for head in range(config.heads):
         rows_K = head * D + slow_K
-        of_kv = slice(head // group * D, (head // group + 1) * D)
-        weights["q_proj_QE"][rows_K] = torch.cat((sharp * names_KC, torch.zeros_like(names_KC)), 1)
-        part_CD = outputs_CP[:, of_kv]
+        kv_columns = slice(head // group * D, (head // group + 1) * D)
+        weights["q_proj_QE"][rows_K] = torch.cat((sharpness * names_KC, torch.zeros_like(names_KC)), 1)
+        part_CD = outputs_CP[:, kv_columns]
         weights["o_proj_CQ"][:, head * D : head * D + part_CD.shape[1]] = part_CD / group
     for head in range(config.kv_heads):
         rows_K = head * D + slow_K
-        weights["k_proj_PE"][rows_K] = torch.cat((torch.zeros_like(names_KC), sharp * unused_CK.T), 1)
+        weights["k_proj_PE"][rows_K] = torch.cat((torch.zeros_like(names_KC), sharpness * unused_CK.T), 1)
 
 
 def _slow_channels(head_dim: int, max_channels: int) -> Tensor:
@@ -122,7 +122,7 @@ def _name_map(choices_MC: Tensor, count: int, seed: int) -> Tensor:
 def _copy_maps(choices_MC: Tensor, head_MC: Tensor, max_width: int) -> tuple[Tensor, Tensor]:
     """Return maps (P, C) from embeddings to values and (C, P) from values to outputs that raise the token's logit."""
     centered_MC = head_MC - head_MC.mean(0)
-    fitted_CC = _fit(choices_MC, centered_MC)
+    fitted_CC = _ridge_fit(choices_MC, centered_MC)
     raised_MC = choices_MC @ fitted_CC.T
     outputs_CP = torch.linalg.eigh(raised_MC.T @ raised_MC).eigenvectors[:, -max_width:]
     values_PC = outputs_CP.T @ fitted_CC
@@ -131,7 +131,7 @@ def _copy_maps(choices_MC: Tensor, head_MC: Tensor, max_width: int) -> tuple[Ten
     return values_PC, outputs_CP * (LOGIT_GAIN / gain)
 
 
-def _fit(from_NC: Tensor, to_NO: Tensor) -> Tensor:
+def _ridge_fit(from_NC: Tensor, to_NO: Tensor) -> Tensor:
     """Return the matrix (O, C) that predicts `to_NO` from `from_NC` by ridge regression."""
     squares_CC = from_NC.T @ from_NC
     ridge_CC = RIDGE * squares_CC.diagonal().mean() * torch.eye(len(squares_CC))

@@ -105,7 +105,7 @@ class Trainer:
         self.texts = Texts.of(llm, texts, config.width)
         self.episodes = Episodes(llm, self.texts, config)
         self.draft = new_config(target, config.choices_of(target))
-        self.readings = EpisodeReader(self.decoder, self.draft.state_layers, self.episodes, config)
+        self.reader = EpisodeReader(self.decoder, self.draft.state_layers, self.episodes, config)
         digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
         facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
         facts |= {"shapes": repr(shapes(self.draft))}
@@ -172,7 +172,7 @@ class Trainer:
         config = self.config
         generator = torch.Generator().manual_seed(self.config.seed)
         ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, generator)
-        chunks = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
+        chunks = [chunk.to(torch.float32) for text in self.reader.texts(ids_BT) for chunk in text]
         states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in chunks])
         embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in chunks])
         choices_MC = self.decoder.model.embed(tokens_M).float()
@@ -201,7 +201,7 @@ class Trainer:
         start = self.clock()
         state.episode += 1  # an interrupted episode is not restarted: its updates are kept
         try:
-            for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
+            for episode, text in ((due, text) for due in config.due(number) for text in self.reader(due)):
                 past = PastEntries()
                 for chunk in text:
                     self._update(chunk.to(torch.float32), past, min(state.seconds / seconds, 1.0))

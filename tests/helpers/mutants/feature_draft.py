@@ -43,7 +43,7 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
     ),
     "a query asks for the token before": (
         "triforce.training.initial_weights:add_induction",
-        ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
+        ("(sharpness * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharpness * unused_CK.T)"),
     ),
     "values in another order than outputs": (
         "triforce.training.initial_weights:_copy_maps",
