@@ -93,7 +93,9 @@ class Checkup:
             "triton": version_of("triton") or "not installed",
         }  # fmt: skip
         dispatch.suits_triton("triton", self.device)  # raises if Triton is not installed
-        details = ", ".join(f"{what} {value}" for what, value in properties.items() if what != "gpu")
+        details = ", ".join(
+            f"{property_name} {value}" for property_name, value in properties.items() if property_name != "gpu"
+        )
         return f"{name}, {details}", properties
 
     def rates(self) -> tuple[str, Figures]:

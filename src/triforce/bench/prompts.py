@@ -26,7 +26,7 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
-END = 32
+END_TOKENS = 32
 """Tokens at the end of a prompt of plain text that are taken from elsewhere in it."""
 
 CUE = 32
@@ -73,14 +73,14 @@ def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[lis
 
 def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """Return the plain text, and for each row an end from elsewhere in it. The first row's end continues the text."""
-    starts = [(length - END) // (row + 1) for row in range(rows)]
-    return ids, [ids[start : start + END] for start in starts]
+    starts = [(length - END_TOKENS) // (row + 1) for row in range(rows)]
+    return ids, [ids[start : start + END_TOKENS] for start in starts]
 
 
 def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
     """Return a text with needles along the way, and for each row the start of the sentence of one of them."""
     facts = needles(sources.encode, sources.tokenizer.decode)[:NEEDLES]
-    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END) // NEEDLES)
+    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END_TOKENS) // NEEDLES)
     body: list[int] = []
     for n, (cue, answer) in enumerate(facts):
         body += sources.prose[n * gap : (n + 1) * gap] + cue + answer

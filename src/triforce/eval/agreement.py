@@ -74,11 +74,11 @@ def _logit_pairs(subject: EvalContext, window: Text, prefix_tokens: int) -> Iter
     target = subject.target
     draft = subject.llm.draft.decoder
     target_view = full_view(target, stop)
-    cut_view = draft_view(draft)
+    draft_cache_view = draft_view(draft)
     prefill(target, target_view, window.ids_N[:prefix_tokens])
-    prefill(draft, cut_view, window.ids_N[:prefix_tokens])
+    prefill(draft, draft_cache_view, window.ids_N[:prefix_tokens])
     for chunk_T in parts(window.ids_N[prefix_tokens:stop], CHUNK_TOKENS):
-        yield torch.cat([*read(target, target_view, chunk_T)]), torch.cat([*read(draft, cut_view, chunk_T)])
+        yield torch.cat([*read(target, target_view, chunk_T)]), torch.cat([*read(draft, draft_cache_view, chunk_T)])
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:

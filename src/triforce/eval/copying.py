@@ -15,7 +15,7 @@ from triforce.eval.time_budget import ReadingForecast
 from triforce.kvcache import FullView
 
 SPAN = 128
-START = 8
+UNSCORED_TOKENS = 8
 """First tokens of a repetition, which show that it is one. They are not scored."""
 
 
@@ -54,9 +54,9 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
             view.rewind(np.full_like(view.lengths_B, end))
             start = end - distance
             span_T = ids_N[start : start + SPAN]
-            scored = slice(START, SPAN)
-            again_T = _greedy_ids(subject, view, span_T)[START - 1 : SPAN - 1] == span_T[scored]
-            first_T = best_N[start + START - 1 : start + SPAN - 1] == span_T[scored]
+            scored = slice(UNSCORED_TOKENS, SPAN)
+            again_T = _greedy_ids(subject, view, span_T)[UNSCORED_TOKENS - 1 : SPAN - 1] == span_T[scored]
+            first_T = best_N[start + UNSCORED_TOKENS - 1 : start + SPAN - 1] == span_T[scored]
             hits_by_distance.setdefault(distance, []).append(torch.stack([again_T, first_T]).cpu())
     return {distance: torch.cat(hits, 1) for distance, hits in hits_by_distance.items()}
 
@@ -88,6 +88,6 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
     note = (
         f"Share of tokens predicted right (the most probable one, after the true ones) when {SPAN} tokens come again, "
-        f"after the first {START} of them; and of the same tokens when they came first."
+        f"after the first {UNSCORED_TOKENS} of them; and of the same tokens when they came first."
     )
     return [Table("Copying", note, ["distance", "tokens", "the second time", "the first time"], rows)]

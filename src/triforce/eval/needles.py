@@ -82,13 +82,13 @@ def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Ra
         answer = f" {number}."
         needles.append(_ids(subject, f"{question}{answer}\n"))
         questions.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
-    room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
-    if room < sum(map(len, needles)) or len(text.ids_N) < room:
+    hay_tokens = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
+    if hay_tokens < sum(map(len, needles)) or len(text.ids_N) < hay_tokens:
         return None
-    hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - room) :]
-    cuts = [round(depth * room) for depth in DEPTHS]
-    pieces = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
-    parts = [part for piece, needle in zip(pieces, needles, strict=True) for part in (piece, needle)]
+    hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - hay_tokens) :]
+    cuts = [round(depth * hay_tokens) for depth in DEPTHS]
+    hay_parts = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
+    parts = [part for hay_part, needle in zip(hay_parts, needles, strict=True) for part in (hay_part, needle)]
     return Haystack(torch.cat(parts), questions)
 
 

@@ -11,10 +11,10 @@ from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 
-FIRST = 256
+FIRST_STOP = 256
 """End of the first bucket. The others end at its doubles."""
 
-READINGS = 2
+MAX_FAR_WINDOWS = 2
 """Greatest number of the longest windows of each kind of text. Each takes minutes."""
 
 
@@ -28,7 +28,7 @@ def measure_far(subject: EvalContext) -> dict[str, Any]:
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return _kind_buckets(subject, subject.windows(plan.deepest, max_windows=READINGS))
+    return _kind_buckets(subject, subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
 
 
 def _kind_buckets(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
     """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1, in nats."""
     bucket_rows = []
     start = 0
-    stop = FIRST
+    stop = FIRST_STOP
     while parts := [trace[max(0, start - 1) : stop - 1] for trace in traces if len(trace) >= stop - 1]:
         nats_N = torch.cat(parts)
         bucket_rows.append({"from": start, "to": stop, "tokens": len(nats_N), "nats": nats_N.double().mean().item()})
@@ -57,7 +57,9 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
 def far_seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
     return (
-        forecast.trace_seconds(subject.windows(plan.deepest, max_windows=READINGS)) if plan.deepest > plan.span else 0.0
+        forecast.trace_seconds(subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
+        if plan.deepest > plan.span
+        else 0.0
     )
 
 

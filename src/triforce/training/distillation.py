@@ -67,8 +67,8 @@ class PastEntries:
     def keep_visible(self, visible_entries: Entries, sinks: int, window: int) -> None:
         """Keep the entries that the chunk after `visible_entries` may attend to."""
         slots_K = visible_entries.slots_BK[0]
-        kept_K = (slots_K < sinks) | (slots_K > slots_K[-1] - window)
-        self.entries = Entries(*(part[:, kept_K].detach() for part in visible_entries))
+        visible_K = (slots_K < sinks) | (slots_K > slots_K[-1] - window)
+        self.entries = Entries(*(part[:, visible_K].detach() for part in visible_entries))
 
 
 def guesses(
