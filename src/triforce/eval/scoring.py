@@ -57,7 +57,7 @@ def read(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> Ite
 def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first_scored: int = 1) -> Tensor:
     """Return the loss in nats of a text's tokens from `first_scored` on: float32 (M), M = N - `first_scored`.
 
-    The result is on the CPU. The text is new to the view. Tokens before `first_scored` - 1 are prefilled without logits.
+    The result is on the CPU. The text must be new to the view. Tokens before `first_scored` - 1 are fed without logits.
     """
     prefill(decoder, view, ids_N[: first_scored - 1])
     logits_and_labels = zip(
