@@ -25,10 +25,10 @@ from triforce.eagle.head_files import read_eagle_head
 from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import RequestError
 from triforce.eval import Table, Text
-from triforce.eval.context import spread
+from triforce.eval.context import spread_windows
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import SAMPLED, Head, Subject, at_length
+from triforce.training.distillation import SAMPLED_TEMPERATURE, Head, Subject, shares_at_length
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import torch_threads
 from triforce.training.training_card import acceptance_table
@@ -91,7 +91,7 @@ def of_draft(llm: LLM) -> Subject:
 
 def windows(texts: Sequence[Text], length: int, most: int) -> list[Text]:
     """Return windows of so many tokens, spread over each text. Raises RequestError where there are none."""
-    found = [window for text in texts for window in spread(text, length, most) if len(window.ids_N) == length]
+    found = [window for text in texts for window in spread_windows(text, length, most) if len(window.ids_N) == length]
     if not found:
         raise RequestError(f"no text has {length:,} tokens; give --texts some that do, or --contexts that are shorter")
     return found
@@ -104,7 +104,7 @@ def measured(llm: LLM, subject: Subject, found: Sequence[Text], options: Namespa
             ids_BL = torch.stack([window.ids_N[-context:] for window in found if window.kind == kind])
             yield from of_texts(llm, subject, kind, ids_BL, options)
         if llm.tokenizer and llm.tokenizer.chats:
-            for temperature in (0.0, SAMPLED):
+            for temperature in (0.0, SAMPLED_TEMPERATURE):
                 yield of_answers(llm, subject, [window.ids_N for window in found], context, temperature, options)
 
 
@@ -141,7 +141,7 @@ def shares(
     """Return the shares kept by temperature, in the mean of texts, of whose tokens so many are guessed."""
     layers, decoder = subject.layer.config.state_layers, llm.target.decoder
     each = [
-        at_length(decoder, layers, subject, ids_BL, 512, options.steps, tail)
+        shares_at_length(decoder, layers, subject, ids_BL, 512, options.steps, tail)
         for ids_BL, tail in zip(texts, tails or [options.tokens] * len(texts), strict=True)
     ]
     return {name: torch.tensor([found[name] for found in each]).mean(0).tolist() for name in each[0]}

@@ -30,7 +30,7 @@ from triforce.cli.options import described, json_file, model, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
 from triforce.eval import Table, scoring, tokenize
-from triforce.eval.context import Text, spread
+from triforce.eval.context import Text, spread_windows
 from triforce.eval.scoring import interval
 from triforce.llm import LLM
 
@@ -92,7 +92,7 @@ def measure(options: Namespace) -> None:
         raise RequestError(f"--length must be above {2 * BLOCK}, and --windows at least 1")
     llm = LLM(options.model, None)
     texts = tokenize(llm, read_texts(options.texts) if options.texts else setup.own_texts())
-    windows = [window for text in texts for window in spread(text, options.length, options.windows)]
+    windows = [window for text in texts for window in spread_windows(text, options.length, options.windows)]
     found = list(rows(precisions(llm), tqdm(windows, desc="perplexity", disable=options.quiet or None, leave=False)))
     study.write(options, {"model": Path(llm.target.path).name, "rows": found})
     show(tables(found))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.acceptance.report import SWEPT, Report, by_layer, mean, selections, swept
-from triforce.bench.speed import PLAIN, label, means
+from triforce.bench.speed import PLAIN, label, mean_speedups
 
 
 @contextmanager
@@ -39,7 +39,7 @@ def draw_speed(rows: list[dict[str, Any]], folder: Path) -> None:
     with panels(folder / "speed.svg", len(axes), 3.3 * len(axes), "speedup over plain decoding") as found:
         for panel, axis in zip(found, axes, strict=True):
             for mode in dict.fromkeys(row["mode"] for row in rows if row["mode"] != PLAIN):
-                points = means(rows, mode, axis)
+                points = mean_speedups(rows, mode, axis)
                 panel.plot([label(axis, value) for value in points], list(points.values()), marker=".", label=mode)
             panel.axhline(1, color="black", linewidth=0.8)
             panel.set(title=f"by {axis}")

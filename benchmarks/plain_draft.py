@@ -33,7 +33,7 @@ from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import SLICE, Head
-from triforce.training.episodes import Episodes, Readings, Texts
+from triforce.training.episodes import EpisodeReader, Episodes, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import optimizers, step, torch_threads
 from triforce.training.training_config import TrainingConfig
@@ -92,7 +92,7 @@ class PlainTraining:
     def __init__(self, llm: LLM, texts: dict[str, str], most: int, threads: int) -> None:
         target, self.config, self.threads = llm.target, TrainingConfig(), threads
         episodes = Episodes(llm, Texts.of(llm, texts, self.config.width), self.config)
-        self.episodes = Readings(target.decoder, (1,), episodes, self.config)
+        self.episodes = EpisodeReader(target.decoder, (1,), episodes, self.config)
         rows_VC = target.decoder.head_rows(torch.arange(target.config.vocab_size)).float()
         cap = target.config.architecture.logit_cap
         self.narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
@@ -142,7 +142,7 @@ class PlainTraining:
         for some_N in torch.split(torch.arange(len(out_NC)), SLICE):  # logits of a slice exist at once
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
                 logits_NV = self.model.lm_head(detached_NC[some_N])
-            nats = -(self.head.taught(final_NC[some_N]) * logits_NV.float().log_softmax(-1)).sum() / len(out_NC)
+            nats = -(self.head.training_probs(final_NC[some_N]) * logits_NV.float().log_softmax(-1)).sum() / len(out_NC)
             nats.backward()
             total += float(nats.detach())
         out_NC.backward(detached_NC.grad)

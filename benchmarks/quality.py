@@ -22,7 +22,17 @@ from tqdm import tqdm
 from benchmarks import study
 from benchmarks.acceptance.h2o import HeavyHitters, added, attended
 from triforce.backends.decoder import Decoder
-from triforce.bench.prompts import CUE, NEEDLES, Prompts, Sources, copied_from, numbers, prompts, together, varied
+from triforce.bench.prompts import (
+    CUE,
+    NEEDLES,
+    PromptCache,
+    Sources,
+    copied_from,
+    generate_batch,
+    numbers,
+    prompts,
+    variant_of,
+)
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.setup import show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
@@ -116,20 +126,20 @@ def rows(llm: LLM, sources: Sources, options: Namespace) -> Iterator[Row]:
         for task in ("needle", "copy"):
             asked = prompts(sources, task, context, options.questions)
             with tempfile.TemporaryDirectory() as folder:
-                kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
+                kept = PromptCache(llm, Path(folder), partial(Prefill, options.quiet))
                 yield from _task(llm, sources, options, task, asked, kept)
 
 
 def _task(
-    llm: LLM, sources: Sources, options: Namespace, task: str, asked: list[list[int]], kept: Prompts
+    llm: LLM, sources: Sources, options: Namespace, task: str, asked: list[list[int]], kept: PromptCache
 ) -> Iterator[Row]:
-    earlier, _ = kept.of(task, asked[0])
+    earlier, _ = kept.load(task, asked[0])
     greedy = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     forgetful = EvictingDecoder(llm.target.decoder, asked, options.tokens)
 
     def lossless(mode: str, budget: int) -> list[list[int]]:
-        how = varied(llm, retrieval=replace(llm.speculation.retrieval, budget=Budget(budget)))
-        return [together(how, [prompt], greedy, mode, earlier).outputs[0].token_ids for prompt in asked]
+        how = variant_of(llm, retrieval=replace(llm.speculation.retrieval, budget=Budget(budget)))
+        return [generate_batch(how, [prompt], greedy, mode, earlier).outputs[0].token_ids for prompt in asked]
 
     plain = lossless("ar", options.budgets[0])
     about = {"task": task, "context": len(asked[0]), "questions": len(asked)}

@@ -23,7 +23,7 @@ import torch
 from benchmarks import study
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.bench.kernels import Model, one_pass
+from triforce.bench.kernels import MeasuredModel, one_pass
 from triforce.bench.synthetic import fill
 from triforce.cli.options import described, json_file
 from triforce.errors import RequestError
@@ -59,7 +59,7 @@ def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times
     """Median seconds of a pass of one token, from when all processes are ready."""
     dispatch.use_threads(threads)
     torch.set_num_threads(1)
-    model = Model(shape, CONTEXT + 64)
+    model = MeasuredModel(shape, CONTEXT + 64)
     pool = PagePool(model.config, 1, pages_for(CONTEXT + 64), model.decoder.dtype)
     pool.reserve(0, CONTEXT + 64)
     view = FullView(pool)

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks import study
 from triforce.bench import speed
-from triforce.bench.prompts import Prompts, Sources, prompts
+from triforce.bench.prompts import PromptCache, Sources, prompts
 from triforce.bench.results_file import ResultsFile
 from triforce.bench.speed import AUTO, CONTROL, LOST, Cell, speed_tables, verdict
 from triforce.cli.bench import parts, setup
@@ -68,7 +68,7 @@ def measure(options: Namespace) -> None:
     results = ResultsFile(options.json, about(options.command) | {name: settings[name] for name in FIXED}, FIXED)
     print(f"{machine()}\n{HEAD}")
     with tempfile.TemporaryDirectory() as folder:
-        kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
+        kept = PromptCache(llm, Path(folder), partial(Prefill, options.quiet))
         for text, context in zip(texts.texts, cycle(options.contexts), strict=False):
             cells = [Cell(context, 1, t, "code" if text.kind == "code" else "books") for t in options.temperatures]
             left = [cell for cell in cells if label(text, cell, PROFILES[-1]) not in results.cells]
@@ -78,13 +78,15 @@ def measure(options: Namespace) -> None:
     show(tables(results.rows))
 
 
-def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace, kept: Prompts) -> Iterator[list[Row]]:
+def cells_of(
+    llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace, kept: PromptCache
+) -> Iterator[list[Row]]:
     """Yield the rows of each cell of one text, with both profiles. Raises TriforceError."""
     modes = [mode for mode in MODES if mode in (*llm.modes, CONTROL)]
     empty = speed.SpeedConfig(modes, tokens=options.tokens, repeats=options.repeats, prepare=partial(forget, llm))
     for cell in cells:
         (prompt,) = prompts(texts, cell.workload, cell.context, 1)
-        earlier, prefill = kept.of("prompt", prompt)
+        earlier, prefill = kept.load("prompt", prompt)
         rows = list[Row]()
         for profile, turns in zip(PROFILES, (empty, replace(empty, prepare=lambda: None)), strict=True):
             found = speed.cell_rows(llm, [prompt], cell, turns, earlier, prefill, float("inf"))

@@ -88,7 +88,7 @@ def _draw(setup: Setup, vocabulary: int, columns: int) -> Row:
     sampling = TritonSampling([params], [0], vocabulary, Seeded(make_noise([1], [0], setup.device)), setup.device)
     draws = sampling.draws(0, columns, np.ones(1, np.bool_))
     assert draws, "nothing changes its logits"
-    logits_BJV = shapes.LOGITS * torch.randn(1, columns, vocabulary, device=setup.device)
+    logits_BJV = shapes.LOGIT_DEVIATION * torch.randn(1, columns, vocabulary, device=setup.device)
     places_2B = torch.tensor([[100], [columns - 1]], device=setup.device)
     asked = SamplerInputs(logits_BJV, draws.settings_5B, places_2B)
     took = setup.clock.device_seconds(partial(by_race, asked, draws.seeds_B, draws.choices_B), 10)

@@ -18,7 +18,7 @@ from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
 from triforce.bench.kernels import SparseView, one_pass
-from triforce.bench.synthetic import SyntheticDecoding, decode, fill, read, verified
+from triforce.bench.synthetic import SyntheticDecoding, decode, fill, prefilled_batch, verification_figures
 from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache import FullView, OffloadConfig, PagePool, RetrievalConfig
@@ -162,7 +162,7 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
     runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
     for turn in range(TURNS):
         for mode, made in runs.items():
-            batch = read(models, mode, setting, context, setup.tokens, rows)
+            batch = prefilled_batch(models, mode, setting, context, setup.tokens, rows)
             made.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, setup.tokens))
             del batch  # its KV, before the next one's
             gc.collect()
@@ -178,7 +178,7 @@ def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, s
     for turn in range(TURNS):
         for mode, made in runs.items():
             tokens = setup.tokens if mode == "triforce" else min(setup.tokens, PLAIN_STEPS)
-            batch = read(models, mode, setting, context, tokens, memory=memory)
+            batch = prefilled_batch(models, mode, setting, context, tokens, reused_view=memory)
             memory = batch.top.cache
             assert isinstance(memory, FullView)
             kv = _require_offloaded(memory.pool)
@@ -196,7 +196,7 @@ def _speeds(runs: dict[str, list[SyntheticDecoding]], rows: int = 1) -> Row:
     `expected_speedup` is what the speedup would be with as many tokens a verification as are to be expected.
     """
     plain, fast = ([turn.seconds * rows / turn.tokens for turn in turns] for turns in runs.values())
-    found, counts = speeds(plain, fast), verified(runs["triforce"])
+    found, counts = speeds(plain, fast), verification_figures(runs["triforce"])
     luck = counts["tokens_per_verification"] / counts["expected_tokens_per_verification"]
     return found | counts | {"expected_speedup": found["speedup"] / luck}
 

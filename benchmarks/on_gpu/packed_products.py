@@ -33,7 +33,7 @@ Make = Callable[[Setup, int, int], tuple[Product, int]]
 def products(setup: Setup, shape: str) -> Iterator[Piece]:
     """Products with weights of GGUF types, and with those of the clock's type."""
     for outputs, inputs in _matrices(shape):
-        for kind in (*(kind for kind in KINDS if inputs % shapes.CODED[kind][0] == 0), None):
+        for kind in (*(kind for kind in KINDS if inputs % shapes.CODE_BLOCKS[kind][0] == 0), None):
             for tokens in TOKENS:
                 what = f"product with {kind or 'numbers'}, {outputs} x {inputs}, {tokens} tokens"
                 make = partial(_ours, kind) if kind else _numbers

@@ -25,7 +25,7 @@ from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, pages_for
 from triforce.backends.token_sampler import make_noise
 from triforce.bench.kernels import ids
-from triforce.bench.synthetic import decode, fill, read
+from triforce.bench.synthetic import decode, fill, prefilled_batch
 from triforce.eagle.head_files import default_state_layers
 from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
@@ -155,7 +155,7 @@ def _decoded(setup: Setup, names: Names, context: int) -> Row:
 def _engine(setup: Setup, names: Names, context: int) -> Row:
     """Steps of a batch of one text, by its own clock."""
     count = 2 * PASSES if setup.on_gpu else 2
-    batch = read(setup.models(names, context), "ar", SpeculativeConfig(2, 6), context, count)
+    batch = prefilled_batch(setup.models(names, context), "ar", SpeculativeConfig(2, 6), context, count)
     made = decode(batch, {}, 0, count)
     return _row(made.seconds / made.tokens)
 

@@ -15,7 +15,7 @@ from benchmarks.acceptance.sweeps import by_unit
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, needle, plain
 from triforce import LLM
-from triforce.bench.prompts import Prompts, Sources, prompts, varied
+from triforce.bench.prompts import PromptCache, Sources, prompts, variant_of
 from triforce.bench.speed import Cell, SpeedConfig, cell_rows
 from triforce.cli.progress import Prefill
 from triforce.eval import Table
@@ -40,13 +40,13 @@ class Setup:
     repeats: int = 5
     positions: int = 259
     quick: bool = False
-    _kept: Prompts | None = field(default=None, repr=False)
+    _kept: PromptCache | None = field(default=None, repr=False)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Prompts are read once, and kept meanwhile."""
         with TemporaryDirectory() as folder:
-            self._kept = Prompts(self.llm, Path(folder), Prefill)
+            self._kept = PromptCache(self.llm, Path(folder), Prefill)
             yield
 
     def share(self, budget: int) -> int:
@@ -59,8 +59,8 @@ class Setup:
         plan = SpeedConfig(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
         length = min(cell.context, self.llm.target.config.context - plan.tokens)
         texts = prompts(self.sources, cell.workload, length, cell.batch)
-        earlier, prefill = self._kept.of(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])
-        how = varied(self.llm, **speculation) if speculation else self.llm
+        earlier, prefill = self._kept.load(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])
+        how = variant_of(self.llm, **speculation) if speculation else self.llm
         ends = perf_counter() + 3600
         return [row for row in cell_rows(how, texts, cell, plan, earlier, prefill, ends) if row["mode"] != "ar"]
 

@@ -120,8 +120,8 @@ def _setting(found: Figures, far: Figures) -> str:
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
         f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
         f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
-        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {positions.READINGS} of each "
-        f"kind, by `--only far --max-context {far['plan']['deepest']}`."
+        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to "
+        f"{positions.MAX_FAR_WINDOWS} of each kind, by `--only far --max-context {far['plan']['deepest']}`."
     )
 
 

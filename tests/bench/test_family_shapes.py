@@ -13,7 +13,7 @@ from tests.helpers.family_models import family_model
 from tests.helpers.tiny_checkpoint import save
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.bench.kernels import Model, filled
+from triforce.bench.kernels import MeasuredModel, filled_view
 from triforce.bench.roofline import ModelWork
 from triforce.bench.shapes import FAMILY_SHAPES
 from triforce.checkpoint.hf_config import checked
@@ -49,16 +49,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     [("qwen3-30b-a3b", {2: 1.6, 4: 2.45, 8: 3.55}), ("qwen3-30b-a3b-uniform", {2: 1.94, 4: 3.64, 8: 6.45})],
 )
 def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, float]) -> None:
-    model = Model(name, CONTEXT + 64)
-    view = filled(PagePool(model.config, 1, pages_for(CONTEXT + 64), torch.bfloat16), CONTEXT)
+    model = MeasuredModel(name, CONTEXT + 64)
+    view = filled_view(PagePool(model.config, 1, pages_for(CONTEXT + 64), torch.bfloat16), CONTEXT)
     for width, wanted in unions.items():
         assert model.union(view, width) == pytest.approx(wanted, rel=0.08)
     assert model.union(view, 1) == 1
 
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
-    model = Model("gpt-oss-20b", CONTEXT + 64)
-    one, more = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
+    model = MeasuredModel("gpt-oss-20b", CONTEXT + 64)
+    one, more = model.work.pass_work(1, CONTEXT), model.work.pass_work(2, CONTEXT, union=1.5)
     expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
     assert more.bytes - one.bytes == 2 * expert  # 4 experts of a token, 6 of two
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
@@ -79,7 +79,7 @@ def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> No
     assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
     assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
     assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
-    one, more = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
+    one, more = ModelWork(config, weights).pass_work(1, 0), ModelWork(config, weights).pass_work(2, 0, union=1.5)
     assert one.bytes == 4 * (config.weights_read - routers)
     assert more.bytes - one.bytes == 4 * config.expert_weights * 5 // 2  # 3 experts of a token and 2 shared ones, half
     assert one.operations["bfloat16"] == 2 * (config.weights_read - routers)

@@ -6,7 +6,18 @@ from itertools import product
 
 import pytest
 
-from triforce.bench.speed import ALONE, BATCHES, CONTEXTS, MOST, TEMPERATURES, WORKLOADS, Cell, covering, grid, named
+from triforce.bench.speed import (
+    BATCHES,
+    CONTEXTS,
+    MAX_CELLS,
+    TEMPERATURES,
+    UNBATCHED_CONTEXT,
+    WORKLOADS,
+    Cell,
+    cells_named,
+    covering,
+    grid,
+)
 from triforce.errors import RequestError
 
 
@@ -18,7 +29,9 @@ def uncovered(cells: list[Cell]) -> list[object]:
     missing += [t for t in TEMPERATURES if not any(cell.temperature == t for cell in cells)]
     missing += [w for w in WORKLOADS if not any(cell.workload == w for cell in cells)]
     for context, batch in product(CONTEXTS, BATCHES):
-        if (batch == 1 or context < ALONE) and not any((x.context, x.batch) == (context, batch) for x in cells):
+        if (batch == 1 or context < UNBATCHED_CONTEXT) and not any(
+            (x.context, x.batch) == (context, batch) for x in cells
+        ):
             missing.append((context, batch))
     for pair in product(TEMPERATURES, WORKLOADS):
         if not any((x.temperature, x.workload) == pair for x in cells):
@@ -28,9 +41,9 @@ def uncovered(cells: list[Cell]) -> list[object]:
 
 def test_grid_covers_values_and_pairs_in_48_cells() -> None:
     cells = covering(grid())
-    assert len(cells) <= MOST == 48 and len(set(cells)) == len(cells)
+    assert len(cells) <= MAX_CELLS == 48 and len(set(cells)) == len(cells)
     assert not uncovered(cells)
-    assert all(cell.batch == 1 for cell in cells if cell.context >= ALONE)
+    assert all(cell.batch == 1 for cell in cells if cell.context >= UNBATCHED_CONTEXT)
     assert cells == covering(grid())
 
 
@@ -60,6 +73,6 @@ def test_grid_cell_names_are_unique() -> None:
     cells = grid()
     assert len({str(cell) for cell in cells}) == len(cells)
     assert str(Cell(131_072, 1, 0.6, "needle")) == "128k-b1-t0.6-needle" and str(cells[0]) == "512-b1-t0-books"
-    assert named([str(cell) for cell in cells]) == cells
+    assert cells_named([str(cell) for cell in cells]) == cells
     with pytest.raises(RequestError, match="128k-b8-t0-books"):
-        named(["128k-b8-t0-books"])
+        cells_named(["128k-b8-t0-books"])

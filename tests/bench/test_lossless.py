@@ -13,7 +13,7 @@ from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.quality import EVICTIONS, EvictingDecoder
 from tests.helpers.mutants.registry import caught_in
 from triforce.bench import lossless
-from triforce.bench.prompts import Sources, prompts, together, varied
+from triforce.bench.prompts import Sources, generate_batch, prompts, variant_of
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -73,8 +73,8 @@ def test_rows_are_verified_by_coupling_named(
 
 
 def test_varied_engine_speculates_otherwise(llm: LLM, sources: Sources) -> None:
-    prompt, other = prompts(sources, "copy", 200, 1), varied(llm, speculative_tokens=2, draft_tokens=1)
-    outputs = [together(each, prompt, GREEDY, "triforce").outputs[0] for each in (llm, other)]
+    prompt, other = prompts(sources, "copy", 200, 1), variant_of(llm, speculative_tokens=2, draft_tokens=1)
+    outputs = [generate_batch(each, prompt, GREEDY, "triforce").outputs[0] for each in (llm, other)]
     assert outputs[0].token_ids == outputs[1].token_ids
     proposed = [output.tiers[-2].proposed / output.tiers[-1].passes for output in outputs]
     assert proposed[1] <= 2 + 1 < proposed[0]
@@ -84,7 +84,7 @@ def test_certificate_cut_off_goes_on(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the cell that it was cut off in. One that is whole is begun anew, with other settings too."""
-    compare, made = lossless._compared, []
+    compare, made = lossless._comparisons, []
 
     def counted(llm: LLM, texts: list[list[int]], temperature: float, *rest: Any) -> Iterator[dict[str, Any]]:
         made.append((llm.speculation.lower_tiers, temperature))
@@ -92,7 +92,7 @@ def test_certificate_cut_off_goes_on(
             raise KeyboardInterrupt
         yield from compare(llm, texts, temperature, *rest)
 
-    monkeypatch.setattr(lossless, "_compared", counted)
+    monkeypatch.setattr(lossless, "_comparisons", counted)
     file, tiers = tmp_path / "certificate.json", ["--lower-tiers", "same,int8", "--retrieval-budget", "64"]
     arguments = ["lossless", *FEW, "--modes", "ngram", "--couplings", "seeded", "--json", str(file)]
     assert bench(*arguments, *tiers) == 130
@@ -147,7 +147,7 @@ def test_eviction_with_covering_budget_loses_nothing(llm: LLM, sources: Sources,
     forgetful = EvictingDecoder(llm.target.decoder, asked, 10)
     for prompt in asked:
         whole = forgetful.continued(prompt, eviction, 512)
-        assert whole == together(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
+        assert whole == generate_batch(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
         assert whole != forgetful.continued(prompt, eviction, 32)  # a negative control
 
 

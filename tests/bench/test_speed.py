@@ -15,7 +15,7 @@ import scipy.stats
 
 from triforce.backends import dispatch
 from triforce.bench import kernels, speed
-from triforce.bench.prompts import Prompts, Sources, prompts, together
+from triforce.bench.prompts import PromptCache, Sources, generate_batch, prompts
 from triforce.bench.roofline import Roofline, Work
 from triforce.bench.speed import Cell, speedup, verdict
 from triforce.cli import main
@@ -80,9 +80,9 @@ def test_batched_texts_equal_single_texts(llm: LLM, sources: Sources) -> None:
     texts = prompts(sources, "copy", 300, 3)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
     for mode in ("ar", "triforce"):
-        whole = together(llm, texts, params, mode)
+        whole = generate_batch(llm, texts, params, mode)
         for n, (text, output) in enumerate(zip(texts, whole.outputs, strict=True)):
-            alone = together(llm, [text], replace(params, seed=5 + n), mode)
+            alone = generate_batch(llm, [text], replace(params, seed=5 + n), mode)
             assert alone.outputs[0].token_ids == output.token_ids
         assert whole.outputs[0].token_ids != whole.outputs[1].token_ids
 
@@ -90,21 +90,21 @@ def test_batched_texts_equal_single_texts(llm: LLM, sources: Sources) -> None:
 def test_saved_prompt_keeps_texts(llm: LLM, sources: Sources, tmp_path: Path) -> None:
     texts = prompts(sources, "books", 300, 2)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
-    kept = Prompts(llm, tmp_path, lambda: lambda done, total: None)
-    earlier, speed_of_prefill = kept.of("x", texts[0])
-    read = together(llm, texts, params, "triforce", earlier)
+    kept = PromptCache(llm, tmp_path, lambda: lambda done, total: None)
+    earlier, speed_of_prefill = kept.load("x", texts[0])
+    read = generate_batch(llm, texts, params, "triforce", earlier)
     assert [o.token_ids for o in read.outputs] == [
-        o.token_ids for o in together(llm, texts, params, "triforce").outputs
+        o.token_ids for o in generate_batch(llm, texts, params, "triforce").outputs
     ]
-    assert kept.of("x", texts[0])[1] == speed_of_prefill > 0
-    assert kept.of("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
+    assert kept.load("x", texts[0])[1] == speed_of_prefill > 0
+    assert kept.load("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
     kept.drop("x")
     assert not list(tmp_path.iterdir())
 
 
 def test_turns_are_prepared_one_by_one(llm: LLM, sources: Sources, tmp_path: Path) -> None:
     begun, texts = [], prompts(sources, "books", 200, 1)
-    saved, _ = Prompts(llm, tmp_path, lambda: lambda done, total: None).of("books", texts[0])
+    saved, _ = PromptCache(llm, tmp_path, lambda: lambda done, total: None).load("books", texts[0])
     turns = speed.SpeedConfig(["ar"], tokens=2, repeats=3, prepare=lambda: begun.append(len(begun)))
     (found,) = speed.cell_rows(llm, texts, Cell(200, 1, 0.0, "books"), turns, saved, 0.0, float("inf"))
     assert begun == [0, 1, 2] and found["turns"] == 3
@@ -128,8 +128,8 @@ def test_upper_bound_is_student_t() -> None:
     ratios = [0.9, 1.0, 1.1, 1.05]
     logs = np.log(ratios)
     wanted = np.exp(logs.mean() + scipy.stats.t.ppf(0.95, 3) * logs.std(ddof=1) / 2)
-    assert speed.upper(ratios) == pytest.approx(wanted, rel=2e-3)
-    assert speed.upper([0.8]) is None and speed.upper([0.9, 0.9, 0.9]) == pytest.approx(0.9)
+    assert speed.speedup_bound(ratios) == pytest.approx(wanted, rel=2e-3)
+    assert speed.speedup_bound([0.8]) is None and speed.speedup_bound([0.9, 0.9, 0.9]) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(

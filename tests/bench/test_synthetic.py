@@ -40,10 +40,10 @@ def models() -> ModelSet:
 
 def text_of_old_bench(models: ModelSet, mode: str, tokens: int) -> list[int]:
     """Tokens of each verification as version 1 of the benches decoded: dice of seed 1, the text cut at its length."""
-    batch = synthetic.read(models, mode, setting, 256, tokens)
+    batch = synthetic.prefilled_batch(models, mode, setting, 256, tokens)
     for sequence in batch.sequences:
         sequence.params = replace(sequence.params, max_tokens=tokens)
-    batch.sampling, steps = synthetic.Synthetic(batch, PAPER, 1), list[int]()
+    batch.sampling, steps = synthetic.SyntheticSampler(batch, PAPER, 1), list[int]()
     while not batch.done:
         steps.append(sum(batch.step()))
     return steps
@@ -65,19 +65,22 @@ def test_old_bench_counts_too_few_tokens_of_a_verification(models: ModelSet) -> 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_ten_turns_make_tokens_to_expect(models: ModelSet, mode: str) -> None:
     """Six guesses in mode retrieval. In mode triforce some more, as the last of the draft's may go beyond them."""
-    turns = [synthetic.decode(synthetic.read(models, mode, setting, 256, 64), PAPER, turn, 64) for turn in range(10)]
-    row = synthetic.verified(turns)
+    turns = [
+        synthetic.decode(synthetic.prefilled_batch(models, mode, setting, 256, 64), PAPER, turn, 64)
+        for turn in range(10)
+    ]
+    row = synthetic.verification_figures(turns)
     made, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
     assert abs(made - expected) < 2 * row["deviation"] < 0.35
-    assert all(turn.tokens >= 64 and abs(turn.luck) < 3 for turn in turns)
+    assert all(turn.tokens >= 64 and abs(turn.z_score) < 3 for turn in turns)
     assert len({(turn.tokens, turn.verifications) for turn in turns}) > 3, "each turn has dice of its own"
     assert expected == pytest.approx(SIX_GUESSES) if mode == "retrieval" else SIX_GUESSES < expected < 7
 
 
 def test_first_step_stands_apart(models: ModelSet) -> None:
-    batch = synthetic.read(models, "ar", setting, 256, 8)
+    batch = synthetic.prefilled_batch(models, "ar", setting, 256, 8)
     turn = synthetic.decode(batch, {}, 0, 8)
-    assert (turn.tokens, turn.verifications, turn.luck) == (8, 8, 0.0)
+    assert (turn.tokens, turn.verifications, turn.z_score) == (8, 8, 0.0)
     assert [tier.passes for tier in turn.tiers] == [8] and len(batch.sequences[0].tokens) == 9
     assert turn.seconds + turn.first_seconds == pytest.approx(batch.decode_seconds)
 
@@ -85,7 +88,7 @@ def test_first_step_stands_apart(models: ModelSet) -> None:
 def test_steps_that_capture_a_graph_are_left_out(models: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
     captures = iter([0, 1, 1, 1, 1, 3, *[3] * 99])  # before and behind steps: the first and the third one capture
     monkeypatch.setattr(graphs, "captured_graphs", lambda: next(captures))
-    batch = synthetic.read(models, "ar", setting, 256, 4)
+    batch = synthetic.prefilled_batch(models, "ar", setting, 256, 4)
     turn = synthetic.decode(batch, {}, 0, 4)
     assert (turn.verifications, len(batch.sequences[0].tokens)) == (4, 6)
 
@@ -122,10 +125,10 @@ def test_least_seconds_count_passes_of_each_tier() -> None:
     roof = Roofline(1e9, {"bfloat16": 1e15})
     tiers = [TierStats("retrieval", proposed=30, passes=30, visible_tokens=64), TierStats("full", 40, 40, passes=10)]
     least = bench_synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
-    assert least == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
+    assert least == pytest.approx((30 * work.pass_work(1, 64).bytes + 10 * work.pass_work(4, 512).bytes) / 1e9)
     slow = Roofline(1e15, {"bfloat16": 1e9})
     least = bench_synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
-    done = 30 * work.of(1, 64).operations["bfloat16"] + 10 * work.of(4, 512).operations["bfloat16"]
+    done = 30 * work.pass_work(1, 64).operations["bfloat16"] + 10 * work.pass_work(4, 512).operations["bfloat16"]
     assert least == pytest.approx(done / 1e9)
 
 
@@ -148,7 +151,7 @@ def test_synthetic_guesses_of_ngrams_are_never_kept() -> None:
     step = Draft(np.ones((1, 3), dtype=np.int64), torch.zeros(1, 3, 0), np.full((1, 3), 3), np.array([3]))
     real = SimpleNamespace(verify=lambda *given: step)
     batch = cast(SequenceBatch, SimpleNamespace(sampling=real, tiers=tiers))
-    sampling = synthetic.Synthetic(batch, {"retrieval": 1.0, "draft": 1.0}, 0)
+    sampling = synthetic.SyntheticSampler(batch, {"retrieval": 1.0, "draft": 1.0}, 0)
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for origin, kept in ((0, 1), (1, 3), (2, 3)):
         guess = Draft(step.tokens_BK[:, :2], torch.zeros(1, 2, 0), np.array([[0, origin]]), np.array([2]))

@@ -67,7 +67,7 @@ def test_balance_that_was_kept_is_not_measured_again(monkeypatch: pytest.MonkeyP
     """Each of its names once, by whoever comes first."""
     turns: list[Roofline] = []
     here = Roofline(1e10, dict.fromkeys(("float32", "bfloat16", "int16", "int8"), 1e11))
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: turns.append(here) or here)
+    monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: turns.append(here) or here)
     require_balances()
     count = len(turns)
     require_balances()

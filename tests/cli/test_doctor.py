@@ -35,8 +35,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(checkup, name, value)
     monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)
     monkeypatch.setattr(tier_builder, "MAX_AUTO_TOKENS", (1, 1))
-    monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
-    monkeypatch.setattr(roofline, "SIZE", (16, 16))
+    monkeypatch.setattr(roofline, "COPY_BYTES", (1 << 12, 1 << 12))
+    monkeypatch.setattr(roofline, "MATRIX_SIZE", (16, 16))
     monkeypatch.chdir(tmp_path)
 
 

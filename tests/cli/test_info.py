@@ -166,7 +166,7 @@ def test_info_says_from_where_on_speculation_should_pay(
 
     family, changes, here, said = SAID[name]
     getattr(transformers, f"{family}Config")(**SHAPE | changes).save_pretrained(tmp_path)
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: here)
+    monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: here)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
@@ -180,13 +180,13 @@ def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.
     """Attention over int8 KV has scores of bytes, and weights of 16 bits."""
     config, cpu = LLAMA_8B, torch.device("cpu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: HERE)
+    monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: HERE)
     measure_balances()
     assert balance_of(False, config, torch.float32, cpu)[0] == pytest.approx((10, 10))
     assert balance_of(True, config, torch.bfloat16, cpu)[0] == pytest.approx((30, 20))
     assert balance_of(True, replace(config, kv_int8=True), torch.bfloat16, cpu)[0] == pytest.approx((30, 40))
     usual = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: Roofline(1e10, {}))
+    monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: Roofline(1e10, {}))
     measure_balances()
     usual.append(balance_of(False, config, torch.float32, cpu))
     assert {known for _, known in usual} == {"as usual, not measured"}
@@ -196,9 +196,9 @@ def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.
 def test_info_measures_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[Roofline] = []
     monkeypatch.setattr(roofline, "measure", lambda: turns.append(HERE) or HERE)
-    for kept in (setup.machine, setup.measured):
+    for kept in (setup.machine, setup.measured_roofline):
         kept.cache_clear()
     assert main(["info"]) == 0
-    for kept in (setup.machine, setup.measured):
+    for kept in (setup.machine, setup.measured_roofline):
         kept.cache_clear()
     assert turns == [HERE]

@@ -51,7 +51,7 @@ def test_needles_beyond_view_are_missed(llm: LLM) -> None:
 
 def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
     text = subject(llm, Recaller(llm), noise(2000))
-    haystack = needles.bury(text, text.texts[0], 512, random.Random(0))
+    haystack = needles.build_haystack(text, text.texts[0], 512, random.Random(0))
     assert haystack is not None
     longest = max(len(question) + count for _, question, _, count in haystack.questions)
     assert len(haystack.ids_N) + longest == 512
@@ -59,7 +59,7 @@ def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
     places = [whole.index(f"is {number}.\n") / len(whole) for _, _, number, _ in haystack.questions]
     assert places == sorted(places)
     assert whole.startswith("\nThe secret number of") and whole.endswith(f"{haystack.questions[-1][2]}.\n")
-    assert needles.bury(text, text.texts[0], 300, random.Random(0)) is None
+    assert needles.build_haystack(text, text.texts[0], 300, random.Random(0)) is None
 
 
 def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, float]]:
@@ -84,7 +84,7 @@ def test_context_gain_of_near_context_is_zero(llm: LLM, period: int, reach: int)
 def test_truncated_model_sees_stated_tokens(llm: LLM) -> None:
     model = Recaller(llm)
     text = subject(llm, model, noise(512))
-    losses_N = context_gain._recent(text, text.texts[0])
+    losses_N = context_gain._recent_losses(text, text.texts[0])
     assert len(losses_N) == len(model.sights) == 128
     assert (min(model.sights), max(model.sights)) == (113, 128)
 

@@ -11,7 +11,7 @@ from tests.helpers.recall_model import noise
 from triforce.cli import main
 from triforce.eval import MEASUREMENTS, Table, plan
 from triforce.eval.context import kind_of
-from triforce.eval.time_budget import QUICK
+from triforce.eval.time_budget import QUICK_LENGTHS
 from triforce.llm import LLM
 
 
@@ -112,7 +112,7 @@ def test_eval_long_context_plan_is_documented_one() -> None:
 
 
 @pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
-@pytest.mark.parametrize("longest", [None, *QUICK])
+@pytest.mark.parametrize("longest", [None, *QUICK_LENGTHS])
 def test_eval_any_context_gives_plan(context: int, longest: int | None) -> None:
     numbers = plan(context, 131_072, longest)
     assert numbers.span <= numbers.deepest <= min(context, 131_072)

@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.helpers.recall_model import noise
 from tests.helpers.simple_cache import score
 from triforce.eval import scoring
-from triforce.eval.scoring import cut_view, draft_view, full_view, greedy, nats, skim
+from triforce.eval.scoring import cut_view, draft_view, full_view, greedy, nats, prefill
 from triforce.kvcache import PAGE
 from triforce.llm import LLM
 
@@ -50,13 +50,13 @@ def test_draft_view_equals_engine(llm: LLM) -> None:
     decoder = llm.draft.decoder
     view = draft_view(decoder)
     assert (view.sinks, view.window) == (16, 496)
-    skim(decoder, view, IDS_N)
+    prefill(decoder, view, IDS_N)
     assert int(view.lengths_B[0]) == len(IDS_N)
 
 
 def test_greedy_scoring_equals_argmax_and_leaves_no_state(llm: LLM) -> None:
     decoder, view = llm.target.decoder, full_view(llm.target.decoder, 100)
-    skim(decoder, view, IDS_N[:60])
+    prefill(decoder, view, IDS_N[:60])
     found = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]
     ids_N = IDS_N[:64]
     for token in found[0]:

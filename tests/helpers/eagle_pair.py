@@ -27,7 +27,7 @@ from triforce.kvcache.eagle_memory import EagleHeadSlots
 from triforce.llm import LLM
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, SequenceState, Tier
-from triforce.training.distillation import Past, guesses
+from triforce.training.distillation import PastEntries, guesses
 from triforce.training.episodes import Chunk
 from triforce.training.initial_weights import initial_weights
 
@@ -113,7 +113,9 @@ def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
     embeddings_1TC = decoder.model.embed(ids_1T[0]).float()[None]
     chunk = Chunk(ids_1T, slots_1T, states_1TX, embeddings_1TC, nothing, nothing)
     steps = len(guess.text) - at
-    *_, (out_11C, _) = guesses(EagleHeadLayer(draft.config, draft.weights), chunk, Past(), torch.tensor([at]), steps)
+    *_, (out_11C, _) = guesses(
+        EagleHeadLayer(draft.config, draft.weights), chunk, PastEntries(), torch.tensor([at]), steps
+    )
     wanted_M = decoder.head_rows(draft.weights.tokens_M) @ out_11C[0, 0]
     torch.testing.assert_close(guess.logits_V[draft.weights.tokens_M], wanted_M, atol=5e-3, rtol=5e-3)
 

@@ -19,7 +19,7 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.model_sources import KNOWN
 from triforce.cli import main
-from triforce.eval.context import Text, spread, tokenizer_of
+from triforce.eval.context import Text, spread_windows, tokenizer_of
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -112,7 +112,7 @@ def decoders(llm: LLM) -> dict[str, Decoder]:
 
 def windows(book: list[int], count: int) -> list[torch.Tensor]:
     """Stretches of 512 tokens."""
-    return [window.ids_N for window in spread(Text("", "", torch.tensor(book)), 512, count)]
+    return [window.ids_N for window in spread_windows(Text("", "", torch.tensor(book)), 512, count)]
 
 
 @pytest.mark.slow

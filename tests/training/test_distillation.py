@@ -16,7 +16,7 @@ from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.eagle.torch_passes import EagleHeadLayer, Entries
 from triforce.model.rope import Rope, rotate
 from triforce.training import distillation
-from triforce.training.distillation import Head, Past, guesses, loss
+from triforce.training.distillation import Head, PastEntries, guesses, loss
 from triforce.training.episodes import Chunk
 
 torch.set_num_threads(1)
@@ -50,16 +50,16 @@ def part(whole: Chunk, start: int, stop: int) -> Chunk:
     )))  # fmt: skip
 
 
-def outputs(draft: EagleHeadLayer, of: Chunk, past: Past, anchors_N: Tensor, steps: int = 3) -> list[Tensor]:
+def outputs(draft: EagleHeadLayer, of: Chunk, past: PastEntries, anchors_N: Tensor, steps: int = 3) -> list[Tensor]:
     return [out_BNC for out_BNC, _ in guesses(draft, of, past, anchors_N, steps)]
 
 
 def test_chunks_give_outputs_of_one_pass() -> None:
     """With sinks and a window that is shorter than the text, wherever it is cut."""
     draft, whole = layer(), chunk(90)
-    wanted = outputs(draft, whole, Past(), torch.arange(88))
+    wanted = outputs(draft, whole, PastEntries(), torch.arange(88))
     for cuts in ([30, 60], [5, 7, 40], [87]):
-        past, start = Past(), 0
+        past, start = PastEntries(), 0
         for stop in [*cuts, 90]:
             anchors_N = torch.arange(max(stop - start - 2, 0))
             if len(anchors_N):
@@ -74,20 +74,20 @@ def test_chunks_give_outputs_of_one_pass() -> None:
 def test_later_tokens_change_no_guess() -> None:
     draft, whole = layer(), chunk(40)
     for anchor in (0, 3, 17, 30):
-        alone = outputs(draft, part(whole, 0, anchor + 3), Past(), torch.tensor([anchor]))
+        alone = outputs(draft, part(whole, 0, anchor + 3), PastEntries(), torch.tensor([anchor]))
         other = part(whole, 0, 40)
         other.states_BTX[:, anchor + 1 :] += 9.0
-        for one, both in zip(alone, outputs(draft, other, Past(), torch.tensor([1, anchor])), strict=True):
+        for one, both in zip(alone, outputs(draft, other, PastEntries(), torch.tensor([1, anchor])), strict=True):
             torch.testing.assert_close(one[:, 0], both[:, 1], **CLOSE)
 
 
 def test_state_behind_first_guess_is_its_output() -> None:
     """What the target computed before an anchor reaches all guesses behind it."""
     draft, whole = layer(), chunk(12)
-    first, *others = outputs(draft, whole, Past(), torch.tensor([5]))
+    first, *others = outputs(draft, whole, PastEntries(), torch.tensor([5]))
     changed = part(whole, 0, 12)
     changed.states_BTX[:, 5] += 1.0
-    moved = outputs(draft, changed, Past(), torch.tensor([5]))
+    moved = outputs(draft, changed, PastEntries(), torch.tensor([5]))
     assert not any(torch.equal(one, other) for one, other in zip([first, *others], moved, strict=True))
 
 
@@ -96,7 +96,7 @@ def test_window_hides_far_entries_but_sinks() -> None:
     for slot, seen in ((2, True), (20, False), (30, False), (31, True), (49, True)):
         other = part(whole, 0, 60)
         other.embeddings_BTC[:, slot] = -other.embeddings_BTC[:, slot].clone()
-        pair = zip(outputs(draft, whole, Past(), torch.tensor([50]), 1), outputs(draft, other, Past(),
+        pair = zip(outputs(draft, whole, PastEntries(), torch.tensor([50]), 1), outputs(draft, other, PastEntries(),
                    torch.tensor([50]), 1), strict=True)  # fmt: skip
         assert all(torch.equal(one, changed) != seen for one, changed in pair), slot
 
@@ -121,7 +121,7 @@ def test_guesses_in_a_row_are_those_of_single_steps() -> None:
     fused_BTC = draft.fuse(whole.states_BTX)[:, : anchor + 1]
     seen = draft.entries(fused_BTC, embedded_BTC[:, : anchor + 1], slots_BT[:, : anchor + 1])
     now, entries, one = fused_BTC[:, -1:], list[Entries](), slots_BT[:, anchor : anchor + 1]
-    for step, got_BNC in enumerate(outputs(draft, whole, Past(), torch.tensor([anchor]))):
+    for step, got_BNC in enumerate(outputs(draft, whole, PastEntries(), torch.tensor([anchor]))):
         at = slice(anchor + step, anchor + step + 1)
         out_B1C, now, own = draft.step(now, embedded_BTC[:, at], slots_BT[:, at], seen, one, entries)
         entries += [own] if step else []
@@ -152,13 +152,13 @@ def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
     dice = torch.Generator().manual_seed(3)
     head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice), greedy=0.3)
     trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
-    value = loss(draft, head, whole, Past(), later_N, 3, decay)
+    value = loss(draft, head, whole, PastEntries(), later_N, 3, decay)
     got = torch.autograd.grad(value, trained)
     final_BTC = whole.final_BTC * (whole.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C
     logits_BTM = final_BTC @ head.rows_MC.T
     law_BTM = 0.7 * logits_BTM.softmax(-1) + 0.3 * torch.nn.functional.one_hot(logits_BTM.argmax(-1), M)
-    first, *_ = outputs(draft, whole, Past(), torch.arange(30), 1)
-    _, *others = outputs(draft, whole, Past(), later_N)
+    first, *_ = outputs(draft, whole, PastEntries(), torch.arange(30), 1)
+    _, *others = outputs(draft, whole, PastEntries(), later_N)
     plain, weights = torch.zeros(()), [decay**step for step in range(3)]
     for step, (out_BNC, at_N) in enumerate(zip([first, *others], [torch.arange(30), later_N + 1, later_N + 2],
                                                strict=True)):  # fmt: skip

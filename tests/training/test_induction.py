@@ -22,7 +22,7 @@ from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.training import initial_weights
-from triforce.training.distillation import Head, Past, guesses
+from triforce.training.distillation import Head, PastEntries, guesses
 from triforce.training.episodes import Chunk
 from triforce.training.initial_weights import Sample
 
@@ -80,9 +80,9 @@ def check_copies(*, tied: bool, sizes: dict[str, int]) -> None:
     texts = Texts(tied=tied)
     layer, chunk = new_draft(texts, sizes), texts.twice()
     head, at_N = Head(torch.ones(C), 1e-5, texts.head_MC), torch.arange(chunk.ids_BT.shape[1])
-    with_BTM = head.logits(next(guesses(layer, chunk, Past(), at_N, 1))[0])
+    with_BTM = head.logits(next(guesses(layer, chunk, PastEntries(), at_N, 1))[0])
     layer.weights.o_proj_CQ.zero_()
-    gains_BTM = with_BTM - head.logits(next(guesses(layer, chunk, Past(), at_N, 1))[0])
+    gains_BTM = with_BTM - head.logits(next(guesses(layer, chunk, PastEntries(), at_N, 1))[0])
     right_BT = (gains_BTM.argmax(-1)[:, :-1] == chunk.ids_BT[:, 1:]).float()
     shares = right_BT[:, LENGTH:].mean(), right_BT[:, : LENGTH - 1].mean()
     assert shares[0] > 0.7 > 0.1 > shares[1], shares

@@ -16,7 +16,7 @@ from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 from triforce.training.distillation import Head
-from triforce.training.episodes import HELD_OUT, Episodes, Readings, TargetStream, Texts
+from triforce.training.episodes import HELD_OUT, EpisodeReader, Episodes, TargetStream, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import FILE, TrainingState
 from triforce.training.training_card import measure, table
@@ -63,13 +63,13 @@ def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
         patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
         for _ in range(9):
             made._episode(math.inf, lambda state: None)
-    assert asked == list(range(9)) and sorted(made.readings._kept) == [3, 4, 5, 6, 7, 8]
+    assert asked == list(range(9)) and sorted(made.reader._cached_texts) == [3, 4, 5, 6, 7, 8]
     each = CONFIG.groups * CONFIG.rows * CONFIG.width
     assert made.state.updates == CONFIG.groups * (9 + 7 + 4) and made.state.tokens == each * 9
-    fresh = Readings(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
+    fresh = EpisodeReader(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
     next(fresh(4)), next(fresh(5))  # which nobody has read to their ends
     for number in (4, 5):  # answers are the second ones
-        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.readings)]
+        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.reader)]
         for one, other in zip(*chunks, strict=True):
             assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
 
@@ -132,8 +132,8 @@ def test_law_of_a_capped_target_is_capped() -> None:
     final_NC, rows_MC = torch.randn(3, 8, generator=draw), 9 * torch.randn(20, 8, generator=draw)
     plain, capped = (Head(torch.ones(8), 1e-6, rows_MC, cap) for cap in (0.0, 30.0))
     logits_NM = plain.logits(final_NC * torch.rsqrt(final_NC.square().mean(-1, keepdim=True) + 1e-6))
-    torch.testing.assert_close(plain.law(final_NC), logits_NM.softmax(-1), **CLOSE)
-    torch.testing.assert_close(capped.law(final_NC), (30 * (logits_NM / 30).tanh()).softmax(-1), **CLOSE)
+    torch.testing.assert_close(plain.probs(final_NC), logits_NM.softmax(-1), **CLOSE)
+    torch.testing.assert_close(capped.probs(final_NC), (30 * (logits_NM / 30).tanh()).softmax(-1), **CLOSE)
 
 
 def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
@@ -149,7 +149,7 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
     assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
     head = Head(last_norm(llm.target), llm.target.config.norm_eps, decoder.head_rows(tokens_M))
-    torch.testing.assert_close(head.law(whole.final_BTC), whole.logits_BTV[..., tokens_M].softmax(-1), **CLOSE)
+    torch.testing.assert_close(head.probs(whole.final_BTC), whole.logits_BTV[..., tokens_M].softmax(-1), **CLOSE)
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_stream_mutant_is_noticed"), ids=str)

@@ -1,4 +1,5 @@
-"""Measurements of speed: decoding modes against plain decoding, and kernels against the bandwidth of the memory.
+"""Measurements of speed: decoding modes against plain decoding, and kernels against the memory bandwidth.
 
-A ratio comes from one process, from turns that take place one after another; medians of several, and their spread.
+A ratio comes from one process, from turns that alternate between what is compared: the median of several, with their
+spread.
 """

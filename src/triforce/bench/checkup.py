@@ -1,6 +1,6 @@
-"""Checks of a machine, each on what those before it have shown: what it has, its kernels, and that texts are the same.
+"""Checks of a machine, in an order in which each builds on the ones before: device, memory, kernels, equal texts.
 
-The pair that comes with triforce is what is run. On a GPU the Triton kernels are checked, on a CPU the native ones.
+The checks run the pair that ships with triforce. They check the Triton kernels on a GPU, the native ones on a CPU.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from triforce.speculation import Draft, Seeded, SequenceState
 
 Figures = dict[str, Any]
 PROMPT, NEW = 2000, 48
-"""Tokens of a prompt, more than a split of the kernels, and of each text."""
+"""Tokens of a prompt, more than one split of the kernels, and new tokens of each text."""
 VOCABULARY = 128_256
 OFFLOADED = 64 << 20
-"""Bytes of KV that stay where it is offloaded: what is given, and no whole layer, or all of it might stay."""
+"""Bytes of KV that stay resident when it is offloaded: no whole layer, because else all of it might stay."""
 MODES = ("ar", "triforce", "retrieval")
 WIDTHS = (8, 1)
-"""Of the passes behind a prompt whose logits are compared."""
-FARTHEST = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
-"""How far logits may lie from torch's, in units of the largest: sums differ in order, and numbers are rounded."""
+"""Widths of the passes after a prompt whose logits are compared."""
+LOGIT_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.06, torch.float16: 0.02}
+"""Greatest difference from torch's logits, relative to the largest: the order of sums and rounding differ."""
 
 
 class CheckFailed(Exception):
-    """A machine that does not compute what it should."""
+    """The machine computes wrong results."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One check: `run` gives a line about what was found, and figures; it raises anything where that is wrong.
+    """One check. run: returns a line of text and figures, and raises any exception if the check fails.
 
-    advice: what says more where it fails.
+    advice: what tells more about a failure.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Check:
 
 
 class Checkup:
-    """The checks of a device, which begin with a text and go on with it."""
+    """The checks of a device. Their prompt is the beginning of a text."""
 
     def __init__(self, device: torch.device, text: str) -> None:
         self.device = device
@@ -70,11 +70,11 @@ class Checkup:
         self.clock = DeviceClock(device)
 
     def checks(self) -> Iterator[Check]:
-        """Yield them in order."""
+        """Yield the checks in order."""
         on_gpu = self.device.type == "cuda"
         tests = f"python -m pytest tests/backends/{'cuda' if on_gpu else 'cpu'} -x -q"
         if on_gpu:
-            yield Check("device", self.found, "pip install 'triforce[gpu]', and see nvidia-smi")
+            yield Check("device", self.device_properties, "pip install 'triforce[gpu]', and see nvidia-smi")
         yield Check("memory", self.rates, "see what else uses the device")
         yield Check("kernels", self.kernels, f"{tests} -k 'attention or pointwise or model'")
         yield Check("sampler", self.sampler, f"{tests} -k sampler")
@@ -83,21 +83,23 @@ class Checkup:
         yield Check("offload", self.offloaded, f"{tests} -k offload")
         yield Check("speed", self.speed, "triforce bench kernels")
 
-    def found(self) -> tuple[str, Figures]:
-        """Find what the device is, and with what it is driven."""
+    def device_properties(self) -> tuple[str, Figures]:
+        """Return the device's name, capability and driver, and the versions of CUDA, torch and Triton."""
         name = torch.cuda.get_device_name(self.device)
         capability = torch.cuda.get_device_capability(self.device)
-        about = {
+        properties = {
             "gpu": name, "capability": ".".join(map(str, capability)), "driver": _driver(),
             "cuda": torch.version.cuda or torch.version.hip or "unknown", "torch": torch.__version__,
             "triton": version_of("triton") or "not installed",
         }  # fmt: skip
-        dispatch.suits_triton("triton", self.device)  # raises where it is not installed
-        others = ", ".join(f"{what} {value}" for what, value in about.items() if what != "gpu")
-        return f"{name}, {others}", about
+        dispatch.suits_triton("triton", self.device)  # raises if Triton is not installed
+        details = ", ".join(
+            f"{property_name} {value}" for property_name, value in properties.items() if property_name != "gpu"
+        )
+        return f"{name}, {details}", properties
 
     def rates(self) -> tuple[str, Figures]:
-        """Measure how much memory is free, and how fast it is."""
+        """Measure free memory, and on a GPU the rates of copies and of matrix products."""
         if self.device.type != "cuda":
             free = free_memory()
             return f"{describe(free)} free", {"free": free}
@@ -109,45 +111,47 @@ class Checkup:
         return f"{line}{clock.bus / 1e9:.0f}, multiplies {clock.matrix_rate / 1e12:.0f} TFLOP/s", figures
 
     def kernels(self) -> tuple[str, Figures]:
-        """Compare logits of a prompt and of narrow passes behind it with those of the torch path."""
+        """Compare logits of a prompt and of narrow passes after it with those of the torch path."""
         errors: Figures = {}
         for dtype in dict.fromkeys((torch.float32, self._llm.target.decoder.dtype)):
-            read = partial(load, SHIPPED[0], device=self.device, dtype=dtype)
-            found = self._logits(read().decoder)
+            load_target = partial(load, SHIPPED[0], device=self.device, dtype=dtype)
+            kernel_logits = self._logits(load_target().decoder)
             with dispatch.torch_alone():
-                expected = self._logits(read().decoder)
+                torch_logits = self._logits(load_target().decoder)
             name = str(dtype).removeprefix("torch.")
-            errors[name] = float((found - expected).abs().max() / expected.abs().max())
-            if not errors[name] <= FARTHEST[dtype]:  # nor if it is NaN
-                raise CheckFailed(f"logits in {name} are {errors[name]:.2g} from torch's; {FARTHEST[dtype]:g} is usual")
+            errors[name] = float((kernel_logits - torch_logits).abs().max() / torch_logits.abs().max())
+            if not errors[name] <= LOGIT_TOLERANCE[dtype]:  # NaN fails, too
+                raise CheckFailed(
+                    f"logits in {name} are {errors[name]:.2g} from torch's; {LOGIT_TOLERANCE[dtype]:g} is usual"
+                )
         return "logits as torch's: " + ", ".join(f"{error:.1e} in {name}" for name, error in errors.items()), errors
 
     def _logits(self, decoder: Decoder) -> Tensor:
-        """Logits behind a prompt, token by token, on the host."""
+        """Return logits at the end of a prompt and of the tokens in narrow passes after it, on the host."""
         ids = self._prompt
         pool = PagePool(decoder.config, 1, pages_for(PROMPT), decoder.dtype, decoder.device)
         pool.reserve(0, len(ids))
         view = FullView(pool, grain=0)
-        at = 0
-        found = []
+        start = 0
+        chunk_logits = []
         for width in (len(ids) - sum(WIDTHS), *WIDTHS):
-            ids_1T = torch.tensor([ids[at : at + width]])
-            last = torch.tensor([[width - 1]]) if at == 0 else None
-            found.append(decoder(ids_1T, ints([width]), view, last)[0].cpu())
-            at += width
-        return torch.cat(found)
+            ids_1T = torch.tensor([ids[start : start + width]])
+            scored_11 = torch.tensor([[width - 1]]) if start == 0 else None
+            chunk_logits.append(decoder(ids_1T, ints([width]), view, scored_11)[0].cpu())
+            start += width
+        return torch.cat(chunk_logits)
 
     def sampler(self) -> tuple[str, Figures]:
-        """Compare picks at a large vocabulary with those of the torch path on a CPU."""
+        """Compare sampled tokens of a large vocabulary with those of the torch path on a CPU."""
         rows = [(0.0, 1.0, 0), (0.6, 0.9, 0), (0.8, 1.0, 50), (1.0, 1.0, 0)]
         params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in rows]
         logits_BJV = 3 * torch.randn(len(rows), 1, VOCABULARY, generator=torch.Generator().manual_seed(0))
-        found = self._picks(params, logits_BJV, self.device)
+        picks = self._picks(params, logits_BJV, self.device)
         with dispatch.torch_alone():
-            expected = self._picks(params, logits_BJV, torch.device("cpu"))
-        if found != expected:
-            raise CheckFailed(f"picks are {found}, and torch's {expected}")
-        return f"{len(rows)} picks of {VOCABULARY:,} tokens as torch's", {"picks": found}
+            torch_picks = self._picks(params, logits_BJV, torch.device("cpu"))
+        if picks != torch_picks:
+            raise CheckFailed(f"picks are {picks}, and torch's {torch_picks}")
+        return f"{len(rows)} picks of {VOCABULARY:,} tokens as torch's", {"picks": picks}
 
     @staticmethod
     def _picks(params: list[SamplingParams], logits_BJV: Tensor, device: torch.device) -> list[int]:
@@ -159,33 +163,33 @@ class Checkup:
         return [int(token) for token in draft.tokens_BK[:, 0]]
 
     def same_text(self, temperature: float) -> tuple[str, Figures]:
-        """Compare the texts of a seed in all modes, in passes of one shape."""
+        """Compare the texts of a seed in all modes, with passes of one shape."""
         outputs = {mode: self._text_of(self._llm, mode, temperature) for mode in MODES}
         texts = {mode: output.outputs[0].token_ids for mode, output in outputs.items()}
-        _require_same(texts)
+        _require_equal_texts(texts)
         return f"{NEW} tokens, the same in {', '.join(MODES)}", {"token_ids": texts["ar"]}
 
     def offloaded(self) -> tuple[str, Figures]:
-        """Compare a text whose KV lies in the host's memory with one whose KV does not."""
+        """Compare a text whose KV is offloaded to host memory with one whose KV is not."""
         if self.device.type == "cpu" and dispatch.native is None:
             return "left out: on a CPU it is for the native kernels", {}
-        away = LLM(
+        offloading_llm = LLM(
             device=str(self.device), strict=True, kv_offload="host", kv_memory=OFFLOADED, kv_resident_layers=0
         )  # fmt: skip
         texts = {"ar": self._text_of(self._llm, "ar", 0.0).outputs[0].token_ids}
-        texts["triforce, KV on the host"] = self._text_of(away, "triforce", 0.0).outputs[0].token_ids
-        _require_same(texts)
+        texts["triforce, KV on the host"] = self._text_of(offloading_llm, "triforce", 0.0).outputs[0].token_ids
+        _require_equal_texts(texts)
         return f"{NEW} tokens, the same with KV on the host", {}
 
     def speed(self) -> tuple[str, Figures]:
-        """Time two modes, once their kernels are compiled and their passes captured."""
+        """Time two modes after their kernels are compiled and their passes captured."""
         llm = LLM(device=str(self.device))
         figures = {}
         for mode in MODES[:2]:
             for _ in range(2):
                 output = self._text_of(llm, mode, 0.0)
             figures[f"{mode}_seconds_per_token"] = output.decode_seconds / output.completion_tokens
-        line = ", ".join(f"{name.split('_')[0]} {1e3 * took:.2f} ms a token" for name, took in figures.items())
+        line = ", ".join(f"{name.split('_')[0]} {1e3 * seconds:.2f} ms a token" for name, seconds in figures.items())
         return f"{line} (a pair this small says little)", figures
 
     @cached_property
@@ -202,19 +206,19 @@ class Checkup:
         return llm.generate(self._prompt, params, mode=mode)[0]
 
 
-def _require_same(texts: dict[str, list[int]]) -> None:
-    first, *others = texts
-    for name in others:
-        if texts[name] != texts[first]:
-            pairs = zip(texts[first], texts[name], strict=True)
-            at = next(i for i, (a, b) in enumerate(pairs) if a != b)
-            raise CheckFailed(f"the texts of {first} and {name} differ from token {at} on")
+def _require_equal_texts(texts: dict[str, list[int]]) -> None:
+    reference_name, *compared_names = texts
+    for name in compared_names:
+        if texts[name] != texts[reference_name]:
+            pairs = zip(texts[reference_name], texts[name], strict=True)
+            position = next(i for i, (a, b) in enumerate(pairs) if a != b)
+            raise CheckFailed(f"the texts of {reference_name} and {name} differ from token {position} on")
 
 
 def _driver() -> str:
-    """Version of the driver, as nvidia-smi says."""
+    """Return the version of the driver from nvidia-smi; `unknown` without it."""
     if not (smi := shutil.which("nvidia-smi")):
         return "unknown"
-    asked = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
-    said = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=30).stdout.split()
-    return said[0] if said else "unknown"
+    command = [smi, "--query-gpu=driver_version", "--format=csv,noheader"]
+    versions = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30).stdout.split()
+    return versions[0] if versions else "unknown"

@@ -1,4 +1,4 @@
-"""Each kernel against the roofline of this machine: bytes, operations, seconds, and the share of what can be.
+"""Kernels against the roofline of this machine: bytes, operations, seconds, and the fraction of the roofline.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -34,8 +34,8 @@ from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 
 
-class Model:
-    """A decoder of a shape and its int8 copy, if it has one, and the work of their passes."""
+class MeasuredModel:
+    """A decoder of a shape, its int8 copy if it has one, and the work of their passes."""
 
     def __init__(self, name: str, context: int) -> None:
         config, weights = bench_shapes.decoder_parts(name, context)
@@ -47,75 +47,79 @@ class Model:
         self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
 
     def coded(self, context: int) -> FullView:
-        """Return a view of so much KV as int8, which the decoder reads as it reads its own."""
+        """Return a view of `context` tokens of int8 KV, which the decoder reads like KV of its own dtype."""
         config = replace(self.config, kv_int8=True)
-        return filled(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
+        return filled_view(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
 
     def union(self, view: FullView, width: int) -> float:
-        """Return how many experts a pass of so many tokens reads, in so many times those of one token."""
+        """Return the number of experts that a pass of `width` tokens reads, as a multiple of those of one token."""
         experts = self.config.architecture.experts
         if experts is None:
             return 1.0
-        before_B = view.lengths_B.copy()
+        start_lengths_B = view.lengths_B.copy()
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
-        view.rewind(before_B)
+        view.rewind(start_lengths_B)
         assert self.decoder.unions, "it has experts"
         return output.touched / experts.active if width <= SAMPLED else float(self.decoder.unions.times(width))
 
 
-def filled(pool: PagePool, context: int) -> FullView:
-    """Return a view of random KV of so many tokens, and room for the next."""
+def filled_view(pool: PagePool, context: int) -> FullView:
+    """Return a view of `context` tokens of random KV, with room for 64 more."""
     pool.reserve(0, context + 64)
-    full = FullView(pool)
-    full.observe(0)
+    view = FullView(pool)
+    view.observe(0)
     fill(pool, context)
-    return full
+    return view
 
 
 class SparseView(FullView):
-    """A view of `budget` tokens, in pages spread over the context, another list for each KV head."""
+    """A view of `budget` tokens in pages spread over the context, with its own page list for each KV head."""
 
     def __init__(self, pool: PagePool, budget: int, int8: bool = False) -> None:
         super().__init__(pool, grain=0)
         self._int8 = int8
         length = int(pool.lengths_B[0])
         pages = budget // PAGE - 1
-        dice = torch.Generator().manual_seed(0)
-        picks_GP = torch.stack([torch.randperm(length // PAGE, generator=dice) for _ in range(pool.config.kv_heads)])
+        generator = torch.Generator().manual_seed(0)
+        picks_GP = torch.stack(
+            [torch.randperm(length // PAGE, generator=generator) for _ in range(pool.config.kv_heads)]
+        )
         units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
         self._units = units_BGU.to(pool.device)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts = [self._units.shape[2] * PAGE - width]
         counts = counts_B.tolist()
-        lists = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
+        page_table = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
         length = int(self.lengths_B[0])
-        see = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
-        grouped = [(window, len([*group])) for window, group in groupby(self.pool.config.windows)]
-        return ForwardBatch([length], [(count, see(window) if window else lists) for window, count in grouped])
+        window_tables = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
+        window_runs = [(window, len([*group])) for window, group in groupby(self.pool.config.windows)]
+        return ForwardBatch(
+            [length], [(count, window_tables(window) if window else page_table) for window, count in window_runs]
+        )
 
 
 def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
-    """Compute one pass of a row of `width` tokens. The next one writes the same slots."""
+    """Compute one pass of one row of `width` tokens. Every call writes the same slots."""
     decoder.run(ids(width), view.kv, view.begin(ints([width]), width), None)
 
 
 def ids(width: int) -> Tensor:
-    """Tokens of a pass (1, T), no two alike: a mixture of experts reads the same ones for the same token."""
+    """Return distinct tokens of a pass (1, T): a mixture of experts reads the same experts for equal tokens."""
     return torch.arange(1, width + 1)[None]
 
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
-CODED = (1, 4, 8)
-"""Widths over int8 KV."""
+INT8_WIDTHS = (1, 4, 8)
+"""Widths of passes over int8 KV."""
 BUDGET = 1024
 TURNS, SECONDS = 5, 0.1
-"""Turns of each kernel, and seconds of a turn."""
+"""Turns of each kernel, and least seconds of a turn."""
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
-    """Whole steps of each shape, prefill attention, and the sampler; what the machine can do before each shape."""
+    """Yield rows of whole steps of each shape, prefill attention, and the sampler; peaks come before each context."""
     for name in shape_names:
         yield from _shape(name, contexts)
     yield from _prefill()
@@ -124,76 +128,81 @@ def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
 
 
 def _shape(name: str, contexts: Sequence[int]) -> Iterator[Row]:
-    """Yield the steps of a shape, whose memory is free before the next one's is taken."""
-    model = Model(name, max(contexts) + 64)
+    """Yield rows of the steps of a shape. Its memory is freed before the next shape's is allocated."""
+    model = MeasuredModel(name, max(contexts) + 64)
     for context in contexts:
         yield from _steps(model, context)
 
 
-def in_turns(calls: Sequence[Callable[[], object]]) -> list[float]:
-    """Median seconds of each call. They take turns, so that a machine that becomes slower does so for all of them."""
+def interleaved_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
+    """Return median seconds of each call. The calls take turns, so that a machine that slows down slows all of them."""
     times: list[list[float]] = [[] for _ in calls]
     for _ in range(TURNS):
-        for call, took in zip(calls, times, strict=True):
-            call()  # what others left of the caches is no part of it
-            began = now = perf_counter()
-            while now < began + SECONDS:
-                start = now
+        for call, call_seconds in zip(calls, times, strict=True):
+            call()  # untimed: it warms the caches after the other calls
+            turn_start = call_end = perf_counter()
+            while call_end < turn_start + SECONDS:
+                call_start = call_end
                 call()
-                now = perf_counter()
-                took.append(now - start)
-    return [median(took) for took in times]
+                call_end = perf_counter()
+                call_seconds.append(call_end - call_start)
+    return [median(call_seconds) for call_seconds in times]
 
 
-def _row(kernel: str, took: float, work: Work, roof: Roofline, **more: Any) -> Row:
-    least = roof.least_seconds(work)
+def _row(kernel: str, seconds: float, work: Work, roof: Roofline, **extra_fields: Any) -> Row:
+    least_seconds = roof.least_seconds(work)
     return {
-        "kernel": kernel, **more, "bytes": work.bytes, "operations": dict(work.operations), "seconds": took,
-        "gb_per_second": work.bytes / took / 1e9, "least_seconds": least, "fraction": least / took,
+        "kernel": kernel, **extra_fields, "bytes": work.bytes, "operations": dict(work.operations), "seconds": seconds,
+        "gb_per_second": work.bytes / seconds / 1e9, "least_seconds": least_seconds,
+        "fraction": least_seconds / seconds,
     }  # fmt: skip
 
 
-def _machine(roof: Roofline, **more: Any) -> Iterator[Row]:
-    yield {"kernel": "read", **more, "gb_per_second": roof.bandwidth / 1e9}
+def _machine(roof: Roofline, **extra_fields: Any) -> Iterator[Row]:
+    yield {"kernel": "read", **extra_fields, "gb_per_second": roof.bandwidth / 1e9}
     for name, peak in roof.peaks.items():
-        yield {"kernel": f"peak, {name}", **more, "gflop_per_second": peak / 1e9}
+        yield {"kernel": f"peak, {name}", **extra_fields, "gflop_per_second": peak / 1e9}
 
 
-def _steps(model: Model, context: int) -> Iterator[Row]:
-    """Passes of a whole decoder: over the full cache at each width, and over a budget, in int8 too if it can be."""
+def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
+    """Yield rows of passes of a whole decoder: over the full cache by width, over a budget, and in int8 if possible."""
     decoder = model.decoder
-    about = {"shape": model.name, "context": context}
-    work = model.work.of
-    of_lower = model.work.of_lower
+    cell_fields = {"shape": model.name, "context": context}
+    work_of = model.work.pass_work
+    lower_work_of = model.work.lower_pass_work
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
-    full = filled(pool, context)
-    unions = {width: model.union(full, width) for width in WIDTHS}
-    kinds = [("step", w, partial(one_pass, decoder, full, w), work(w, context, union=unions[w])) for w in WIDTHS]
-    coded = model.coded(context)
+    full_view = filled_view(pool, context)
+    unions = {width: model.union(full_view, width) for width in WIDTHS}
+    kinds = [
+        ("step", w, partial(one_pass, decoder, full_view, w), work_of(w, context, union=unions[w])) for w in WIDTHS
+    ]
+    int8_view = model.coded(context)
     kinds += [
-        ("step, int8 KV", w, partial(one_pass, decoder, coded, w),
-         work(w, context, coded.pool.config, unions[w]))
-        for w in CODED
+        ("step, int8 KV", w, partial(one_pass, decoder, int8_view, w),
+         work_of(w, context, int8_view.pool.config, unions[w]))
+        for w in INT8_WIDTHS
     ]  # fmt: skip
-    nibbles = SparseView(coded.pool, context, int8=True)
-    of_nibbles = model.coded_work.of_lower(1, context, 16)
-    kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibbles, 1), of_nibbles))
-    some = SparseView(pool, BUDGET)
-    kinds.append(("retrieval step", 1, partial(one_pass, decoder, some, 1), work(1, BUDGET)))
+    nibble_view = SparseView(int8_view.pool, context, int8=True)
+    nibble_work = model.coded_work.lower_pass_work(1, context, 16)
+    kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibble_view, 1), nibble_work))
+    selected_view = SparseView(pool, BUDGET)
+    kinds.append(("retrieval step", 1, partial(one_pass, decoder, selected_view, 1), work_of(1, BUDGET)))
     if model.lower:
-        some = SparseView(pool, BUDGET, int8=True)
-        kinds.append(("retrieval step, int8", 1, partial(one_pass, model.lower, some, 1), of_lower(1, BUDGET, 8)))
+        selected_view = SparseView(pool, BUDGET, int8=True)
+        kinds.append(
+            ("retrieval step, int8", 1, partial(one_pass, model.lower, selected_view, 1), lower_work_of(1, BUDGET, 8))
+        )
     calls, roofline = probes()
-    times = in_turns([*calls, *(call for _, _, call, _ in kinds)])
+    times = interleaved_seconds([*calls, *(call for _, _, call, _ in kinds)])
     roof = roofline(times[: len(calls)])
-    yield from _machine(roof, **about)
-    for (kernel, width, _, needed), took in zip(kinds, times[len(calls) :], strict=True):
-        more = about | ({"union": unions[width]} if model.decoder.unions else {})
-        yield _row(kernel, took, needed, roof, width=width, **more)
+    yield from _machine(roof, **cell_fields)
+    for (kernel, width, _, step_work), seconds in zip(kinds, times[len(calls) :], strict=True):
+        extra_fields = cell_fields | ({"union": unions[width]} if model.decoder.unions else {})
+        yield _row(kernel, seconds, step_work, roof, width=width, **extra_fields)
 
 
 def _prefill() -> Iterator[Row]:
-    """Attention of one chunk of a prompt over all that came before it: ours, with int8 KV, and torch's fused one."""
+    """Yield rows of a prompt chunk's attention over all earlier tokens: ours, ours over int8 KV, torch's fused one."""
     context = 16_384
     width = 512
     config, _ = shapes.parts("30m", context)
@@ -201,41 +210,41 @@ def _prefill() -> Iterator[Row]:
     D = config.head_dim
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
     pools = [PagePool(replace(config, kv_int8=int8), 1, pages_for(context), torch.bfloat16) for int8 in (False, True)]
-    ours = []
+    kernel_calls = []
     for pool in pools:
         pool.reserve(0, context)
         fill(pool, context)
-        lists = PageTable(pool.units(range(1), PAGE), [context - width], [width])
-        ours.append(partial(pool.kv.attend, 0, q_BTHD, lists))
+        page_table = PageTable(pool.units(range(1), PAGE), [context - width], [width])
+        kernel_calls.append(partial(pool.kv.attend, 0, q_BTHD, page_table))
     k_GSD, v_GSD = (x.contiguous() for x in pools[0].span(0, 0, 0, context))
     operations = 4 * width * (context - width // 2) * H * D
-    read = k_GSD.nbytes + v_GSD.nbytes
+    read_bytes = k_GSD.nbytes + v_GSD.nbytes
     threads = dispatch.native.threads() if dispatch.native else torch.get_num_threads()
 
-    def torchs() -> None:
+    def torch_attention() -> None:
         torch.set_num_threads(threads)
         attend_causal(q_BTHD[0], k_GSD, v_GSD)
         torch.set_num_threads(1)
 
     calls, roofline = probes()
-    times = in_turns([*calls, *ours, torchs])
+    times = interleaved_seconds([*calls, *kernel_calls, torch_attention])
     roof = roofline(times[: len(calls)])
-    work = Work(read, {"bfloat16": operations})
-    coded = Work(read * pools[1].config.kv_bytes(2) // config.kv_bytes(2), coded_attention(operations))
-    names = {"prefill attention": work, "prefill attention, int8 KV": coded, "prefill attention, torch": work}
-    for (kernel, work), took in zip(names.items(), times[len(calls) :], strict=True):
-        row = _row(kernel, took, work, roof, context=context, width=width)
-        yield row | {"gflop_per_second": operations / took / 1e9}
+    work = Work(read_bytes, {"bfloat16": operations})
+    int8_work = Work(read_bytes * pools[1].config.kv_bytes(2) // config.kv_bytes(2), coded_attention(operations))
+    names = {"prefill attention": work, "prefill attention, int8 KV": int8_work, "prefill attention, torch": work}
+    for (kernel, work), seconds in zip(names.items(), times[len(calls) :], strict=True):
+        row = _row(kernel, seconds, work, roof, context=context, width=width)
+        yield row | {"gflop_per_second": operations / seconds / 1e9}
 
 
 def _sampler(vocab: int) -> Iterator[Row]:
-    """Yield rows on sampling one token from one row of logits, at common settings."""
+    """Yield rows of sampling one token from one row of logits, at common settings."""
     logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
     prefix = SequenceState(ints([0] * 8)[None], ints([4]))
     live_B = np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):
         params = [SamplingParams(temperature=temperature, top_p=top_p)]
         sampler = sampling(params, [4], vocab, Seeded(make_noise([1], [0])))
-        nothing = Draft.empty(1, 0)
-        (took,) = in_turns([partial(sampler.verify, nothing, logits_BJV, prefix, live_B, 0)])
-        yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": took}
+        empty_draft = Draft.empty(1, 0)
+        (seconds,) = interleaved_seconds([partial(sampler.verify, empty_draft, logits_BJV, prefix, live_B, 0)])
+        yield {"kernel": "sampler", "vocabulary": vocab, "temperature": temperature, "top_p": top_p, "seconds": seconds}

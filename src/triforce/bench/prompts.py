@@ -1,7 +1,7 @@
-"""Prompts of each workload, made of texts: prose, and code.
+"""Prompts of each workload, made from prose and code.
 
-The rows of a batch have the same document and another end each, so that one saved prompt serves them all, and yet each
-text goes its own way, at temperature 0 too.
+The rows of a batch share a document and differ in their ends. One saved prompt serves all of them, and still their
+texts differ, at temperature 0 too.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
-END = 32
-"""Tokens at the end of a prompt of plain text that come from another place of it."""
+END_TOKENS = 32
+"""Tokens at the end of a prompt of plain text that are taken from elsewhere in it."""
 
 CUE = 32
-"""Tokens of a repeated passage that the prompt ends with, so that it is clear what comes."""
+"""Tokens of a repeated passage at the end of a prompt, which determine the continuation."""
 
 NAMES = (
     "Marlow", "Harper", "Winslow", "Barrett", "Clifton", "Preston", "Sheldon", "Merritt",
@@ -45,42 +45,42 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class Sources:
-    """Texts that prompts are made of. Raises RequestError where there are too few of a kind."""
+    """Texts that prompts are made from. Prompts raise RequestError if a kind of text is too short."""
 
     tokenizer: Tokenizer
     texts: Sequence[Text]
 
     @cached_property
     def prose(self) -> list[int]:
-        return self._of("prose")
+        return self._ids_of_kind("prose")
 
     @cached_property
     def code(self) -> list[int]:
-        return self._of("code")
+        return self._ids_of_kind("code")
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special=False)
 
-    def _of(self, kind: str) -> list[int]:
+    def _ids_of_kind(self, kind: str) -> list[int]:
         return [i for text in self.texts if text.kind == kind for i in text.ids_N.tolist()]
 
 
 def prompts(sources: Sources, workload: str, length: int, rows: int) -> list[list[int]]:
-    """Return `rows` prompts of `length` tokens each, which differ in their last tokens only. Raises RequestError."""
+    """Return `rows` prompts of `length` tokens that differ in their ends only. Raises RequestError for short texts."""
     body, ends = MAKERS[workload](sources, length, rows)
-    return [_cut(workload, body, length - len(end)) + end for end in ends]
+    return [_truncated(workload, body, length - len(end)) + end for end in ends]
 
 
 def _plain(ids: list[int], length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    """The text as it stands, and then a few tokens of it from elsewhere; the first row's go on where it was."""
-    starts = [(length - END) // (row + 1) for row in range(rows)]
-    return ids, [ids[start : start + END] for start in starts]
+    """Return the plain text, and for each row an end from elsewhere in it. The first row's end continues the text."""
+    starts = [(length - END_TOKENS) // (row + 1) for row in range(rows)]
+    return ids, [ids[start : start + END_TOKENS] for start in starts]
 
 
 def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    """Numbers are told along the way, and each row asks for one of them."""
+    """Return a text with needles along the way, and for each row the start of the sentence of one of them."""
     facts = needles(sources.encode, sources.tokenizer.decode)[:NEEDLES]
-    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END) // NEEDLES)
+    gap = max(1, (length - sum(len(cue + answer) for cue, answer in facts) - END_TOKENS) // NEEDLES)
     body: list[int] = []
     for n, (cue, answer) in enumerate(facts):
         body += sources.prose[n * gap : (n + 1) * gap] + cue + answer
@@ -88,49 +88,55 @@ def _needle(sources: Sources, length: int, rows: int) -> tuple[list[int], list[l
 
 
 def needles(encode: Encode, decode: Decode) -> list[tuple[list[int], list[int]]]:
-    """Return a sentence with a number for each of `NAMES`: its tokens before the number, and those from there on."""
-    made = []
+    """Return a sentence with a number for each of `NAMES`, split into the tokens before the number and the rest."""
+    needle_parts = []
     for name, number in zip(NAMES, numbers(), strict=True):
         sentence = encode(f"\nThe secret number of {name} is {number}.\n")
-        first = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
-        made.append((sentence[:first], sentence[first:]))
-    return made
+        number_start = next(i for i, token in enumerate(sentence) if has_digit(decode([token])))
+        needle_parts.append((sentence[:number_start], sentence[number_start:]))
+    return needle_parts
 
 
 def numbers() -> list[int]:
-    """Return five-digit numbers, one for each of `NAMES`."""
+    """Return distinct five-digit numbers, one for each of `NAMES`."""
     return Random(0).sample(range(10_000, 100_000), len(NAMES))
 
 
 def has_digit(text: str) -> bool:
-    """Whether any character is a digit."""
+    """Return whether any character is a digit."""
     return any(character.isdigit() for character in text)
 
 
 def _copy(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    """A passage of the first half comes again: as when a text is edited, most of what follows has been there."""
+    """Return a text, and ends that repeat a passage of its first half: as in editing, most of the rest is a copy."""
     starts = [copied_from(length, rows, row) for row in range(rows)]
     return sources.prose, [sources.prose[start : start + CUE] for start in starts]
 
 
 def copied_from(length: int, rows: int, row: int) -> int:
-    """Return where in the text the passage of a row of workload `copy` starts."""
+    """Return the start in the text of the passage that a row of workload `copy` repeats."""
     return length // 8 + row * (length // 4 // rows)
 
 
 def _summary(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    """The end asks what it was all about. No instruction is followed by a small model, but the shape is the same."""
+    """Return a text, and ends that ask for a summary. A small model does not follow it, but the shape is the same."""
     ends = [sources.encode(f"\n\nSUMMARY OF PART {row + 1}\n\nIn short, this is what happened:") for row in range(rows)]
     return sources.prose, ends
 
 
 def _many_shot(sources: Sources, length: int, rows: int) -> tuple[list[int], list[list[int]]]:
-    """Sentences of the text, each with the same few questions and their answers; the last ones are left open."""
+    """Return sentences of the text with the same questions and answers; the ends have sentences without answers."""
     text = sources.tokenizer.decode(sources.prose[: 2 * length + 8192])
-    sentences = [s for found in re.split(r"(?<=[.!?])\s+", text) if len((s := " ".join(found.split())).split()) >= 4]
-    last = sentences[:rows]
+    sentences = [
+        full_sentence
+        for raw_sentence in re.split(r"(?<=[.!?])\s+", text)
+        if len((full_sentence := " ".join(raw_sentence.split())).split()) >= 4
+    ]
+    open_sentences = sentences[:rows]
     shots = [_shot(sentence) for sentence in sentences[rows:]]
-    return sources.encode("".join(shots)), [sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in last]
+    return sources.encode("".join(shots)), [
+        sources.encode(f"Sentence: {sentence}\nFirst:") for sentence in open_sentences
+    ]
 
 
 def _shot(sentence: str) -> str:
@@ -147,7 +153,7 @@ MAKERS: dict[str, Maker] = {
 }  # fmt: skip
 
 
-def _cut(workload: str, ids: list[int], length: int) -> list[int]:
+def _truncated(workload: str, ids: list[int], length: int) -> list[int]:
     if not 0 < length <= len(ids):
         raise RequestError(
             f"the texts have {len(ids):,} tokens for workload {workload}, {length:,} are needed; "
@@ -156,62 +162,64 @@ def _cut(workload: str, ids: list[int], length: int) -> list[int]:
     return ids[:length]
 
 
-def together(
-    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, earlier: SavedCache | None = None
+def generate_batch(
+    llm: LLM, prompts: Sequence[list[int]], params: SamplingParams, mode: str, saved_prompt: SavedCache | None = None
 ) -> RequestOutput:
-    """The texts of all prompts, one row each, as the choices of one output: its seconds are those of all together.
+    """Generate a text for each prompt in one batch; return them as the choices of one output, with the batch's seconds.
 
-    All rows are read before the first token is drawn, and row n draws by the seed of `params` and n.
+    All rows are prefilled before the first token is sampled. The seed of row n is that of `params` plus n.
     """
     requests = [
         llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
     ]
-    whole = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
-    texts = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
+    batch_request = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
+    engine = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
-        texts.submit([whole], saved=earlier)
-        return texts.finish(whole)
+        engine.submit([batch_request], saved=saved_prompt)
+        return engine.finish(batch_request)
     finally:
-        texts.close()
+        engine.close()
 
 
-def varied(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
-    """The same models under another coupling, or another way to speculate (fields of `SpeculativeConfig`)."""
-    other = object.__new__(type(llm))  # a copy of an LLM is refused, as two would share what one of them closes
-    vars(other).update(vars(llm))
-    other.coupling = coupling or llm.coupling
-    other.speculation = replace(llm.speculation, **speculation)
-    other.engines = EngineLender(replace(llm.engines.parts, speculation=other.speculation, coupling=other.coupling))
-    return other
+def variant_of(llm: LLM, coupling: str | None = None, **speculation: Any) -> LLM:
+    """Return an LLM of the same models with another coupling or other fields of `SpeculativeConfig`."""
+    variant = object.__new__(type(llm))  # copying an LLM is refused: closing one copy would close both
+    vars(variant).update(vars(llm))
+    variant.coupling = coupling or llm.coupling
+    variant.speculation = replace(llm.speculation, **speculation)
+    variant.engines = EngineLender(
+        replace(llm.engines.parts, speculation=variant.speculation, coupling=variant.coupling)
+    )
+    return variant
 
 
-class Prompts:
-    """KV of prompts, in files of a folder: read once, and loaded by whoever begins alike."""
+class PromptCache:
+    """KV of prompts in files of a folder. A prompt is prefilled once, and loaded for every text that starts with it."""
 
     def __init__(self, llm: LLM, folder: Path, on_prefill: Callable[[], OnPrefill]) -> None:
         self.llm = llm
         self.folder = folder
         self.on_prefill = on_prefill
 
-    def of(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
-        """The saved KV of a prompt, and at how many tokens a second it was read; read again if it is another one."""
-        kv = self.folder / f"{name}.kv"
-        about = self.folder / f"{name}.json"
+    def load(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
+        """Return a prompt's saved KV and the tokens/s of its prefill. It is prefilled if the saved one is another."""
+        kv_path = self.folder / f"{name}.kv"
+        record_path = self.folder / f"{name}.json"
         key = crc32(repr(prompt).encode())
-        if not self._fits(kv) or _saved(about)[0] != key:
-            short = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
-            (first,) = self.llm.generate([prompt], short, mode="ar", save_cache=kv, on_prefill=self.on_prefill())
-            about.write_text(json.dumps([key, (len(prompt) - 1) / first.prefill_seconds]), encoding="utf-8")
-        return self._opened(kv), _saved(about)[1]
+        if not self._is_loadable(kv_path) or _read_record(record_path)[0] != key:
+            params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+            (output,) = self.llm.generate([prompt], params, mode="ar", save_cache=kv_path, on_prefill=self.on_prefill())
+            record_path.write_text(json.dumps([key, (len(prompt) - 1) / output.prefill_seconds]), encoding="utf-8")
+        return self._open(kv_path), _read_record(record_path)[1]
 
-    def _opened(self, kv: Path) -> SavedCache:
+    def _open(self, kv_path: Path) -> SavedCache:
         pool = self.llm.open(1, 1).core.store.pool
-        return self.llm.engines.parts.open_prompt(kv, pool)
+        return self.llm.engines.parts.open_prompt(kv_path, pool)
 
-    def _fits(self, kv: Path) -> bool:
-        """Whether a file is there that is of this model, with this draft."""
+    def _is_loadable(self, kv_path: Path) -> bool:
+        """Return whether the file exists and is of this model and draft."""
         try:
-            return kv.exists() and bool(self._opened(kv))
+            return kv_path.exists() and bool(self._open(kv_path))
         except CacheError:
             return False
 
@@ -221,10 +229,10 @@ class Prompts:
             (self.folder / f"{name}.{suffix}").unlink(missing_ok=True)
 
 
-def _saved(about: Path) -> tuple[int, float]:
-    """Return a saved prompt's identity and its tokens/s; a value that no prompt has where there is no file."""
+def _read_record(record_path: Path) -> tuple[int, float]:
+    """Return a saved prompt's checksum and its prefill's tokens/s; (-1, 0.0), which no prompt has, without a file."""
     try:
-        key, rate = json.loads(about.read_text(encoding="utf-8"))
+        key, rate = json.loads(record_path.read_text(encoding="utf-8"))
         return int(key), float(rate)
     except (OSError, ValueError, TypeError):
         return -1, 0.0

@@ -1,4 +1,4 @@
-"""A file of rows that grows cell by cell, so that a measurement that was cut off can go on."""
+"""Results files of rows, written cell by cell, so that an interrupted measurement can be resumed."""
 
 from __future__ import annotations
 
@@ -21,64 +21,66 @@ if TYPE_CHECKING:
     from triforce.bench.roofline import Roofline
 
 VERSION: int = 2
-"""Version of the benches. It is raised when what a figure counts changes, so that figures of two versions are not
-compared. Rows from before it was written are "old bench": synthetic decoding left out its first step and cut its last
-verification short, and some rows were made by scripts."""
+"""Version of the benches. It is raised when the meaning of a figure changes, so that figures of two versions are not
+compared. Rows without it are "old bench": synthetic decoding left out its first step and cut its last verification
+short, and some rows were made by scripts."""
 
 FIELDS = ("machine", "level", "commit", "bench")
-"""Fields that each row of results has, by itself or by the head of its file."""
+"""Fields that each row of results has, in the row itself or in the header of its file."""
 
 ROOT = Path(__file__).resolve().parents[3]
 MEASURED = ("src", "csrc", "benchmarks", "recipes", "pyproject.toml", "CMakeLists.txt", ":!benchmarks/results")
-"""Paths that figures depend on, in a checkout."""
+"""Paths of a checkout that figures depend on."""
 
 
 def provenance(device: torch.device | None = None) -> dict[str, Any]:
-    """Return the source of figures that are measured on a device, the processor if None."""
+    """Return machine, level, commit and bench version of figures measured on a device; None: the CPU."""
     if device is None or device.type != "cuda":
-        found = machine(), kernel_level(torch.device("cpu"))
+        device_fields = machine(), kernel_level(torch.device("cpu"))
     else:
         major, minor = torch.cuda.get_device_capability(device)
-        found = torch.cuda.get_device_name(device), f"sm_{major}{minor}"
-    return dict(zip(FIELDS, (*found, commit(), VERSION), strict=True))
+        device_fields = torch.cuda.get_device_name(device), f"sm_{major}{minor}"
+    return dict(zip(FIELDS, (*device_fields, commit(), VERSION), strict=True))
 
 
 @cache
 def commit() -> str | None:
-    """Return the commit of this checkout as it was at the first call, with `+` if files differ from it.
+    """Return the commit of this checkout at the first call, with `+` if files differ from it.
 
-    None where this is no checkout, as after an installation from a wheel.
+    None if this is not a checkout, as after an installation from a wheel.
     """
-    place = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
-    if Path(place[0]) != ROOT or len(place) < 2:
+    root_and_commit = _git("rev-parse", "--show-toplevel", "HEAD").split("\n")
+    if Path(root_and_commit[0]) != ROOT or len(root_and_commit) < 2:
         return None
-    return place[1][:8] + ("+" if _git("status", "--porcelain", "--untracked-files=all", "--", *MEASURED) else "")
+    return root_and_commit[1][:8] + (
+        "+" if _git("status", "--porcelain", "--untracked-files=all", "--", *MEASURED) else ""
+    )
 
 
 def _git(*arguments: str) -> str:
-    """Return what git prints, nothing where it fails or is missing."""
+    """Return the output of a git command; an empty text if git fails or is missing."""
     try:
         command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True)
+        process = subprocess.run(command, capture_output=True, text=True)
     except OSError:
         return ""
-    return "" if done.returncode else done.stdout.strip()
+    return "" if process.returncode else process.stdout.strip()
 
 
 @cache
 def machine() -> str:
-    """Describe this machine: processor, cores, level of the kernels, torch, and what it reads and computes a second."""
+    """Describe this machine: processor, cores, level of the kernels, torch, bytes and operations per second."""
     model = next((line.split(":")[1].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     level = dispatch.native.level() if dispatch.native else "torch"
     return (
         f"{model or platform.machine()}, {dispatch.usable_cpus()} cores, kernels {level}, "
-        f"torch {torch.__version__}, {measured()}"
+        f"torch {torch.__version__}, {measured_roofline()}"
     )
 
 
 @cache
-def measured() -> Roofline:
-    """Return what this machine reads and computes a second, measured once."""
+def measured_roofline() -> Roofline:
+    """Return the roofline of this machine, measured at the first call."""
     from triforce.bench import roofline
 
     return roofline.measure()
@@ -95,7 +97,7 @@ Row = dict[str, Any]
 
 
 def dumps(report: dict[str, Any]) -> str:
-    """JSON with a line for each row."""
+    """Return a report as JSON with a line for each row."""
     lines = []
     for name, value in report.items():
         rows = ",\n  ".join(map(json.dumps, value)) if isinstance(value, list) else ""
@@ -104,48 +106,49 @@ def dumps(report: dict[str, Any]) -> str:
 
 
 class ResultsFile:
-    """`about` is what the rows have in common; `fixed` are those parts of it that must be as before to go on.
+    """Rows of a results file under a header. An existing file of the same settings is continued.
 
-    Rows that were measured with another commit, machine or level than what follows say so themselves. A report that has
-    a value called `verdict` is whole, and is begun anew. Raises RequestError where the file has rows of something else,
-    or is none of ours.
+    header: fields that all rows share. fixed: names of the fields that must be equal to continue. verdict: name of a
+    value that only a complete report has; a complete report is replaced. Earlier rows whose commit, machine or level
+    differs from the header's state it themselves. Raises RequestError if the file has rows of other settings, or is not
+    a file of results.
     """
 
     def __init__(
-        self, file: str | Path | None, about: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
+        self, file: str | Path | None, header: dict[str, Any], fixed: Sequence[str], verdict: str | None = None
     ) -> None:
         self.path = Path(file) if file else None
-        self.about = about
+        self.header = header
         self.rows: list[Row] = []
         if self.path and self.path.exists():
-            self.rows = self._earlier(self.path, fixed, verdict)
+            self.rows = self._earlier_rows(self.path, fixed, verdict)
 
-    def _earlier(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
+    def _earlier_rows(self, path: Path, fixed: Sequence[str], verdict: str | None) -> list[Row]:
         try:
             report = json.loads(path.read_text(encoding="utf-8"))
             rows = report["rows"]
-            before = [report.get(name) for name in fixed]
+            recorded_values = [report.get(name) for name in fixed]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RequestError(f"{path} is not a file of results ({error}); name another one") from error
         if verdict in report:
             return []
-        now = json.loads(json.dumps([self.about[name] for name in fixed]))
-        if changed := [name for name, a, b in zip(fixed, before, now, strict=True) if a != b]:
+        expected_values = json.loads(json.dumps([self.header[name] for name in fixed]))
+        if changed := [name for name, a, b in zip(fixed, recorded_values, expected_values, strict=True) if a != b]:
             raise RequestError(
                 f"{path} was measured otherwise ({', '.join(changed)}); name another file, or remove it to begin again"
             )
-        source = {name: report.get(name) for name in FIELDS if report.get(name) != self.about.get(name)}
+        source = {name: report.get(name) for name in FIELDS if report.get(name) != self.header.get(name)}
         source |= {"recorded_in": report["recorded_in"]} if "recorded_in" in report else {}
         return [row | source | row for row in rows]
 
     @property
     def cells(self) -> set[str]:
-        """Names of the cells that are measured."""
+        """Return the names of the measured cells."""
         return {row["cell"] for row in self.rows}
 
     def add(self, rows: Sequence[Row]) -> None:
-        """Keep the rows of a cell; the file is whole at any time."""
+        """Append the rows of a cell. The file is replaced as a whole, so it is valid JSON at any time."""
         self.rows += rows
         if self.path:
             with whole_file(self.path) as partial:
-                partial.write_text(dumps(self.about | {"rows": self.rows}), encoding="utf-8")
+                partial.write_text(dumps(self.header | {"rows": self.rows}), encoding="utf-8")

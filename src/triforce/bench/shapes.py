@@ -1,4 +1,4 @@
-"""Models of random weights in the shapes that speed is measured on: they cost what a real one costs."""
+"""Models of random weights in the shapes of real ones, for speed: their passes cost as much as a real model's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The sizes of a Llama; `tied`: its head is its embedding; `mix`: the types of its matrices, as a file has them."""
+    """Sizes of a Llama. tied: the head is the embedding. mix: the types of its matrices, as a GGUF file names them."""
 
     hidden: int
     intermediate: int
@@ -62,21 +62,21 @@ SHAPES = {
     "llama-68m": ModelShape(768, 3072, 2, 12, 12, 32_000, tied=False),
     "llama-68m-128256": ModelShape(768, 3072, 2, 12, 12, 128_256, tied=False),
 }
-"""`thin32` and `thin80` are as deep as models of 8 and 70 billion weights, and load at once. `tiny` is for rehearsals.
+"""Shapes by name. `thin32` and `thin80` have the depth of models of 8 and 70 billion weights, and load at once.
 
-Drafts have some 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV head for each query head:
-16 KiB of KV per token in bfloat16.
+`tiny` is for trial runs. Drafts have about 4 % of their target's bytes. `30m` has the paper's kind of attention, a KV
+head for each query head: 16 KiB of KV per token in bfloat16.
 """
 
 
-NUMBERS = (1 << 20) + 7
-"""Random numbers that matrices are made of: no two rows of a head are alike, so no two of its logits."""
-BLOCKS = 65_521
-"""Random blocks that matrices of codes are made of: a prime, so few rows of a head are alike."""
-LOGITS = 3.0
-"""Standard deviation of logits, of a head of numbers; of random codes they have about as much (2.7 of Q6_K). So laws
-are as narrow as those of texts, on which what a sampler costs depends: at temperature 0.6 of 128,256 tokens 41 hold .9,
-and the entropy is 3 nats. With 1 they are 44,874."""
+RANDOM_NUMBERS = (1 << 20) + 7
+"""Random numbers that matrices repeat. No two rows of a head are equal, so no two of its logits are."""
+RANDOM_BLOCKS = 65_521
+"""Random blocks that quantized matrices repeat. The count is prime, so few rows of a head are equal."""
+LOGIT_DEVIATION = 3.0
+"""Standard deviation of the logits of a head of numbers. Logits of random codes have about the same (2.7 for Q6_K). The
+distributions are then as narrow as those of texts, on which a sampler's cost depends: at temperature 0.6, 41 of 128,256
+tokens hold .9, and the entropy is 3 nats. With a deviation of 1, 44,874 tokens do."""
 
 
 def decoder(
@@ -86,7 +86,7 @@ def decoder(
     bits: int = 0,
     device: torch.device | str = "cpu",
 ) -> Decoder:
-    """A model of one of the `SHAPES`, for so many positions, made where it is to compute."""
+    """Return a decoder of one of the `SHAPES` for `context` positions, created on its device."""
     return Decoder(*parts(name, context, dtype, device), bits)
 
 
@@ -98,9 +98,9 @@ def parts(
     kv_int8: bool = False,
     layers: int | None = None,
 ) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `SHAPES` is made of, with so many layers or all of them.
+    """Return the config and the weights of one of the `SHAPES`. layers: number of layers; None: all.
 
-    Matrices of one size are one tensor.
+    Matrices of equal size share one tensor.
     """
     shape = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
     C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
@@ -111,64 +111,70 @@ def parts(
         shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
         tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
     )  # fmt: skip
-    noise = torch.randn(NUMBERS, generator=torch.Generator().manual_seed(0)).to(device)
+    noise = torch.randn(RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0)).to(device)
     ones_C = torch.ones(C, dtype=dtype, device=device)
 
     @cache
     def matrix(outputs: int, inputs: int, kind: str | None) -> Matrix:
-        """The same noise again and again, each row from another place: what a product costs does not depend on it."""
+        """Repeat the same noise, each row from another offset. A product's cost does not depend on its numbers."""
         if kind:
             return random_codes(kind, outputs, inputs)
-        whole: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
-        return whole[: outputs * inputs].view(outputs, inputs)
+        flat_numbers: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
+        return flat_numbers[: outputs * inputs].view(outputs, inputs)
 
     def layer(i: int) -> Layer:
-        usual, finer = kinds(shape, i)
-        q, k, v, o = (matrix(*size) for size in ((Q, C, usual), (P, C, usual), (P, C, finer), (C, Q, usual)))
-        gate = matrix(I, C, usual)
-        down = matrix(C, I, finer)
+        matrix_kind, value_kind = kinds(shape, i)
+        q, k, v, o = (
+            matrix(*size)
+            for size in ((Q, C, matrix_kind), (P, C, matrix_kind), (P, C, value_kind), (C, Q, matrix_kind))
+        )
+        gate = matrix(I, C, matrix_kind)
+        down = matrix(C, I, value_kind)
         return Layer(ones_C, q, k, v, o, ones_C, gate, gate, down)
 
-    usual, finest = kinds(shape, 0)
-    head_VC = matrix(shape.vocab, C, finest)
-    embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, usual)
+    embedding_kind, head_kind = kinds(shape, 0)
+    head_VC = matrix(shape.vocab, C, head_kind)
+    embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, embedding_kind)
     return config, Weights(
-        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if finest else LOGITS * ones_C, head_VC
+        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if head_kind else LOGIT_DEVIATION * ones_C, head_VC
     )
 
 
 def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
-    """Types of most matrices of a layer, and of its values and the second half of its MLP.
+    """Return the types of a layer: of most of its matrices, and of its value and MLP down projections.
 
-    llama.cpp's recipe gives those more bits in the first and the last eighth of the layers, and in each third between.
+    llama.cpp's recipe gives these two more bits in the first and the last eighth of the layers, and in every third
+    layer between.
     """
     if shape.mix is None:
         return None, None
     eighth = shape.layers // 8
-    more = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
-    return "Q4_K", "Q6_K" if more else "Q4_K"
+    has_more_bits = layer < eighth or layer >= 7 * shape.layers // 8 or (layer - eighth) % 3 == 2
+    return "Q4_K", "Q6_K" if has_more_bits else "Q4_K"
 
 
-CODED = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
-"""Numbers of a block, its bytes, and where in these its scales are that are of two bytes."""
+CODE_BLOCKS = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (32, 18, (0,)), "Q5_0": (32, 22, (0,))}
+"""Types of codes: numbers of a block, its bytes, and the byte offsets of its two-byte scales."""
 
 
 def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
-    """Return a matrix of one of these types: random codes and small scales, times `gain`."""
-    numbers, size, scales = CODED[kind]
+    """Return a matrix (outputs, inputs) of a type of `CODED`, of random codes and small scales times `gain`."""
+    numbers, size, scales = CODE_BLOCKS[kind]
     count = outputs * inputs // numbers
-    few = torch.randint(256, (min(count, BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    for at in scales:
-        few[:, at : at + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
-    return QuantizedWeight(kind, few.repeat(-(-count // len(few)), 1)[:count].view(outputs, -1), inputs)
+    blocks = torch.randint(
+        256, (min(count, RANDOM_BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    for scale_start in scales:
+        blocks[:, scale_start : scale_start + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
+    return QuantizedWeight(kind, blocks.repeat(-(-count // len(blocks)), 1)[:count].view(outputs, -1), inputs)
 
 
 def write(name: str, folder: Path, context: int) -> None:
-    """Write one of the `SHAPES` as a model folder, bfloat16, without a tokenizer; it loads like a user's model."""
+    """Write one of the `SHAPES` as a bfloat16 model folder without a tokenizer. It loads like a user's model."""
     from safetensors.torch import save_file
 
     shape = SHAPES[name]
-    about = {
+    config_fields = {
         "model_type": "llama",
         "vocab_size": shape.vocab,
         "hidden_size": shape.hidden,
@@ -181,34 +187,34 @@ def write(name: str, folder: Path, context: int) -> None:
         "rope_theta": 500_000.0,
         "tie_word_embeddings": shape.tied,
     }
-    (folder / "config.json").write_text(json.dumps(about))
+    (folder / "config.json").write_text(json.dumps(config_fields))
     config = model_config(read_config(folder), vocab_size=shape.vocab, context=None, device=torch.device("cpu"))
-    dice = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     tensors = {
-        tensor: torch.randn(size, generator=dice) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
+        tensor: torch.randn(size, generator=generator) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
         for tensor, size in tensor_shapes(config, shape.vocab).items()
     }
     save_file({tensor: values.bfloat16() for tensor, values in tensors.items()}, folder / "model.safetensors")
 
 
-ROWS = 1024
-"""Tokens of embeddings of their own, which others repeat."""
-QUIET = 1e-6
-"""Gain of what layers add to the residual stream."""
+EMBEDDING_ROWS = 1024
+"""Distinct rows of an embedding. Further tokens repeat them."""
+RESIDUAL_GAIN = 1e-6
+"""Gain of the layers' contributions to the residual stream."""
 
 
 @dataclass(frozen=True)
 class FamilyShape:
-    """A config with as many layers as fit into 20 GiB, and the types of matrices in the files that people run.
+    """A config with as many layers as fit into 20 GiB, and the types of matrices in the files that users run.
 
-    kind: of experts and MLPs; attention: of its projections, None is bfloat16. alike: how alike the logits are that a
-    router has for two tokens, as a correlation.
+    kind: type of experts and MLPs. attention: type of attention's projections; None: bfloat16.
+    router_correlation: correlation of a router's logits between two tokens.
     """
 
     config: Mapping[str, Any]
     kind: str
     attention: str | None
-    alike: float = 0.0
+    router_correlation: float = 0.0
 
 
 _QWEN3 = FamilyShape(
@@ -223,7 +229,7 @@ _QWEN3 = FamilyShape(
 )  # fmt: skip
 FAMILY_SHAPES = {
     "qwen3-30b-a3b-uniform": _QWEN3,
-    "qwen3-30b-a3b": replace(_QWEN3, alike=0.65),
+    "qwen3-30b-a3b": replace(_QWEN3, router_correlation=0.65),
     "gpt-oss-20b": FamilyShape(
         {
             "model_type": "gpt_oss", "num_hidden_layers": 12, "num_local_experts": 32, "num_experts_per_tok": 4,
@@ -231,7 +237,7 @@ FAMILY_SHAPES = {
         },
         "Q5_0",  # as MXFP4 is held
         None,
-        alike=0.65,
+        router_correlation=0.65,
     ),
     "gemma-3-4b": FamilyShape(
         {
@@ -242,38 +248,38 @@ FAMILY_SHAPES = {
         "Q4_0",
     ),
 }  # fmt: skip
-"""Qwen3's has 16 of 48 layers, gpt-oss's 12 of 24: bytes are those of their part."""
+"""Qwen3 has 16 of its 48 layers here, and gpt-oss 12 of 24. Bytes are those of these layers."""
 
 
 def decoder_parts(
     name: str, context: int, *, kv_int8: bool = False, layers: int | None = None
 ) -> tuple[ModelConfig, Weights]:
-    """Return what a decoder of one of the `FAMILY_SHAPES` or of the `SHAPES` is made of, see `parts`."""
+    """Return the config and the weights of one of the `FAMILY_SHAPES` or `SHAPES`; see `parts`."""
     if name not in FAMILY_SHAPES:
         return parts(name, context, kv_int8=kv_int8, layers=layers)
     shape = FAMILY_SHAPES[name]
-    fewer = {"num_hidden_layers": layers} if layers else {}
-    hf = checked({**shape.config, **fewer})
+    layer_override = {"num_hidden_layers": layers} if layers else {}
+    hf = checked({**shape.config, **layer_override})
     family = FAMILIES[shape.config["model_type"]]
     config = model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
     matrix = cache(partial(_matrix, shape))
-    whole = tuple(
+    layer_weights = tuple(
         layer_of({field: _tensor(field, size, matrix, layer)
                   for field, (_, size, _) in layer_sources(config, family.names, layer, ALONE).items()})
         for layer in range(config.layers)
     )  # fmt: skip
-    embedding_VC = _embedding(config, shape.alike)
+    embedding_VC = _embedding(config, shape.router_correlation)
     norm_C = torch.ones(config.hidden_size, dtype=torch.bfloat16)
     head_VC = embedding_VC if config.tied else _matrix(shape, "head", (config.vocab_size, config.hidden_size))
-    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, whole, norm_C, head_VC)
+    return replace(config, kv_int8=kv_int8), Weights(embedding_VC, layer_weights, norm_C, head_VC)
 
 
 def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], layer: int) -> Matrix:
-    """Return the weights of a field of `Layer`: norms, biases and routers are numbers."""
+    """Return the weights of a field of `Layer`. Norms, biases and routers are never quantized."""
     name = field.partition("/")[0]
     if name == "router_EC":
-        dice = torch.Generator().manual_seed(layer)
-        rows: Tensor = torch.randn(size, generator=dice) * size[-1] ** -0.5
+        generator = torch.Generator().manual_seed(layer)
+        rows: Tensor = torch.randn(size, generator=generator) * size[-1] ** -0.5
         return rows
     if len(size) == 1:
         return torch.full(size, float("norm" in name), dtype=torch.bfloat16)
@@ -281,8 +287,8 @@ def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], lay
 
 
 def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
-    """Return the one matrix of a field: what a product costs does not depend on its numbers."""
-    gain = QUIET if name in ("o_proj_CQ", "down_proj_CI") else 1.0
+    """Return the matrix that all layers share for a field. A product's cost does not depend on its numbers."""
+    gain = RESIDUAL_GAIN if name in ("o_proj_CQ", "down_proj_CI") else 1.0
     kind = shape.attention if name[:2] in ("q_", "k_", "v_", "o_", "he") else shape.kind
     if kind:
         return random_codes(kind, size[0], size[1], gain)
@@ -291,11 +297,11 @@ def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
     return numbers[: size[0] * size[1]].view(size)
 
 
-def _embedding(config: ModelConfig, alike: float) -> Tensor:
-    """Return embeddings, bfloat16 (V, C), with a part in common."""
-    dice = torch.Generator().manual_seed(0)
+def _embedding(config: ModelConfig, correlation: float) -> Tensor:
+    """Return embeddings, bfloat16 (V, C), whose rows have this pairwise correlation."""
+    generator = torch.Generator().manual_seed(0)
     C = config.hidden_size
-    common_C = torch.randn(C, generator=dice)
-    own_NC = torch.randn(ROWS, C, generator=dice)
-    few_NC: Tensor = (alike**0.5 * common_C + (1 - alike) ** 0.5 * own_NC).bfloat16()
-    return few_NC.repeat(-(-config.vocab_size // ROWS), 1)[: config.vocab_size]
+    common_C = torch.randn(C, generator=generator)
+    noise_NC = torch.randn(EMBEDDING_ROWS, C, generator=generator)
+    rows_NC: Tensor = (correlation**0.5 * common_C + (1 - correlation) ** 0.5 * noise_NC).bfloat16()
+    return rows_NC.repeat(-(-config.vocab_size // EMBEDDING_ROWS), 1)[: config.vocab_size]

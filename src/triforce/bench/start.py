@@ -1,4 +1,4 @@
-"""Time from a command to its first token: whole processes, one after the other, step by step."""
+"""Time from a command to its first token, by step, measured over whole processes one after the other."""
 
 from __future__ import annotations
 
@@ -17,55 +17,61 @@ from triforce.errors import RequestError
 Row = dict[str, Any]
 STEPS = ("imports", "weights", "engine", "prompt", "first token", "exit")
 PROCESSES = ("first", "second")
-"""The first on this machine to run this model, for which nothing has been kept; and the one after it."""
+"""The first process on this machine to run this model, with an empty cache folder, and the one after it."""
 
 
 def rows(modes: Sequence[str], task: dict[str, Any], repeats: int) -> Iterator[Row]:
-    """Medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
+    """Yield rows of medians over `repeats` rounds, of `import torch` alone and of each mode's two processes.
 
-    `task` is what the worker takes, without mode and start. Processes of one round share the machine's other load.
+    task: the worker's task without mode and start time. Processes of one round see the same other load of the machine.
     """
-    torch_alone: list[float] = []
+    torch_imports: list[float] = []
     starts: dict[tuple[str, str], list[dict[str, float]]] = {}
     for _ in range(repeats):
-        torch_alone.append(_run([sys.executable, "-c", "import torch"], dict(os.environ))[1])
+        torch_imports.append(_run([sys.executable, "-c", "import torch"], dict(os.environ))[1])
         for mode in modes:
             with tempfile.TemporaryDirectory() as cache:
                 for process in PROCESSES:
                     starts.setdefault((mode, process), []).append(_start(task | {"mode": mode}, cache))
-    alone = median(torch_alone)
-    yield {"mode": "import torch", "process": "-", "seconds": alone, "spread": _spread(torch_alone), "of_import": 1.0}
-    for (mode, process), found in starts.items():
-        totals = [sum(steps.values()) for steps in found]
+    import_seconds = median(torch_imports)
+    yield {
+        "mode": "import torch",
+        "process": "-",
+        "seconds": import_seconds,
+        "spread": _spread(torch_imports),
+        "of_import": 1.0,
+    }
+    for (mode, process), step_seconds in starts.items():
+        totals = [sum(steps.values()) for steps in step_seconds]
         yield {
             "mode": mode,
             "process": process,
             "seconds": median(totals),
             "spread": _spread(totals),
-            "of_import": median(totals) / alone,
-            "steps": {step: median([steps[step] for steps in found]) for step in STEPS},
+            "of_import": median(totals) / import_seconds,
+            "steps": {step: median([steps[step] for steps in step_seconds]) for step in STEPS},
         }
 
 
 def _start(task: dict[str, Any], cache: str) -> dict[str, float]:
-    """Seconds by step of one process, whose own cache folder is `cache`. Raises RequestError."""
-    began = time()
-    command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(task | {"began": began})]
+    """Return seconds by step of one process with the cache folder `cache`. Raises RequestError if it fails."""
+    start = time()
+    command = [sys.executable, "-m", "triforce.bench.start_worker", json.dumps(task | {"began": start})]
     output, seconds = _run(command, os.environ | {"XDG_CACHE_HOME": cache})
     steps: dict[str, Any] = json.loads(output.splitlines()[-1])
     if "error" in steps:
         raise RequestError(steps["error"])
-    return steps | {"exit": began + seconds - steps.pop("end")}
+    return steps | {"exit": start + seconds - steps.pop("end")}
 
 
 def _run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
-    """Return the output of a process and its seconds. Raises RequestError with its last words if it fails."""
-    began = time()
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip() or f"code {done.returncode}").splitlines()[-1]
-        raise RequestError(f"a process that was to be timed failed: {last}")
-    return done.stdout, time() - began
+    """Return the output of a process and its seconds. Raises RequestError with its last line of errors if it fails."""
+    start = time()
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if process.returncode:
+        last_line = (process.stderr.strip() or f"code {process.returncode}").splitlines()[-1]
+        raise RequestError(f"a process that was to be timed failed: {last_line}")
+    return process.stdout, time() - start
 
 
 def _spread(seconds: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
-"""Times one start to a first token, step by step: the process that `start` runs.
+"""Worker process of `start`: times one start to a first token, step by step.
 
-Run as: python -m triforce.bench.start_worker JSON. Prints an object of seconds, whose `end` is on the system's clock;
-or of what the user has to mend, as `error`.
+Run as: python -m triforce.bench.start_worker JSON. It prints a JSON object of seconds by step, with `end` on the
+system's clock, or an object with the message of a TriforceError as `error`.
 """
 
 from __future__ import annotations
@@ -16,32 +16,32 @@ from triforce.errors import TriforceError
 
 
 def first_token(task: dict[str, Any]) -> dict[str, float]:
-    """Return seconds by step of a process that was started at `task["began"]`."""
+    """Return seconds by step since the start of this process at `task["began"]`, by the system's clock."""
     import_torch()
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 
-    imported = time()
+    import_end = time()
     settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype")}
     llm = LLM(task["model"], task["draft"], **settings)
-    loaded = time()
-    read = 0.0
+    load_end = time()
+    prefill_end = 0.0
 
     def on_prefill(done: int, total: int) -> None:
-        nonlocal read
-        read = time()
+        nonlocal prefill_end
+        prefill_end = time()
 
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     for _ in llm.stream(task["prompt"], params, load_cache=task["load_cache"], on_prefill=on_prefill):
         break
     end = time()
-    read = read or loaded
+    prefill_end = prefill_end or load_end
     return {
-        "imports": imported - task["began"],
+        "imports": import_end - task["began"],
         "weights": llm.load_seconds,
-        "engine": loaded - imported - llm.load_seconds,
-        "prompt": read - loaded,
-        "first token": end - read,
+        "engine": load_end - import_end - llm.load_seconds,
+        "prompt": prefill_end - load_end,
+        "first token": end - prefill_end,
         "end": end,
     }
 

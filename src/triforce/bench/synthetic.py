@@ -1,8 +1,7 @@
-"""Decoding over random KV at a given acceptance, to see what the tiers would be worth on a model of any shape.
+"""Synthetic decoding over random KV at a given acceptance, to estimate the speedup on a model of any shape.
 
-No prompt is read. The passes and the sampling are done for real; then the outcome is drawn instead of taken: each
-guess is kept with a given probability. The texts mean nothing, so this lives in the bench alone, and its rows say
-`synthetic`.
+No prompt is prefilled. Passes and sampling run for real; then the outcome is drawn at random: each guess is accepted
+with a given probability. The texts mean nothing, so only the bench has this code, and its rows say `synthetic`.
 """
 
 from __future__ import annotations
@@ -38,74 +37,74 @@ from triforce.ragged import Bools, Ints, ints
 from triforce.speculation import Draft, SequenceState, Verification
 
 BLOCK = 4096
-"""Tokens of random KV, repeated over the context."""
+"""Tokens of random KV that are repeated over the context."""
 
 
-class Synthetic:
-    """A sampling whose guesses are kept with given probabilities: by whose they are, that of a tier or of none.
+class SyntheticSampler:
+    """Sampler that accepts each guess with the given probability of the tier that proposed it.
 
-    kept: shares of `retrieval` and of `draft`. What n-grams guess of random texts is never kept. seed: of the dice.
-    `expected` has the mean and the variance of the tokens that each verification of the full tier makes, all rows
-    together: a guess behind a rejected one is lost, so n guesses of probability p make 1 + p + ... + p^n tokens in the
-    mean.
+    acceptance_rates: those of `retrieval` and `draft`. Guesses of n-grams on random texts are never accepted. seed: of
+    the random generator. `expected` has the mean and the variance of the tokens of each verification by the full tier,
+    over all rows: guesses after a rejected one are dropped, so n guesses of probability p make 1 + p + ... + p^n tokens
+    on average.
     """
 
-    def __init__(self, batch: SequenceBatch, kept: Mapping[str, float], seed: int) -> None:
-        self.real = batch.sampling
-        self.rates = [kept.get(tier.name, 0.0) for tier in batch.tiers]
-        self.dice = np.random.default_rng(seed)
+    def __init__(self, batch: SequenceBatch, acceptance_rates: Mapping[str, float], seed: int) -> None:
+        self.sampler = batch.sampling
+        self.rates = [acceptance_rates.get(tier.name, 0.0) for tier in batch.tiers]
+        self.generator = np.random.default_rng(seed)
         self.expected: list[tuple[float, float]] = []
 
     @property
     def coupling(self) -> Verification:
-        return self.real.coupling
+        return self.sampler.coupling
 
     @property
     def vocab_size(self) -> int:
-        return self.real.vocab_size
+        return self.sampler.vocab_size
 
     @property
     def probs_size(self) -> int:
-        return self.real.probs_size
+        return self.sampler.probs_size
 
     @property
     def draws(self) -> Any:
-        """Draws of several draft tokens in one call, where the real one has them: what they cost is measured, too."""
-        return getattr(self.real, "draws", None)
+        """Return the real sampler's draws of several draft tokens in one call, if any: their cost is measured, too."""
+        return getattr(self.sampler, "draws", None)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        step = self.real.verify(guess, logits_BJV, prefix, live_B, tier)
+        step = self.sampler.verify(guess, logits_BJV, prefix, live_B, tier)
         B, K = guess.tokens_BK.shape
-        below = int(guess.origins_BK.max()) if K else 0  # that tier has drawn at least the last token that it proposes
+        proposing_tier = int(guess.origins_BK.max()) if K else 0  # it has drawn at least its last token
         if tier == len(self.rates) - 1:
-            self.expected.append(_expected(self.rates[below], guess.counts_B))
+            self.expected.append(_expected(self.rates[proposing_tier], guess.counts_B))
         if not K:
             return step
-        fits_BK = self.dice.random((B, K)) < self.rates[below]
-        fits_BK &= np.arange(K) < guess.counts_B[:, None]
-        kept_B = fits_BK.cumprod(1).sum(1)
+        accepts_BK = self.generator.random((B, K)) < self.rates[proposing_tier]
+        accepts_BK &= np.arange(K) < guess.counts_B[:, None]
+        accepted_B = accepts_BK.cumprod(1).sum(1)
         tokens_BJ = np.pad(guess.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
-        laws_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
-        return Draft(tokens_BJ, laws_BJV, np.full_like(tokens_BJ, tier), kept_B + 1)
+        probs_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
+        return Draft(tokens_BJ, probs_BJV, np.full_like(tokens_BJ, tier), accepted_B + 1)
 
 
 def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
-    """Mean and variance of the tokens that a verification makes of so many guesses of each row."""
+    """Return mean and variance of the tokens of one verification over all rows. guesses_B: guesses of each row."""
     mean = variance = 0.0
     for guesses in guesses_B.tolist():
         powers = [rate**n for n in range(1, guesses + 1)]
-        kept = sum(powers)
-        mean += 1 + kept
-        variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - kept**2
+        accepted = sum(powers)
+        mean += 1 + accepted
+        variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - accepted**2
     return mean, variance
 
 
 @dataclass(frozen=True)
 class SyntheticDecoding:
-    """Whole verifications of the full tier: their seconds, their tokens of all rows, and the tokens to expect of them.
+    """Verifications by the full tier: seconds, tokens over all rows, and the expected tokens with their deviation.
 
-    Steps that captured a graph are left out, and so is the first one, whose seconds stand apart. tiers: statistics of
-    the first row, without its first step.
+    Steps that captured a graph are left out. The first step is left out, too; `first_seconds` are its seconds. tiers:
+    statistics of the first row, without its first step.
     """
 
     seconds: float
@@ -117,52 +116,54 @@ class SyntheticDecoding:
     tiers: list[TierStats]
 
     @property
-    def luck(self) -> float:
-        """Tokens that were made beyond those expected, in standard deviations; 0 where nothing is left to chance."""
+    def z_score(self) -> float:
+        """Return the tokens beyond the expected ones, in standard deviations; 0 if the deviation is 0."""
         return (self.tokens - self.expected_tokens) / self.deviation if self.deviation else 0.0
 
 
-def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
-    """Decode until at least so many tokens of each row are counted, and end behind a verification.
+def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
+    """Decode until at least `tokens` of each row are counted. The end is that of a verification.
 
-    batch: as `read` made it for as many tokens. kept: as for `Synthetic`, whose dice are those of the turn.
+    batch: from `prefilled_batch` for the same number of tokens. acceptance_rates: see `SyntheticSampler`. turn: the
+    sampler's seed.
     """
-    batch.sampling = sampling = Synthetic(batch, kept, turn)
-    counted = list[int]()
-    made = 0
+    batch.sampling = sampling = SyntheticSampler(batch, acceptance_rates, turn)
+    counted_steps = list[int]()
+    token_count = 0
     seconds = 0.0
     first_seconds = 0.0
     first_tiers = list[TierStats]()
-    while made < tokens * len(batch.sequences) and not batch.done:
-        known = graphs.captured_graphs()
-        before = batch.decode_seconds
+    while token_count < tokens * len(batch.sequences) and not batch.done:
+        earlier_graphs = graphs.captured_graphs()
+        earlier_seconds = batch.decode_seconds
         step = len(sampling.expected)
-        taken = sum(batch.step())
-        took = batch.decode_seconds - before
-        captures = graphs.captured_graphs() - known
+        step_tokens = sum(batch.step())
+        step_seconds = batch.decode_seconds - earlier_seconds
+        captures = graphs.captured_graphs() - earlier_graphs
         if step == 0:
-            first_seconds = took
+            first_seconds = step_seconds
             first_tiers = batch.stats(0)
         elif not captures:
-            made = made + taken
-            seconds = seconds + took
-            counted.append(step)
-    expected = [sampling.expected[step] for step in counted]
-    mean, variance = (sum(each) for each in zip(*expected, strict=True))
-    tiers = [_behind(*both) for both in zip(first_tiers, batch.stats(0), strict=True)]
-    return SyntheticDecoding(seconds, made, len(counted), mean, variance**0.5, first_seconds, tiers)
+            token_count = token_count + step_tokens
+            seconds = seconds + step_seconds
+            counted_steps.append(step)
+    expected = [sampling.expected[step] for step in counted_steps]
+    mean, variance = (sum(column) for column in zip(*expected, strict=True))
+    tiers = [_stats_difference(*stats_pair) for stats_pair in zip(first_tiers, batch.stats(0), strict=True)]
+    return SyntheticDecoding(seconds, token_count, len(counted_steps), mean, variance**0.5, first_seconds, tiers)
 
 
-def _behind(first: TierStats, last: TierStats) -> TierStats:
-    """Statistics of a tier from one time to a later one."""
+def _stats_difference(start_stats: TierStats, end_stats: TierStats) -> TierStats:
+    """Return a tier's statistics between two moments. Other fields are those of the later one."""
     counts = {
-        name: getattr(last, name) - getattr(first, name) for name in ("proposed", "accepted", "passes", "seconds")
+        name: getattr(end_stats, name) - getattr(start_stats, name)
+        for name in ("proposed", "accepted", "passes", "seconds")
     }
-    return replace(last, **counts)
+    return replace(end_stats, **counts)
 
 
-def verified(turns: Sequence[SyntheticDecoding]) -> Row:
-    """Tokens a verification of several turns, those to expect, and how far apart chance puts them (one deviation)."""
+def verification_figures(turns: Sequence[SyntheticDecoding]) -> Row:
+    """Return the tokens per verification over several turns, measured and expected, and their standard deviation."""
     count = sum(turn.verifications for turn in turns)
     return {
         "verifications": count,
@@ -172,38 +173,38 @@ def verified(turns: Sequence[SyntheticDecoding]) -> Row:
     }
 
 
-def read(
+def prefilled_batch(
     models: ModelSet,
     mode: str,
-    setting: SpeculativeConfig,
+    speculation: SpeculativeConfig,
     context: int,
     tokens: int,
     rows: int = 1,
-    memory: FullView | None = None,
+    reused_view: FullView | None = None,
     costs: CostModel | None = None,
 ) -> SequenceBatch:
-    """A batch whose prompts of random tokens have been read, as far as its caches can tell: its KV is noise.
+    """Return a batch whose prompts of random tokens count as prefilled in its caches. Its KV is noise.
 
-    It has room for a first step, and then for verifications that make so many tokens and the rest of the last one.
-    `memory`: that of an earlier such batch of one row, to be used again.
+    It has room for a first step, then for verifications of `tokens` tokens and the rest of the last one. reused_view:
+    the full view of an earlier such batch of one row.
     """
-    most = tokens + 2 * setting.reach
-    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=most, ignore_eos=True)
+    max_tokens = tokens + 2 * speculation.reach
+    params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=max_tokens, ignore_eos=True)
     vocabulary = min(1000, models.target.config.vocab_size)
     prompt = torch.randint(vocabulary, (context,), generator=torch.Generator().manual_seed(2)).tolist()
-    if memory:
-        memory.rewind(ints([context - PAGE]))
+    if reused_view:
+        reused_view.rewind(ints([context - PAGE]))
     sequences = [TokenSequence(prompt, params, seed=1) for _ in range(rows)]
-    batch = SequenceBatch(models, MODES[mode], setting, "seeded", sequences, memory, costs)
-    if memory is None:
-        fill(batch.top.cache.pool, context - PAGE)  # the other rows' is copied from there
+    batch = SequenceBatch(models, MODES[mode], speculation, "seeded", sequences, reused_view, costs)
+    if reused_view is None:
+        fill(batch.top.cache.pool, context - PAGE)  # the KV of the other rows is copied from there
     for _ in prefill_batch(batch):
         pass
     return batch
 
 
 def fill(pool: PagePool, length: int) -> None:
-    """Random K and V for the first `length` tokens of the first row. The draft's own cache will catch up."""
+    """Write random K and V for the first `length` tokens of the first row. The draft's own cache catches up later."""
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
     if pool.windows:
@@ -211,70 +212,77 @@ def fill(pool: PagePool, length: int) -> None:
     for layer in range(config.layers):
         for start in range(pool.first_cached_token(layer, 0), length, BLOCK):
             slots_N = pool.slots(0, start, min(start + BLOCK, length), layer)
-            some_GND = block_GND[:, : len(slots_N)].to(pool.device)
-            some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)
-            pool.kv.write(layer, slots_N, some_GND, some_GND)
+            values_GND = block_GND[:, : len(slots_N)].to(pool.device)
+            values_GND = rounded(values_GND) if config.kv_int8 else values_GND.to(pool.dtype)
+            pool.kv.write(layer, slots_N, values_GND, values_GND)
     pool.lengths_B[0] = length
 
 
 def rows(
     shape: str,
     contexts: Sequence[int],
-    kept: tuple[float, float],
-    setting: SpeculativeConfig,
+    acceptance_rates: tuple[float, float],
+    speculation: SpeculativeConfig,
     tokens: int,
     repeats: int,
     kv_int8: bool = False,
     layers: int | None = None,
 ) -> Iterator[Row]:
-    """Plain decoding, and modes with and without a draft, if the shape has one.
+    """Yield rows of plain decoding and of modes with and without a draft, if the shape has one.
 
-    kept: shares of guesses of the retrieval tier, and of the draft. kv_int8: of all rows but the first, which is plain
-    decoding over KV in bfloat16, and what speedups are over. layers: of the target; all of them if None.
+    acceptance_rates: of the guesses of the retrieval tier and of the draft. kv_int8: all rows but the first have int8
+    KV; the first is plain decoding over KV in bfloat16, and speedups are over it. layers: of the target; None: all.
     """
-    longest = max(contexts) + tokens + 2 * setting.reach
+    longest = max(contexts) + tokens + 2 * speculation.reach
     config, weights = bench_shapes.decoder_parts(shape, longest, kv_int8=kv_int8, layers=layers)
-    lower = Decoder(config, weights, setting.lower_bits) if setting.lower_bits else None
-    drafted = f"{shape}-draft" in shapes.SHAPES
+    lower_decoder = Decoder(config, weights, speculation.lower_bits) if speculation.lower_bits else None
+    has_draft = f"{shape}-draft" in shapes.SHAPES
     draft = None
     works = {"full": ModelWork(config, weights)}
-    if drafted:
-        parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
-        draft = Decoder(*parts, setting.lower_bits)
-        works["draft"] = ModelWork(*parts)
-    models = ModelSet(Decoder(config, weights), draft, lower)
-    shares = dict(zip(("retrieval", "draft"), kept, strict=True))
-    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * drafted, "auto")]
+    if has_draft:
+        draft_parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
+        draft = Decoder(*draft_parts, speculation.lower_bits)
+        works["draft"] = ModelWork(*draft_parts)
+    models = ModelSet(Decoder(config, weights), draft, lower_decoder)
+    shares = dict(zip(("retrieval", "draft"), acceptance_rates, strict=True))
+    runs = [(mode, models) for mode in ("ar", "retrieval", *["triforce"] * has_draft, "auto")]
     if kv_int8:
         runs.insert(0, ("ar", ModelSet(Decoder(replace(config, kv_int8=False), weights))))
     for context in contexts:
         turns: list[list[SyntheticDecoding]] = [[] for _ in runs]
-        costs = costs_of(models, weights, setting)
+        costs = costs_of(models, weights, speculation)
         for turn in range(repeats):
-            for (mode, of_run), made in zip(runs, turns, strict=True):
-                batch = read(of_run, mode, setting, context, tokens, costs=costs if mode == "auto" else None)
-                made.append(decode(batch, shares, turn, tokens))
+            for (mode, run_models), run_turns in zip(runs, turns, strict=True):
+                batch = prefilled_batch(
+                    run_models, mode, speculation, context, tokens, costs=costs if mode == "auto" else None
+                )
+                run_turns.append(decode(batch, shares, turn, tokens))
         roof = roofline.measure()
-        texts = [[_seconds(turn, tokens) for turn in made] for made in turns]
-        for (mode, of_run), made, times in zip(runs, turns, texts, strict=True):
-            int8 = of_run.target.config.kv_int8
-            last = made[-1]
-            least = (
-                None if mode == "auto" else least_seconds(last.tiers, works, roof, context, int8, setting.lower_bits)
+        seconds_by_run = [[_seconds(turn, tokens) for turn in run_turns] for run_turns in turns]
+        for (mode, run_models), run_turns, times in zip(runs, turns, seconds_by_run, strict=True):
+            has_int8_kv = run_models.target.config.kv_int8
+            last_turn = run_turns[-1]
+            roofline_seconds = (
+                None
+                if mode == "auto"
+                else least_seconds(last_turn.tiers, works, roof, context, has_int8_kv, speculation.lower_bits)
             )
             yield {
                 "mode": mode, "context": context, "batch": 1, "temperature": 0.6, "workload": "synthetic",
-                "kv_dtype": "int8" if int8 else "bfloat16", "layers": config.layers,
-                **timing(times, texts[0], tokens),
-                "least_seconds": least and least * tokens / last.tokens, "prefill_tokens_per_second": None,
-                "full_passes": tokens * sum(turn.verifications for turn in made) / sum(turn.tokens for turn in made),
-                **verified(made), "first_seconds": median(turn.first_seconds for turn in made),
+                "kv_dtype": "int8" if has_int8_kv else "bfloat16", "layers": config.layers,
+                **timing(times, seconds_by_run[0], tokens),
+                "least_seconds": roofline_seconds and roofline_seconds * tokens / last_turn.tokens,
+                "prefill_tokens_per_second": None,
+                "full_passes": tokens
+                * sum(turn.verifications for turn in run_turns)
+                / sum(turn.tokens for turn in run_turns),
+                **verification_figures(run_turns), "first_seconds": median(turn.first_seconds for turn in run_turns),
                 "acceptance": dict(shares) if mode != "ar" else {},
             }  # fmt: skip
 
 
 def _seconds(turn: SyntheticDecoding, tokens: int) -> float:
-    """Seconds of a text of so many tokens, at the rate of whole verifications."""
+    """Return the seconds of a text of `tokens`, at the rate of a turn's verifications."""
     return turn.seconds * tokens / turn.tokens
 
 
@@ -286,34 +294,34 @@ def least_seconds(
     int8: bool,
     lower_bits: int = 0,
 ) -> float:
-    """Seconds that the passes of a text take at least, those of a tier over as many tokens each as in the mean.
+    """Return the roofline seconds of a text's passes. Each pass of a tier has the mean width of its passes.
 
-    int8: whether the full tier's KV is. Sampling takes none.
+    int8: the full tier's KV is int8. Sampling counts as no time.
     """
-    full = works["full"]
-    least = 0.0
+    full_work = works["full"]
+    total_seconds = 0.0
     proposed = 0
     for tier in tiers:
-        work = works.get(tier.name, full)
+        work = works.get(tier.name, full_work)
         keys = min(tier.visible_tokens or context, context)
         width = 1 + proposed / max(1, tier.passes)
         if tier.name != "full" and lower_bits:
-            each = work.of_lower(width, keys, lower_bits)
+            pass_work = work.lower_pass_work(width, keys, lower_bits)
         else:
-            each = work.of(width, keys, replace(work.config, kv_int8=int8))
-        least = least + tier.passes * roof.least_seconds(each)
+            pass_work = work.pass_work(width, keys, replace(work.config, kv_int8=int8))
+        total_seconds = total_seconds + tier.passes * roof.least_seconds(pass_work)
         proposed = tier.proposed
-    return least
+    return total_seconds
 
 
-def costs_of(models: ModelSet, weights: Weights, setting: SpeculativeConfig) -> CostModel:
-    """Return what the planner knows before it has seen a pass of these models."""
+def costs_of(models: ModelSet, weights: Weights, speculation: SpeculativeConfig) -> CostModel:
+    """Return the planner's cost model of these models before it has measured a pass."""
     target = models.target
     matrices = [*weights.multiplied()]
     size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
-    lower = setting.lower_bits / 8 if weights.has_numbers else 0
+    lower_size = speculation.lower_bits / 8 if weights.has_numbers else 0
     works = TierWork.of_target(
-        target.config, (size, lower or size), target.dtype.itemsize, setting.lower_bits > 0, target.unions
+        target.config, (size, lower_size or size), target.dtype.itemsize, speculation.lower_bits > 0, target.unions
     )
     if models.draft:
         works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from triforce.bench.roofline import NUMBERS, coded_attention, type_of_products
-from triforce.cli.bench.setup import measured
+from triforce.cli.bench.setup import measured_roofline
 from triforce.planner import break_even
 
 
@@ -12,7 +12,7 @@ def measure_balances() -> None:
     mixes = {name: {type_of_products(False, name): 1} for name in NUMBERS}
     mixes |= {break_even.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
     mixes |= {break_even.CODED_KV: coded_attention(2)}
-    found = {name: measured().balance(mix) for name, mix in mixes.items()}
+    found = {name: measured_roofline().balance(mix) for name, mix in mixes.items()}
     break_even.save_balances({name: value for name, value in found.items() if value})
 
 

@@ -129,8 +129,10 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
     threads = min(threads, dispatch.usable_cpus())
     if dispatch.native is not None:
         dispatch.native.set_threads(threads)
-    narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
-    return Trainer(llm, texts, folder, TrainingConfig(), clock=time.monotonic, threads=threads, narrow=narrow)
+    use_bfloat16 = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
+    return Trainer(
+        llm, texts, folder, TrainingConfig(), clock=time.monotonic, threads=threads, use_bfloat16=use_bfloat16
+    )
 
 
 def _finish(trainer: Trainer, folder: Path) -> str:

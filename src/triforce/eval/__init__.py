@@ -1,8 +1,8 @@
-"""Abilities of a model that this engine needs, measured through the engine's own parts.
+"""Measurements of the model abilities that this engine needs, made with the engine's own parts.
 
-A measurement is three functions of a file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON
-object, `tables` turns that object into tables, `seconds` predicts what it will take. One that does not apply gives
-{"skipped": why}.
+A measurement is three functions of one file, and one line in `MEASUREMENTS`: `measure` turns a subject into a JSON
+object, `tables` turns that object into tables, and `seconds` predicts the time of `measure`. A measurement that does
+not apply returns {"skipped": reason}.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
-from triforce.eval.context import EvalConfig, EvalContext, Text, plan, tokenize, tokenized
+from triforce.eval.context import EvalConfig, EvalContext, Text, encode_texts, plan, tokenize
 from triforce.eval.tables import Table
-from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit, measure_pace
+from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit_plan, measure_pace
 
 __all__ = [
-    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "evaluate", "plan", "shorten", "tables", "tokenize",
-    "tokenized",
+    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "encode_texts", "evaluate", "plan", "shorten",
+    "tables", "tokenize",
 ]  # fmt: skip
 
 Result = dict[str, Any]
 
 
 class Measurement(NamedTuple):
-    """A measurement, its tables, and the seconds that it will take."""
+    """Functions of one measurement: the measurement itself, its tables, and its predicted seconds."""
 
     measure: Callable[[EvalContext], Result]
     tables: Callable[[Result], list[Table]]
@@ -45,30 +45,30 @@ MEASUREMENTS = {
 
 
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
-    """Measure the speed of a subject's models, and give it a plan that ends in a minute from now."""
-    began = perf_counter()
-    costs = {name: each.seconds for name, each in MEASUREMENTS.items()}
-    return fit(subject, names, measure_pace(subject), costs, began)
+    """Measure the speed of a subject's models, and give the subject a plan that ends within a minute from now."""
+    start = perf_counter()
+    costs = {name: measurement.seconds for name, measurement in MEASUREMENTS.items()}
+    return fit_plan(subject, names, measure_pace(subject), costs, start)
 
 
 def evaluate(
-    subject: EvalContext, names: Sequence[str], tell: Callable[[str, Result], None], budget: TimeBudget | None = None
+    subject: EvalContext, names: Sequence[str], report: Callable[[str, Result], None], budget: TimeBudget | None = None
 ) -> dict[str, Result]:
-    """Return the results by name, in the order of the registry; `tell` gets each as it is ready.
+    """Return results by name, in the order of `MEASUREMENTS`. report: called with each result when it is ready.
 
-    budget: leaves out what there is no time for, now that it is seen how long others took.
+    budget: skips measurements that no longer fit, judged by the time that earlier ones took.
     """
     results: dict[str, Result] = {}
     for name in (name for name in MEASUREMENTS if name in names):
         subject.label = name
-        started = perf_counter()
-        late = budget.skip_reason(name) if budget else ""
-        results[name] = {"skipped": late} if late else MEASUREMENTS[name].measure(subject)
-        results[name]["seconds"] = perf_counter() - started
-        tell(name, results[name])
+        start = perf_counter()
+        skip_reason = budget.skip_reason(name) if budget else ""
+        results[name] = {"skipped": skip_reason} if skip_reason else MEASUREMENTS[name].measure(subject)
+        results[name]["seconds"] = perf_counter() - start
+        report(name, results[name])
     return results
 
 
 def tables(name: str, result: Result) -> list[Table]:
-    """Return the tables of a result; none for one that was skipped."""
+    """Return the tables of a result; none if it was skipped."""
     return [] if "skipped" in result else MEASUREMENTS[name].tables(result)

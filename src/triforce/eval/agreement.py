@@ -1,4 +1,4 @@
-"""Agreement of draft and target: the target sees everything, the draft what the engine shows it.
+"""Agreement of draft and target. The target sees the whole context, the draft its view in the engine.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -11,71 +11,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import EvalContext, Text, grouped
-from triforce.eval.scoring import draft_view, full_view, parts, read, skim
+from triforce.eval.context import EvalContext, Text, group_by_kind
+from triforce.eval.scoring import draft_view, full_view, parts, prefill, read
 from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 from triforce.interface.sampling_params import SamplingParams
 from triforce.sampling import LogitsProcessor
 
 TEMPERATURES = (0.0, 0.6, 1.0)
-AT_ONCE = 128
+CHUNK_TOKENS = 128
 
-WARPING = 5e-7
-"""Seconds, about, of the probabilities of one position for each token of the vocabulary."""
+PROBS_SECONDS = 5e-7
+"""Approximate seconds to compute the probabilities of one position, per token of the vocabulary."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Return the mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
+    """Return the mean probability that a draft token is accepted, by kind of text, temperature and coupling."""
     if subject.llm.eagle_head:
         return {"skipped": "the card of a draft that reads hidden states has its figures, in its config.json"}
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}
     plan = subject.plan
-    after = min(4096, plan.span // 2)
-    windows = subject.windows(least=after + plan.judged)
+    prefix_tokens = min(4096, plan.span // 2)
+    windows = subject.windows(min_tokens=prefix_tokens + plan.judged)
     if not windows:
-        return {"skipped": f"no text has {after + plan.judged:,} tokens"}
-    shares = [(window.kind, _share(subject, window, after)) for window in subject.steps(windows)]
+        return {"skipped": f"no text has {prefix_tokens + plan.judged:,} tokens"}
+    shares = [
+        (window.kind, _window_shares(subject, window, prefix_tokens)) for window in subject.with_progress(windows)
+    ]
     return {
-        "from": after,
+        "from": prefix_tokens,
         "tokens": plan.judged,
-        "kinds": {kind: _mean(found) for kind, found in grouped(shares).items()},
+        "kinds": {kind: _mean(kind_shares) for kind, kind_shares in group_by_kind(shares).items()},
     }
 
 
 def _mean(shares: list[Tensor]) -> dict[str, Any]:
     by_temperature = zip(TEMPERATURES, torch.stack(shares).mean(0).tolist(), strict=True)
     return {"windows": len(shares)} | {
-        f"{temperature:g}": {"rejection": kept, "seeded": same} for temperature, (kept, same) in by_temperature
+        f"{temperature:g}": {"rejection": rejection_share, "seeded": seeded_share}
+        for temperature, (rejection_share, seeded_share) in by_temperature
     }
 
 
-def _share(subject: EvalContext, window: Text, after: int) -> Tensor:
-    """Means over the judged tokens of a window: (temperatures, couplings)."""
+def _window_shares(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
+    """Return mean acceptance over the judged tokens of a window: float64 (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
-    warps = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
+    processors = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
     no_ids_11 = torch.zeros(1, 1, dtype=torch.long, device=device)
     sums = torch.zeros(len(TEMPERATURES), 2, dtype=torch.float64)
-    for both in _logits(subject, window, after):
-        for n, warp in enumerate(warps):
-            p_TV, q_TV = (warp(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in both)
+    for logits_pair in _logit_pairs(subject, window, prefix_tokens):
+        for n, processor in enumerate(processors):
+            p_TV, q_TV = (processor(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
     return sums / subject.plan.judged
 
 
-def _logits(subject: EvalContext, window: Text, after: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _logit_pairs(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
-    stop = after + subject.plan.judged
+    stop = prefix_tokens + subject.plan.judged
     target = subject.target
     draft = subject.llm.draft.decoder
-    exact = full_view(target, stop)
-    cheap = draft_view(draft)
-    skim(target, exact, window.ids_N[:after])
-    skim(draft, cheap, window.ids_N[:after])
-    for part_T in parts(window.ids_N[after:stop], AT_ONCE):
-        yield torch.cat([*read(target, exact, part_T)]), torch.cat([*read(draft, cheap, part_T)])
+    target_view = full_view(target, stop)
+    draft_cache_view = draft_view(draft)
+    prefill(target, target_view, window.ids_N[:prefix_tokens])
+    prefill(draft, draft_cache_view, window.ids_N[:prefix_tokens])
+    for chunk_T in parts(window.ids_N[prefix_tokens:stop], CHUNK_TOKENS):
+        yield torch.cat([*read(target, target_view, chunk_T)]), torch.cat([*read(draft, draft_cache_view, chunk_T)])
 
 
 def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
@@ -84,7 +87,7 @@ def overlap(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 
 def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
-    """Return the probability that exponential races of rates p and q with the same noise have one winner, (T).
+    """Return the probability that exponential races of rates p and q with the same noise have the same winner, (T).
 
     Token i wins both if E_j >= E_i max(p_j / p_i, q_j / q_i) for each j, hence with probability
     1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). In descending order of p / q the maximum is the
@@ -102,19 +105,21 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
-    warping = WARPING * subject.target.config.vocab_size
+    probs_seconds = PROBS_SECONDS * subject.target.config.vocab_size
     stop = min(4096, plan.span // 2) + plan.judged
-    windows = subject.windows(least=stop) if forecast.draft else []
-    return len(windows) * (forecast.target.reading(stop) + forecast.drafts(stop) + plan.judged * warping)
+    windows = subject.windows(min_tokens=stop) if forecast.draft else []
+    return len(windows) * (
+        forecast.target.reading_seconds(stop) + forecast.draft_seconds(stop) + plan.judged * probs_seconds
+    )
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
     rows = [
-        [f"{kind}, {coupling}", *(f"{found[f'{t:g}'][coupling]:.3f}" for t in TEMPERATURES)]
-        for kind, found in result["kinds"].items()
+        [f"{kind}, {coupling}", *(f"{kind_shares[f'{t:g}'][coupling]:.3f}" for t in TEMPERATURES)]
+        for kind, kind_shares in result["kinds"].items()
         for coupling in ("rejection", "seeded")
     ]
-    windows = sum(found["windows"] for found in result["kinds"].values())
+    windows = sum(kind_shares["windows"] for kind_shares in result["kinds"].values())
     note = (
         "Chance that the target keeps a drafted token: the sum of min(p, q) under rejection; under the seeded coupling "
         "that both draw the same token from the same noise, computed exactly. "

@@ -1,4 +1,4 @@
-"""Bits per byte of each text, which compares models of different vocabularies."""
+"""Bits per byte of each text. The unit makes models of different vocabularies comparable."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from triforce.eval.context import EvalContext, Text, grouped
+from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.scoring import draft_view, nats
 from triforce.eval.tables import Table
 from triforce.eval.time_budget import ReadingForecast
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Measure the target with all in sight, and the draft through sinks and window, on the same windows."""
-    rows = [_row(subject, window) for window in subject.steps(subject.windows())]
+    """Measure the target with the full view, and the draft with sinks and a window, on the same windows of text."""
+    rows = [_row(subject, window) for window in subject.with_progress(subject.windows())]
     texts = {name: _total([row for row in rows if row["text"] == name]) for name in {row["text"]: 0 for row in rows}}
-    kinds = grouped([(row["kind"], row) for row in rows])
-    return {"texts": texts, "kinds": {kind: _total(of_kind) for kind, of_kind in kinds.items()}}
+    kinds = group_by_kind([(row["kind"], row) for row in rows])
+    return {"texts": texts, "kinds": {kind: _total(kind_rows) for kind, kind_rows in kinds.items()}}
 
 
 def _row(subject: EvalContext, window: Text) -> dict[str, Any]:
@@ -36,14 +36,14 @@ def _bits(nats_N: Tensor) -> float:
 
 
 def _total(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    size, tokens = (sum(row[what] for row in rows) for what in ("bytes", "tokens"))
+    size, tokens = (sum(row[count_name] for row in rows) for count_name in ("bytes", "tokens"))
     models = [name for name in ("target", "draft") if name in rows[0]]
     return {"tokens": tokens, "bytes": size} | {name: sum(row[name] for row in rows) / size for name in models}
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     windows = subject.windows()
-    return forecast.traces(windows) + sum(forecast.drafts(len(window.ids_N)) for window in windows)
+    return forecast.trace_seconds(windows) + sum(forecast.draft_seconds(len(window.ids_N)) for window in windows)
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -1,4 +1,4 @@
-"""The subject of an evaluation: a model, perhaps its draft, texts, and how much of them is read."""
+"""EvalContext: the subject of an evaluation, that is a model, its draft if any, texts, and the lengths to read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class Text:
-    """A text, or a stretch of one; `ids_N` are its tokens, the first of them number `start` of the text."""
+    """A text, or a part of one. ids_N: its tokens. start: position of the first one in the whole text."""
 
     name: str
     kind: str
@@ -36,13 +36,18 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class EvalConfig:
-    """Lengths and positions are tokens.
+    """Sizes of an evaluation. All lengths and positions are in tokens.
 
-    span: read of a text at once. deepest: how far the longest readings go. windows: spans of each kind of text at
-    least, where the texts have as many; most: at most, the longest. recent: what the cut model sees in `gain`; stride:
-    its windows move by so much. block: tokens whose mean gain is one observation. haystacks: of the longest span; short
-    ones get up to four times as many. copies: spans that are repeated at each distance. judged: tokens of a span where
-    draft and target are compared. prompts, new_tokens: sampled continuations.
+    - span: length of a window of text.
+    - deepest: length of the longest windows.
+    - windows: least number of windows of each kind of text, if the texts have them.
+    - most: greatest number of windows of each kind, the longest ones; None: all.
+    - recent: tokens that the cut model sees in `gain`. stride: step between its windows.
+    - block: tokens whose mean gain is one observation.
+    - haystacks: number of haystacks of the longest span. Shorter spans get up to four times as many.
+    - copies: spans that are repeated at each distance.
+    - judged: tokens of a window where draft and target are compared.
+    - prompts, new_tokens: number of sampled continuations, and the length of each.
     """
 
     span: int
@@ -61,13 +66,13 @@ class EvalConfig:
 
     @property
     def far(self) -> range:
-        """The positions where far context should help: 16K to 24K of 32K."""
+        """Return the positions where far context should help: 16K to 24K of 32K."""
         return range(self.span // 2, self.span * 3 // 4)
 
 
 @dataclass(eq=False)
 class EvalContext:
-    """A loaded model with the texts; what several measurements need is computed once."""
+    """A loaded model with texts. Losses that several measurements need are computed once."""
 
     llm: LLM
     texts: list[Text]
@@ -84,64 +89,74 @@ class EvalContext:
     def tokenizer(self) -> Tokenizer:
         return tokenizer_of(self.llm)
 
-    def windows(self, length: int | None = None, most: int | None = None, least: int = 0) -> list[Text]:
-        """Stretches of `length` tokens (None: a span), spread over each text; the `most` longest of each kind.
+    def windows(self, length: int | None = None, max_windows: int | None = None, min_tokens: int = 0) -> list[Text]:
+        """Return windows of `length` tokens (None: a span), spread over each text; of each kind the longest ones.
 
-        least: tokens that each of them has.
+        max_windows: limit for each kind; None: that of the plan. min_tokens: shorter windows are left out.
         """
-        found = []
-        most = self.plan.most if most is None else most
+        chosen_windows = []
+        max_windows = self.plan.most if max_windows is None else max_windows
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
-            each = -(-self.plan.windows // max(1, len(texts)))
-            windows = [window for text in texts for window in spread(text, length or self.plan.span, each)]
-            found += windows if most is None else sorted(windows, key=lambda one: -len(one.ids_N))[:most]
-        return [window for window in found if len(window.ids_N) >= least]
+            windows_per_text = -(-self.plan.windows // max(1, len(texts)))
+            windows = [
+                window for text in texts for window in spread_windows(text, length or self.plan.span, windows_per_text)
+            ]
+            chosen_windows += (
+                windows
+                if max_windows is None
+                else sorted(windows, key=lambda candidate: -len(candidate.ids_N))[:max_windows]
+            )
+        return [window for window in chosen_windows if len(window.ids_N) >= min_tokens]
 
     def trace(self, text: Text) -> Tensor:
-        """Loss of each token of a text but the first, with all of it in sight: float32 (N - 1), in nats."""
+        """Return the loss of each token of a text but the first, given all before it: float32 (N - 1), in nats."""
         key = (text.name, text.start, len(text.ids_N))
         if key not in self._traces:
             self._traces[key] = nats(self.target, full_view(self.target, len(text.ids_N)), text.ids_N)
         return self._traces[key]
 
-    def steps(self, items: Iterable[T]) -> Iterable[T]:
-        """The items, with a progress bar on terminals only."""
+    def with_progress(self, items: Iterable[T]) -> Iterable[T]:
+        """Iterate over items with a progress bar, which only terminals show."""
         bar: Iterable[T] = tqdm(list(items), desc=self.label, leave=False, disable=self.quiet or None)
         return bar
 
 
-def grouped(found: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
-    """Return what was found in texts by their kind, in the order of `KINDS`; only kinds of which there is something."""
-    return {kind: [item for of, item in found if of == kind] for kind in KINDS if kind in dict(found)}
+def group_by_kind(labelled_items: Sequence[tuple[str, T]]) -> dict[str, list[T]]:
+    """Return items by kind of text, in the order of `KINDS`, without kinds that have no items."""
+    return {
+        kind: [item for item_kind, item in labelled_items if item_kind == kind]
+        for kind in KINDS
+        if kind in dict(labelled_items)
+    }
 
 
-def spread(text: Text, length: int, most: int) -> list[Text]:
-    """Return up to `most` windows of `length` tokens that do not overlap; all of a text that is shorter."""
+def spread_windows(text: Text, length: int, max_windows: int) -> list[Text]:
+    """Return up to `max_windows` windows of `length` tokens without overlap. A shorter text is one window."""
     slack = len(text.ids_N) - length
     if slack < 0:
         return [text]
-    count = min(most, len(text.ids_N) // length)
+    count = min(max_windows, len(text.ids_N) // length)
     starts = [int((k + 0.5) * len(text.ids_N) / count - length / 2) for k in range(count)]
     return [Text(text.name, text.kind, text.ids_N[start : start + length], start) for start in starts]
 
 
 def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
-    """Return texts as tokens, on the device of the target. Raises RequestError."""
+    """Return tokenized texts on the target's device. Raises RequestError for a text of fewer than two tokens."""
     device = llm.target.decoder.device
-    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in tokenized(tokenizer_of(llm), texts)]
+    return [Text(text.name, text.kind, text.ids_N.to(device)) for text in encode_texts(tokenizer_of(llm), texts)]
 
 
-def tokenized(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
-    """Return texts as tokens; code is what is named so (`code_...`) or has such a suffix. Raises RequestError."""
-    found = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
-    if short := [text.name for text in found if len(text.ids_N) < 2]:
-        raise RequestError(f"there is nothing to predict in {', '.join(short)}; give longer texts")
-    return found
+def encode_texts(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
+    """Return tokenized texts by `kind_of` their names. Raises RequestError for a text of fewer than two tokens."""
+    encoded_texts = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
+    if short_names := [text.name for text in encoded_texts if len(text.ids_N) < 2]:
+        raise RequestError(f"there is nothing to predict in {', '.join(short_names)}; give longer texts")
+    return encoded_texts
 
 
 def kind_of(name: str) -> str:
-    """Return one of `KINDS`."""
+    """Return one of `KINDS`: code for a name `code_...` or a suffix of `CODE`, else prose."""
     path = PurePath(name)
     return "code" if path.name.startswith("code_") or path.suffix in CODE else "prose"
 
@@ -154,9 +169,9 @@ def tokenizer_of(llm: LLM) -> Tokenizer:
 
 
 def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
-    """Return the sizes for a model of `context` positions, of which at most `max_context` are to be used.
+    """Return the sizes for a model of `context` positions. At most `max_context` of them are used.
 
-    longest: of the readings of a quick evaluation, which are also few.
+    longest: length of the longest windows of a quick evaluation, which also has few windows; None: not quick.
     """
     quick = longest is not None
     deepest = min(context, max_context, longest or context)

@@ -1,4 +1,4 @@
-"""Kinds of KV of one model beside each other: what rounding costs, by the same measurements."""
+"""Comparison of KV dtypes of one model: the cost of rounding, by the same measurements."""
 
 from __future__ import annotations
 
@@ -8,55 +8,59 @@ from typing import Any
 from triforce.eval.tables import Table, percent, tokens
 
 Row = dict[str, Any]
-"""A kind of KV: its name (`kv`), the `model`, tokens of a reading (`context`), and results by measurement."""
+"""Results of one KV dtype: its name (`kv`), the `model`, tokens of a window (`context`), results by measurement."""
 MEASURED = ("bits", "positions", "far", "needle", "copy")
-"""Measurements that depend on KV, and on nothing but the target."""
+"""Measurements that depend on KV and on the target only."""
 
 
-def tables(found: Sequence[Row], note: str = "") -> list[Table]:
-    """Return tables of what all kinds were measured by; the first kind is what the others are compared with."""
-    some = {name for name in MEASURED if name in found[0] and not any("skipped" in row[name] for row in found)}
+def tables(kv_rows: Sequence[Row], note: str = "") -> list[Table]:
+    """Return tables of the measurements that all rows have. The first row is the reference of the others."""
+    shared_names = {
+        name for name in MEASURED if name in kv_rows[0] and not any("skipped" in row[name] for row in kv_rows)
+    }
     by_position = {"positions": "", "far": ", longest readings"}
-    quality = [_quality(found, note)] if some - by_position.keys() else []
-    return quality + [_losses(found, name, which) for name, which in by_position.items() if name in some]
+    quality = [_quality_table(kv_rows, note)] if shared_names - by_position.keys() else []
+    return quality + [
+        _loss_table(kv_rows, name, title_suffix) for name, title_suffix in by_position.items() if name in shared_names
+    ]
 
 
-def _quality(found: Sequence[Row], note: str) -> Table:
-    exact = found[0]
+def _quality_table(kv_rows: Sequence[Row], note: str) -> Table:
+    exact_row = kv_rows[0]
     lines = []
-    for row in found:
+    for row in kv_rows:
         cells = [row["kv"]]
-        for kind, figures in _of(row, "bits", "kinds").items():
+        for kind, figures in _section(row, "bits", "kinds").items():
             bits = figures["target"]
-            before = exact["bits"]["kinds"][kind]["target"]
-            cells += [f"{bits:.4f}", f"{bits / before - 1:+.2%}"]
-        lines.append([*cells, _needles(row), *(percent(each["again"]) or "-" for each in _copies(row))])
-    kinds = [cell for kind in _of(exact, "bits", "kinds") for cell in (f"bits per byte, {kind}", "change")]
-    copied = [f"copied from {tokens(each['distance'])}" for each in _copies(exact)]
+            exact_bits = exact_row["bits"]["kinds"][kind]["target"]
+            cells += [f"{bits:.4f}", f"{bits / exact_bits - 1:+.2%}"]
+        lines.append([*cells, _needles(row), *(percent(copy_row["again"]) or "-" for copy_row in _copies(row))])
+    kinds = [cell for kind in _section(exact_row, "bits", "kinds") for cell in (f"bits per byte, {kind}", "change")]
+    copied = [f"copied from {tokens(copy_row['distance'])}" for copy_row in _copies(exact_row)]
     words = (
-        f"Readings of {tokens(exact['context'])} tokens. Needles: greedy answers that name the right number. Copied: "
-        "tokens predicted right the second time, so far behind the first."
+        f"Readings of {tokens(exact_row['context'])} tokens. Needles: greedy answers that name the right number. "
+        "Copied: tokens predicted right the second time, so far behind the first."
     )
-    return Table(f"KV of {exact['model']}", f"{words} {note}".strip(), ["KV", *kinds, "needles", *copied], lines)
+    return Table(f"KV of {exact_row['model']}", f"{words} {note}".strip(), ["KV", *kinds, "needles", *copied], lines)
 
 
-def _of(row: Row, name: str, field: str) -> dict[str, Any]:
-    """Return a part of a result; nothing where it was left out."""
-    found: dict[str, Any] = row.get(name, {}).get(field, {})
-    return found
+def _section(row: Row, name: str, field: str) -> dict[str, Any]:
+    """Return a field of a measurement's result; an empty object if it was skipped."""
+    section: dict[str, Any] = row.get(name, {}).get(field, {})
+    return section
 
 
 def _needles(row: Row) -> str:
-    """Return how many were found, and of these in the longest readings."""
+    """Return the number of right answers as text, over all lengths and in the longest haystacks."""
     cells = row.get("needle", {}).get("cells", [])
     if not cells:
         return "-"
     longest = max(cell["length"] for cell in cells)
-    far = [cell for cell in cells if cell["length"] == longest]
-    return f"{_found(cells)}; {_found(far)} in {tokens(longest)}"
+    longest_cells = [cell for cell in cells if cell["length"] == longest]
+    return f"{_right_of_asked(cells)}; {_right_of_asked(longest_cells)} in {tokens(longest)}"
 
 
-def _found(cells: Sequence[Row]) -> str:
+def _right_of_asked(cells: Sequence[Row]) -> str:
     return f"{sum(cell['right'] for cell in cells)} of {sum(cell['asked'] for cell in cells)}"
 
 
@@ -65,15 +69,15 @@ def _copies(row: Row) -> list[Row]:
     return copies
 
 
-def _losses(found: Sequence[Row], name: str, which: str) -> Table:
-    """Return the increase of the loss by position, of prose or what there is, as measured in these readings."""
-    exact = found[0]
-    kind = next(iter(_of(exact, name, "kinds")), "")
-    buckets = [_of(row, name, "kinds").get(kind, []) for row in found]
+def _loss_table(kv_rows: Sequence[Row], name: str, title_suffix: str) -> Table:
+    """Return a table of the increase of the loss by position, of the first kind of text that was measured."""
+    exact_row = kv_rows[0]
+    kind = next(iter(_section(exact_row, name, "kinds")), "")
+    buckets = [_section(row, name, "kinds").get(kind, []) for row in kv_rows]
     lines = []
     for n, bucket in enumerate(buckets[0]):
-        more = [f"{each[n]['nats'] - bucket['nats']:+.4f}" for each in buckets[1:]]
-        lines.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", f"{bucket['nats']:.3f}", *more])
+        increases = [f"{kv_buckets[n]['nats'] - bucket['nats']:+.4f}" for kv_buckets in buckets[1:]]
+        lines.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", f"{bucket['nats']:.3f}", *increases])
     note = "Nats per token with KV that is not rounded, and how many more with each other kind."
-    header = ["position", *(row["kv"] for row in found)]
-    return Table(f"Loss by position of {exact['model']}, {kind}{which}", note, header, lines)
+    header = ["position", *(row["kv"] for row in kv_rows)]
+    return Table(f"Loss by position of {exact_row['model']}, {kind}{title_suffix}", note, header, lines)

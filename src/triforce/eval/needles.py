@@ -1,7 +1,7 @@
-"""Needles in a haystack: numbers told somewhere in a long text, asked for at its end.
+"""Needles in a haystack: numbers inserted somewhere in a long text, and asked for at its end.
 
-All needles of a haystack, one at each depth, are told of different names in the same words: the model must find the
-right one of them. One reading of a haystack then serves all its questions, each of which the cache forgets again.
+A haystack has a needle at each depth. Needles have different names and otherwise the same words, so the model must
+find the right one. One prefill of a haystack serves all its questions: the cache is rewound after each.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
-from triforce.eval.scoring import full_view, greedy, skim
+from triforce.eval.scoring import full_view, greedy, prefill
 from triforce.eval.tables import Table, percent, tokens
 from triforce.eval.time_budget import ReadingForecast
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
-QUESTION, ANSWER = 12, 8
-"""Tokens, about."""
+QUESTION_TOKENS, ANSWER_TOKENS = 12, 8
+"""Approximate tokens of a question and of an answer."""
 
-MOST = 4
-"""Short haystacks are cheap: up to so many times as many."""
+MAX_FACTOR = 4
+"""Greatest factor by which short haystacks, which are cheap, outnumber the longest ones."""
 
 NAMES = (
     *("Marlow", "Harker", "Ishmael", "Dorothea", "Pierre", "Emma", "Gulliver", "Crusoe", "Portia", "Hamlet"),
@@ -34,20 +34,20 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Haystack:
-    """A text with needles in it, and of each needle depth, question, number and tokens of the answer."""
+    """A text with needles. questions: for each needle its depth, question, number, and token count of the answer."""
 
     ids_N: Tensor
     questions: list[tuple[float, Tensor, str, int]]
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Count right answers by length and depth; `confused` ones have the number of another needle."""
+    """Count right answers by length and depth. `confused` answers have the number of another needle."""
     rng = random.Random(subject.plan.seed)
-    windows = subject.windows(subject.plan.deepest, most=2)
+    windows = subject.windows(subject.plan.deepest, max_windows=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
-    turns = [(size, n) for size in lengths(subject) for n in range(_count(subject, size))]
-    for length, n in subject.steps(turns):
-        haystack = bury(subject, windows[n % len(windows)], length, rng)
+    turns = [(size, n) for size in lengths(subject) for n in range(_haystack_count(subject, size))]
+    for length, n in subject.with_progress(turns):
+        haystack = build_haystack(subject, windows[n % len(windows)], length, rng)
         for depth, *answers in _answers(subject, haystack) if haystack else ():
             cells.setdefault((length, depth), []).append((answers[0], answers[1]))
     if not cells:
@@ -61,19 +61,19 @@ def _cell(length: int, depth: float, answers: list[tuple[bool, bool]]) -> dict[s
 
 
 def lengths(subject: EvalContext) -> list[int]:
-    """Return 2K and its doubles, question and answer included; shorter ones where the context is short."""
+    """Return lengths of haystacks with question and answer: 2K and its doubles; from less in a short context."""
     deepest = subject.plan.deepest
     shortest = min(2048, deepest // 4)
     return [shortest << n for n in range((deepest // shortest).bit_length())]
 
 
-def _count(subject: EvalContext, length: int) -> int:
+def _haystack_count(subject: EvalContext, length: int) -> int:
     plan = subject.plan
-    return max(1, min(MOST * plan.haystacks, plan.haystacks * plan.span // length))
+    return max(1, min(MAX_FACTOR * plan.haystacks, plan.haystacks * plan.span // length))
 
 
-def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
-    """Return a haystack of `length` tokens, its longest question and answer included; None where it does not fit."""
+def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
+    """Return a haystack of `length` tokens with its longest question and answer; None if the needles do not fit."""
     needles = []
     questions = []
     for depth, name in zip(DEPTHS, rng.sample(NAMES, len(DEPTHS)), strict=True):
@@ -82,28 +82,28 @@ def bury(subject: EvalContext, text: Text, length: int, rng: random.Random) -> H
         answer = f" {number}."
         needles.append(_ids(subject, f"{question}{answer}\n"))
         questions.append((depth, _ids(subject, question), number, len(_ids(subject, answer))))
-    room = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
-    if room < sum(map(len, needles)) or len(text.ids_N) < room:
+    hay_tokens = length - sum(map(len, needles)) - max(len(question) + count for _, question, _, count in questions)
+    if hay_tokens < sum(map(len, needles)) or len(text.ids_N) < hay_tokens:
         return None
-    hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - room) :]
-    cuts = [round(depth * room) for depth in DEPTHS]
-    pieces = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
-    parts = [part for piece, needle in zip(pieces, needles, strict=True) for part in (piece, needle)]
+    hay_N = text.ids_N[rng.randint(0, len(text.ids_N) - hay_tokens) :]
+    cuts = [round(depth * hay_tokens) for depth in DEPTHS]
+    hay_parts = [hay_N[start:stop] for start, stop in zip([0, *cuts], cuts, strict=False)]
+    parts = [part for hay_part, needle in zip(hay_parts, needles, strict=True) for part in (hay_part, needle)]
     return Haystack(torch.cat(parts), questions)
 
 
 def _answers(subject: EvalContext, haystack: Haystack) -> list[tuple[float, bool, bool]]:
-    """Return the depth of each needle, whether its number is the answer, and whether another's is."""
+    """Return for each needle its depth, whether the answer is its number, and whether it is another needle's."""
     longest = max(len(question) + count for _, question, _, count in haystack.questions)
     view = full_view(subject.target, len(haystack.ids_N) + longest)
-    skim(subject.target, view, haystack.ids_N)
-    found = []
+    prefill(subject.target, view, haystack.ids_N)
+    answers = []
     for depth, question_T, number, count in haystack.questions:
         answer = subject.tokenizer.decode(greedy(subject.target, view, question_T, count))
         digits = "".join(re.findall(r"^\s*(\d+)", answer))
-        others = {other for _, _, other, _ in haystack.questions} - {number}
-        found.append((depth, digits == number, digits in others))
-    return found
+        other_numbers = {needle_number for _, _, needle_number, _ in haystack.questions} - {number}
+        answers.append((depth, digits == number, digits in other_numbers))
+    return answers
 
 
 def _ids(subject: EvalContext, text: str) -> Tensor:
@@ -114,8 +114,8 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     total = 0.0
     for size in lengths(subject):
-        answer = pace.reading(size, size - QUESTION) + pace.steps(ANSWER, size)
-        total += _count(subject, size) * (pace.reading(size) + len(DEPTHS) * answer)
+        answer = pace.reading_seconds(size, size - QUESTION_TOKENS) + pace.step_seconds(ANSWER_TOKENS, size)
+        total += _haystack_count(subject, size) * (pace.reading_seconds(size) + len(DEPTHS) * answer)
     return total
 
 
@@ -123,10 +123,12 @@ def tables(result: dict[str, Any]) -> list[Table]:
     cells = {(cell["length"], cell["depth"]): cell for cell in result["cells"]}
     rows = []
     for length in sorted({length for length, _ in cells}):
-        found = [cells[length, depth] for depth in DEPTHS]
-        right, asked, confused = (sum(cell[what] for cell in found) for what in ("right", "asked", "confused"))
-        each = [percent(cell["right"] / cell["asked"]) for cell in found]
-        rows.append([tokens(length), *each, percent(right / asked), f"{asked}", percent(confused / asked)])
+        depth_cells = [cells[length, depth] for depth in DEPTHS]
+        right, asked, confused = (
+            sum(cell[count_name] for cell in depth_cells) for count_name in ("right", "asked", "confused")
+        )
+        depth_shares = [percent(cell["right"] / cell["asked"]) for cell in depth_cells]
+        rows.append([tokens(length), *depth_shares, percent(right / asked), f"{asked}", percent(confused / asked)])
     note = (
         f'"The secret number of Marlow is 48213.": {len(DEPTHS)} such needles of different names in each haystack, the '
         "greedy answer to the start of one of them. Depth 0 is the beginning of the text. Another's: answers with the "

@@ -1,4 +1,4 @@
-"""Loss by position: the gain from the tokens before, and the model's stability as they become many."""
+"""Loss by position: the gain from preceding tokens, and the model's stability as their number grows."""
 
 from __future__ import annotations
 
@@ -7,56 +7,60 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval.context import EvalContext, Text, grouped
+from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 
-FIRST = 256
-"""The first bucket ends here, the others at its doubles."""
+FIRST_STOP = 256
+"""End of the first bucket. The others end at its doubles."""
 
-READINGS = 2
-"""Windows of each kind of text in the longest readings, if there are as many: each takes minutes."""
+MAX_FAR_WINDOWS = 2
+"""Greatest number of the longest windows of each kind of text. Each takes minutes."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return mean nats by bucket of positions, over all windows of a kind."""
-    return _by_kind(subject, subject.windows())
+    return _kind_buckets(subject, subject.windows())
 
 
 def measure_far(subject: EvalContext) -> dict[str, Any]:
-    """Measure the same beyond a span, up to `deepest`; skipped if a span is as deep."""
+    """Return mean nats by bucket in windows of `deepest` tokens; skipped if a span is as long."""
     plan = subject.plan
     if plan.deepest <= plan.span:
         return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return _by_kind(subject, subject.windows(plan.deepest, most=READINGS))
+    return _kind_buckets(subject, subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
 
 
-def _by_kind(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
-    """Return buckets by kind: first position, end, tokens, nats per token."""
-    traces = [(window.kind, subject.trace(window)) for window in subject.steps(windows)]
-    return {"kinds": {kind: buckets(found) for kind, found in grouped(traces).items()}}
+def _kind_buckets(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
+    """Return buckets by kind of text, each with its first position, end, tokens, and nats per token."""
+    traces = [(window.kind, subject.trace(window)) for window in subject.with_progress(windows)]
+    return {"kinds": {kind: buckets(kind_traces) for kind, kind_traces in group_by_kind(traces).items()}}
 
 
 def buckets(traces: list[Tensor]) -> list[dict[str, Any]]:
-    """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1."""
-    found = []
+    """Return buckets of traces. Entry n of a trace is the loss of the token at position n + 1, in nats."""
+    bucket_rows = []
     start = 0
-    stop = FIRST
+    stop = FIRST_STOP
     while parts := [trace[max(0, start - 1) : stop - 1] for trace in traces if len(trace) >= stop - 1]:
         nats_N = torch.cat(parts)
-        found.append({"from": start, "to": stop, "tokens": len(nats_N), "nats": nats_N.double().mean().item()})
+        bucket_rows.append({"from": start, "to": stop, "tokens": len(nats_N), "nats": nats_N.double().mean().item()})
         start = stop
         stop = 2 * stop
-    return found
+    return bucket_rows
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    return forecast.traces(subject.windows())
+    return forecast.trace_seconds(subject.windows())
 
 
 def far_seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     plan = subject.plan
-    return forecast.traces(subject.windows(plan.deepest, most=READINGS)) if plan.deepest > plan.span else 0.0
+    return (
+        forecast.trace_seconds(subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
+        if plan.deepest > plan.span
+        else 0.0
+    )
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
@@ -72,8 +76,11 @@ def _table(result: dict[str, Any], title: str) -> Table:
     longest = max(kinds.values(), key=len)
     rows = []
     for n, bucket in enumerate(longest):
-        of_kinds = [found[n] if n < len(found) else None for found in kinds.values()]
-        cells = [f"{one['nats']:.3f} ({one['tokens']:,})" if one else "" for one in of_kinds]
+        bucket_row = [kind_buckets[n] if n < len(kind_buckets) else None for kind_buckets in kinds.values()]
+        cells = [
+            f"{kind_bucket['nats']:.3f} ({kind_bucket['tokens']:,})" if kind_bucket else ""
+            for kind_bucket in bucket_row
+        ]
         rows.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", *cells])
     note = "Nats per token, and of how many tokens; positions count from the start of a window."
     return Table(title, note, ["position", *kinds], rows)

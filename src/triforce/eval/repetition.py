@@ -15,7 +15,7 @@ from triforce.interface.sampling_params import SamplingParams
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
-    """Return shares of repeated 8-grams at T = 0.6 and top-p 0.9, and in the texts at the same places."""
+    """Return shares of repeated 8-grams in continuations at T = 0.6 and top-p 0.9, and in the texts themselves."""
     plan = subject.plan
     length = min(256, plan.new_tokens)
     starts = _starts(subject, length + plan.new_tokens)
@@ -28,12 +28,12 @@ def measure(subject: EvalContext) -> dict[str, Any]:
     ]
     outputs = subject.llm.generate([text[:length] for text in texts], params, mode="ar")
     shares = [repeated(output.outputs[0].token_ids) for output in outputs]
-    own = [repeated(text[length:]) for text in texts]
-    return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(own)}
+    text_shares = [repeated(text[length:]) for text in texts]
+    return {"tokens": plan.new_tokens, "shares": shares, "median": median(shares), "texts": median(text_shares)}
 
 
 def _starts(subject: EvalContext, length: int) -> list[tuple[Text, int]]:
-    """Random starts, from each text in turn."""
+    """Return random start positions, from each text of at least `length` tokens in turn."""
     rng = random.Random(subject.plan.seed)
     texts = [text for text in subject.texts if len(text.ids_N) >= length]
     turns = [texts[n % len(texts)] for n in range(subject.plan.prompts)] if texts else []
@@ -45,7 +45,7 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     pace = forecast.target
     step = max(pace.step, min(plan.prompts, MOST_ROWS) * pace.token)
     batches = -(-plan.prompts // MOST_ROWS)
-    return plan.prompts * pace.reading(min(256, plan.new_tokens)) + batches * plan.new_tokens * step
+    return plan.prompts * pace.reading_seconds(min(256, plan.new_tokens)) + batches * plan.new_tokens * step
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

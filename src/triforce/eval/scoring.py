@@ -1,4 +1,4 @@
-"""Losses of a text through a cache view: the passes that every measurement is made of.
+"""Losses of a text through a cache view: the forward passes of every measurement.
 
 Shape suffixes: N tokens of a text, T tokens of one pass, V vocabulary.
 """
@@ -19,28 +19,28 @@ from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.ragged import ints
 
 WIDTH = 256
-"""Tokens of a pass whose logits are wanted: it bounds their memory, whatever the vocabulary."""
+"""Tokens of a pass that returns logits. It bounds their memory for any vocabulary."""
 
 
 def full_view(decoder: Decoder, capacity: int) -> FullView:
-    """Return the exact view of one text of at most `capacity` tokens, as the engine has it."""
+    """Return the engine's full view for one text of at most `capacity` tokens."""
     return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full()
 
 
 def draft_view(decoder: Decoder) -> StreamingView:
-    """Return the view that the engine gives to a draft: sinks and a window."""
+    """Return the engine's view of a draft: sinks and a window."""
     return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).draft_model().cache
 
 
 def cut_view(decoder: Decoder, recent: int) -> StreamingView:
-    """Return a view of `recent` tokens: attention sinks, without which no model works, and the last ones."""
+    """Return a view of `recent` tokens: attention sinks, without which no model works, and the last tokens."""
     config = decoder.config
     device = decoder.device
     return StreamingView(config, 1, PAGE, recent - PAGE, slack=WIDTH, dtype=decoder.dtype, device=device)
 
 
-def skim(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> None:
-    """Let a view see a text, as the engine reads a prompt: without logits, and in the steps that the view asks for."""
+def prefill(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> None:
+    """Feed a text to a view as the engine prefills a prompt: without logits, in the steps of `view.resume`."""
     while True:
         start, stop = view.resume(len(ids_N))
         if start >= stop:
@@ -49,35 +49,39 @@ def skim(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor) -> Non
 
 
 def read(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor) -> Iterator[Tensor]:
-    """Feed the tokens that follow what the view has seen; yield the logits (T, V) after each, pass by pass."""
+    """Feed the next tokens of a view's text; yield the logits after each token, (T, V) for each pass."""
     for part_T in parts(ids_T, _width(view)):
         yield _pass(decoder, view, part_T, scored=True)[0]
 
 
-def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first: int = 1) -> Tensor:
-    """Return the loss of tokens from `first` on of a text new to the view: float32 (N - first), nats, on the CPU.
+def nats(decoder: Decoder, view: FullView | StreamingView, ids_N: Tensor, first_scored: int = 1) -> Tensor:
+    """Return the loss in nats of a text's tokens from `first_scored` on: float32 (M), M = N - `first_scored`.
 
-    The tokens before `first` - 1 are only skimmed.
+    The result is on the CPU. The text must be new to the view. Tokens before `first_scored` - 1 are fed without logits.
     """
-    skim(decoder, view, ids_N[: first - 1])
-    both = zip(read(decoder, view, ids_N[first - 1 : -1]), parts(ids_N[first:], _width(view)), strict=True)
-    return torch.cat([F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in both])
+    prefill(decoder, view, ids_N[: first_scored - 1])
+    logits_and_labels = zip(
+        read(decoder, view, ids_N[first_scored - 1 : -1]), parts(ids_N[first_scored:], _width(view)), strict=True
+    )
+    return torch.cat(
+        [F.cross_entropy(logits_TV, labels_T, reduction="none").cpu() for logits_TV, labels_T in logits_and_labels]
+    )
 
 
 def greedy(decoder: Decoder, view: FullView, ids_T: Tensor, count: int) -> list[int]:
-    """Feed tokens, then the `count` - 1 most probable ones after them; return these, and rewind the view."""
-    seen_B = view.lengths_B.copy()
-    found = []
+    """Return the `count` greedy tokens after `ids_T`. The view is rewound to its length before the call."""
+    start_lengths_B = view.lengths_B.copy()
+    greedy_ids = []
     for _ in range(count):
         *_, logits_TV = read(decoder, view, ids_T)
         ids_T = logits_TV[-1:].argmax(-1)
-        found.append(int(ids_T))
-    view.rewind(seen_B)
-    return found
+        greedy_ids.append(int(ids_T))
+    view.rewind(start_lengths_B)
+    return greedy_ids
 
 
 def parts(ids_N: Tensor, width: int) -> list[Tensor]:
-    """Return parts of `width` tokens; the last may be shorter."""
+    """Split tokens into parts of `width`. The last part may be shorter."""
     return [ids_N[start : start + width] for start in range(0, len(ids_N), width)]
 
 
@@ -96,31 +100,31 @@ ONE_SIDED = 1.6448536269514722  # 95 % do
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean, and the ends of its 95 % interval."""
+    """A mean with its 95 % confidence interval from `low` to `high`, over `blocks` means of blocks."""
 
     mean: float
     low: float
     high: float
     blocks: int
     neighbours: float
-    """Correlation of neighbouring blocks: near zero if the blocks are long enough to count as independent."""
+    """Correlation of neighbouring blocks. It is near zero if the blocks are long enough to be independent."""
 
 
 def interval(values_N: Tensor, block: int) -> Interval:
-    """Return Student's 95 % interval over the means of blocks of `block` tokens, at least two of them."""
+    """Return Student's 95 % interval over the means of blocks of `block` values. At least two blocks are needed."""
     means_M = values_N[: len(values_N) // block * block].view(-1, block).double().mean(1)
     count = len(means_M)
     mean = means_M.mean().item()
-    half = student(count - 1) * means_M.std().item() / sqrt(count)
-    off_M = means_M - mean
-    neighbours = (off_M[1:] * off_M[:-1]).sum() / off_M.square().sum().clamp_min(1e-30)
-    return Interval(mean, mean - half, mean + half, count, neighbours.item())
+    half_width = student(count - 1) * means_M.std().item() / sqrt(count)
+    deviations_M = means_M - mean
+    neighbours = (deviations_M[1:] * deviations_M[:-1]).sum() / deviations_M.square().sum().clamp_min(1e-30)
+    return Interval(mean, mean - half_width, mean + half_width, count, neighbours.item())
 
 
 def student(freedom: int, z: float = NORMAL) -> float:
-    """Return the point of Student's t that is `z` of a normal variable, usually that of 97.5 %.
+    """Return the quantile of Student's t at the probability of the normal quantile `z`, by default 97.5 %.
 
-    By the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+    It is the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
     """
     v = float(freedom)
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

@@ -1,4 +1,4 @@
-"""Tables, for terminals and for model cards."""
+"""Tables for terminals and for model cards."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from triforce.errors import printable
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A title, what its figures mean, and rows of cells under a header."""
+    """A title, a note on the meaning of the figures, and rows of cells under a header."""
 
     title: str
     note: str
@@ -19,24 +19,24 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def plain(self) -> str:
-        """Aligned columns: the first to the left, numbers to the right."""
+        """Return the table as text in aligned columns: the first to the left, numbers to the right."""
         lines = [[printable(cell) for cell in line] for line in (self.header, *self.rows)]
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.header))]
         aligned = ["  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines]
         return "\n".join([f"== {printable(self.title)} ==", *aligned, fill(self.note, 100)])
 
     def markdown(self) -> str:
-        """A heading, the table and the note."""
+        """Return the table in Markdown, with its title as a heading and its note."""
         return f"### {self.title}\n\n{self.grid()}\n\n{self.note}"
 
     def grid(self) -> str:
-        """The table itself, in Markdown."""
+        """Return the cells in Markdown, without title and note."""
         lines = [self.header, ["---"] + ["---:"] * (len(self.header) - 1), *self.rows]
         return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def percent(share: float | None) -> str:
-    """Return a share as text; an empty text for None."""
+    """Return a share as text in percent; an empty text for None."""
     return "" if share is None else f"{share:.0%}"
 
 

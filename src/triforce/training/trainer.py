@@ -1,4 +1,4 @@
-"""Trainer: distils a target into an EAGLE head, minute by minute, and can be stopped and go on.
+"""Trainer: distils a target into an EAGLE head for a given time. A training can be interrupted and resumed.
 
 Shape suffixes as in distillation.py and initial_weights.py.
 """
@@ -21,8 +21,8 @@ from triforce.eagle.head_files import new_config, write_atomically
 from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.training.distillation import Head, Heldout, Past, Subject, loss
-from triforce.training.episodes import Chunk, Episodes, Readings, Texts
+from triforce.training.distillation import Head, Heldout, PastEntries, Subject, loss
+from triforce.training.episodes import Chunk, EpisodeReader, Episodes, Texts
 from triforce.training.initial_weights import Sample, add_induction, initial_weights, last_norm
 from triforce.training.training_config import TrainingConfig
 
@@ -31,10 +31,10 @@ FILE = "training.pt"
 
 @dataclass
 class TrainingState:
-    """Weights by field, the state of each optimizer, and how far it has come.
+    """Weights by field, the state of each optimizer, and the progress of a training.
 
-    facts: what must be the same when it goes on. episode: the number of the next one. seconds: those spent. history:
-    held-out shares, with the updates and seconds of each look.
+    facts: must be equal when the training is resumed. episode: number of the next episode. seconds: time spent.
+    history: held-out shares, with the updates and seconds of each evaluation.
     """
 
     facts: dict[str, Any]
@@ -48,20 +48,20 @@ class TrainingState:
     history: list[dict[str, Any]] = field(default_factory=list)
 
     def save(self, folder: Path) -> None:
-        """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
+        """Write the state's file in a folder. Raises RequestError if the disk is full; the old file stays intact."""
         data = io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
         write_atomically(folder / FILE, data.getbuffer())
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:
-        """Read the file of a folder; None where there is none. Raises ModelError for a broken one, or other facts."""
+        """Read a folder's state file; None if there is none. Raises ModelError for a damaged file, or other facts."""
         file = folder / FILE
         if not file.exists():
             return None
         try:
             state = TrainingState(**torch.load(file, map_location="cpu", weights_only=True))
-        except Exception as error:  # a damaged file surfaces as nearly anything
+        except Exception as error:  # a damaged file raises nearly any exception
             raise ModelError(f"{file} is damaged; remove it to begin anew") from error
         if state.facts != facts:
             changed = ", ".join(name for name in facts if state.facts.get(name) != facts[name])
@@ -70,16 +70,16 @@ class TrainingState:
 
 
 Clock = Callable[[], float]
-"""Seconds that have passed, from any moment on."""
+"""Clock in seconds, with any zero."""
 Report = Callable[[TrainingState], None]
-"""Told the state after each update."""
+"""Callback that receives the state after each update."""
 
 
 class Trainer:
-    """Trains one draft. folder: keeps the state. threads: those of torch, while it computes.
+    """Trains one draft. folder: where the state is saved. threads: torch's threads during an update.
 
-    narrow: its products are of bfloat16. Raises RequestError for too few texts, and ModelError for a state that does
-    not belong to this training.
+    use_bfloat16: products are computed in bfloat16. Raises RequestError for too few texts, and ModelError for a saved
+    state of another training.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Trainer:
         *,
         clock: Clock,
         threads: int = 1,
-        narrow: bool = False,
+        use_bfloat16: bool = False,
     ) -> None:
         config = replace(config, width=min(config.width, llm.target.config.context))
         self.llm = llm
@@ -99,32 +99,32 @@ class Trainer:
         self.config = config
         self.clock = clock
         self.threads = threads
-        self.narrow = narrow
+        self.use_bfloat16 = use_bfloat16
         self.decoder = llm.target.decoder
         target = llm.target.config
         self.texts = Texts.of(llm, texts, config.width)
         self.episodes = Episodes(llm, self.texts, config)
         self.draft = new_config(target, config.choices_of(target))
-        self.readings = Readings(self.decoder, self.draft.state_layers, self.episodes, config)
+        self.reader = EpisodeReader(self.decoder, self.draft.state_layers, self.episodes, config)
         digest = hashlib.sha256(self.texts.trained_N.numpy().tobytes()).hexdigest()
         facts = {"target": llm.target.fingerprint, "texts": digest, "numbers": repr(asdict(config))}
         facts |= {"shapes": repr(shapes(self.draft))}
-        found = TrainingState.load(folder, facts)
-        self.resumed = found is not None
-        self.state = found or self._new(facts)
+        saved_state = TrainingState.load(folder, facts)
+        self.resumed = saved_state is not None
+        self.state = saved_state or self._new_state(facts)
         self.weights = self._weights()
         self.optimizers = self._optimizers()
         rows_MC = self.decoder.head_rows(self.weights.tokens_M)
-        rows_MC = rows_MC.bfloat16() if narrow else rows_MC
+        rows_MC = rows_MC.bfloat16() if use_bfloat16 else rows_MC
         norm_C = last_norm(llm.target)
         cap = target.architecture.logit_cap
         self.head = Head(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
-        """Train until so many seconds are spent in all, and once at least.
+        """Train until `seconds` are spent in all, and take at least one update.
 
-        The state is kept after each episode, and when interrupted.
+        The state is saved after each episode, and on KeyboardInterrupt.
         """
         try:
             while self.state.seconds < seconds or not self.state.updates:
@@ -135,13 +135,13 @@ class Trainer:
             raise
 
     def save(self) -> None:
-        """Keep the state in the folder. Raises RequestError where there is no room."""
+        """Save the state in the folder. Raises RequestError if the disk is full."""
         self.state.optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         self.state.save(self.folder)
 
     @property
     def subject(self) -> Subject:
-        """The draft as it is now."""
+        """The draft with its current weights."""
         return Subject(EagleHeadLayer(self.draft, self.weights), self.head, self.weights.tokens_M)
 
     @property
@@ -149,108 +149,112 @@ class Trainer:
         """The held-out texts, and the target's own answers to some of them, at temperature 0."""
         if self._heldout is None:
             config = self.config
-            dice = torch.Generator().manual_seed(self.config.seed)
+            generator = torch.Generator().manual_seed(self.config.seed)
             ids_N = self.texts.heldout_N
             rows = config.heldout_rows
-            texts = self.texts.windows(ids_N, rows, config.width, dice)
-            answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, dice)
-            read = {"texts": texts, "answers": answers}
-            self._heldout = Heldout(self.decoder, self.draft.state_layers, read)
+            texts = self.texts.windows(ids_N, rows, config.width, generator)
+            answers = self.episodes.answers(ids_N, config.width, config.seed, (0.0,), rows, generator)
+            texts_by_kind = {"texts": texts, "answers": answers}
+            self._heldout = Heldout(self.decoder, self.draft.state_layers, texts_by_kind)
         return self._heldout
 
-    def _new(self, facts: dict[str, Any]) -> TrainingState:
-        began = self.clock()
+    def _new_state(self, facts: dict[str, Any]) -> TrainingState:
+        start = self.clock()
         seed = self.config.seed
         tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
         weights = initial_weights(self.llm.target, self.draft, seed)
         sample = self._sample(tokens_M)
         with torch_threads(self.threads):
             add_induction(weights, self.draft, sample, seed)
-        return TrainingState(facts, weights, tokens_M, seconds=self.clock() - began)
+        return TrainingState(facts, weights, tokens_M, seconds=self.clock() - start)
 
     def _sample(self, tokens_M: Tensor) -> Sample:
         config = self.config
-        dice = torch.Generator().manual_seed(self.config.seed)
-        ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, dice)
-        read = [chunk.to(torch.float32) for text in self.readings.texts(ids_BT) for chunk in text]
-        states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in read])
-        embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in read])
+        generator = torch.Generator().manual_seed(self.config.seed)
+        ids_BT = self.texts.windows(self.texts.trained_N, config.rows * config.groups, config.width, generator)
+        chunks = [chunk.to(torch.float32) for text in self.reader.texts(ids_BT) for chunk in text]
+        states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in chunks])
+        embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in chunks])
         choices_MC = self.decoder.model.embed(tokens_M).float()
         head_MC = self.decoder.head_rows(tokens_M).float()
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
     def _weights(self) -> EagleHeadWeights:
-        """The state's tensors, which are changed in place."""
-        named = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
-        return EagleHeadWeights(**named, tokens_M=self.state.tokens_M)
+        """Return the state's tensors as trainable weights. Updates change them in place."""
+        trained_weights = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
+        return EagleHeadWeights(**trained_weights, tokens_M=self.state.tokens_M)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
         matrices = [tensor for _, tensor in self.weights.trained() if not any(tensor is norm for norm in norms)]
-        made = optimizers(matrices, norms)
-        for optimizer, state in zip(made, self.state.optimizers, strict=False):
+        weight_optimizers = optimizers(matrices, norms)
+        for optimizer, state in zip(weight_optimizers, self.state.optimizers, strict=False):
             optimizer.load_state_dict(state)
-        return made
+        return weight_optimizers
 
     def _episode(self, seconds: float, report: Report) -> None:
-        """Train on the next episode, and on earlier ones again; on a part of them only where time runs out."""
+        """Train on the next episode and repeat earlier ones. Stop in the middle when the time is up."""
         state = self.state
         config = self.config
         number = state.episode
-        before = state.seconds
-        began = self.clock()
-        state.episode += 1  # an interrupted one is not begun again: what was learned from it is kept
+        earlier_seconds = state.seconds
+        start = self.clock()
+        state.episode += 1  # an interrupted episode is not restarted: its updates are kept
         try:
-            for episode, text in ((due, text) for due in config.due(number) for text in self.readings(due)):
-                past = Past()
+            for episode, text in ((due, text) for due in config.due(number) for text in self.reader(due)):
+                past = PastEntries()
                 for chunk in text:
                     self._update(chunk.to(torch.float32), past, min(state.seconds / seconds, 1.0))
                     state.tokens += chunk.ids_BT.numel() if episode == number else 0
                     if state.updates % config.check_every == 0:
-                        self._check()
-                    state.seconds = before + self.clock() - began
+                        self._evaluate()
+                    state.seconds = earlier_seconds + self.clock() - start
                     report(state)
                     if state.seconds >= seconds:
                         return
         finally:
-            state.seconds = before + self.clock() - began
+            state.seconds = earlier_seconds + self.clock() - start
 
-    def _update(self, chunk: Chunk, past: Past, done: float) -> None:
+    def _update(self, chunk: Chunk, past: PastEntries, time_share: float) -> None:
         state = self.state
         config = self.config
-        dice = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
-        places = chunk.ids_BT.shape[1] - config.steps + 1
-        later_N = torch.randperm(places, generator=dice)[: max(1, int(places * config.anchors))].sort().values
+        generator = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
+        position_count = chunk.ids_BT.shape[1] - config.steps + 1
+        later_N = (
+            torch.randperm(position_count, generator=generator)[: max(1, int(position_count * config.anchors))]
+            .sort()
+            .values
+        )
         with torch_threads(self.threads):
-            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.use_bfloat16):
                 value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
-            step(self.optimizers, config.rate(state.updates, done))
+            step(self.optimizers, config.rate(state.updates, time_share))
         state.updates += 1
 
-    def _check(self) -> None:
-        """Look at the held-out texts."""
+    def _evaluate(self) -> None:
+        """Evaluate on the held-out texts and append the shares to the history."""
         with torch_threads(self.threads):
-            kept = self.heldout.greedy(self.subject, self.config.steps)
-        self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": kept})
+            shares = self.heldout.greedy(self.subject, self.config.steps)
+        self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": shares})
 
     def detached(self) -> EagleHeadWeights:
-        """Return the weights as they are now, for a file."""
+        """Return the current weights without gradients, to be written to a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
 
 
-def optimizers(matrices: list[Tensor], others: list[Tensor]) -> list[torch.optim.Optimizer]:
-    """Return Muon for matrices, AdamW for others; one learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
+def optimizers(matrices: list[Tensor], vectors: list[Tensor]) -> list[torch.optim.Optimizer]:
+    """Return Muon for matrices, AdamW for vectors. One learning rate suits both (Liu et al. 2025, arXiv 2502.16982)."""
     return [
         torch.optim.Muon(matrices, lr=1.0, weight_decay=0.0, momentum=0.95, adjust_lr_fn="match_rms_adamw"),
-        torch.optim.AdamW(others, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
+        torch.optim.AdamW(vectors, lr=1.0, betas=(0.9, 0.95), weight_decay=0.0),
     ]
 
 
-def step(made: list[torch.optim.Optimizer], rate: float) -> None:
-    """Take one step of all, at this learning rate, and forget the gradients."""
-    for optimizer in made:
+def step(weight_optimizers: list[torch.optim.Optimizer], rate: float) -> None:
+    """Take one step of each optimizer at this learning rate, and clear the gradients."""
+    for optimizer in weight_optimizers:
         for group in optimizer.param_groups:
             group["lr"] = rate
         optimizer.step()
@@ -259,10 +263,10 @@ def step(made: list[torch.optim.Optimizer], rate: float) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch have so many threads meanwhile: native kernels, with which it computes by turns, leave it one."""
-    before = torch.get_num_threads()
+    """Give torch `count` threads inside the context. Native kernels alternate with torch, and leave it one outside."""
+    earlier_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(earlier_count)

@@ -1,4 +1,4 @@
-"""Figures of a trained draft: which share of its guesses the target keeps, by kind of text, temperature and context."""
+"""Figures of a trained draft: the share of its guesses that the target accepts, by text, temperature and context."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import Any
 import torch
 
 from triforce.eval.tables import Table, percent, tokens
-from triforce.training.distillation import SAMPLED, Subject, at_length
+from triforce.training.distillation import SAMPLED_TEMPERATURE, Subject, shares_at_length
 from triforce.training.trainer import Trainer, torch_threads
 
-MEASURED = 0.5
-"""Share of the time of a training that the figures of long texts may take; else they are left out."""
+MEASURING_SHARE = 0.5
+"""Share of the training time that figures of long texts may take. Slower ones are left out."""
 
 
 def measure(trainer: Trainer) -> dict[str, Any]:
-    """Return the figures of a draft, from held-out texts that it was not trained on."""
+    """Return the figures of a draft on held-out texts, which it was not trained on."""
     config = trainer.config
     subject = trainer.subject
     rows = []
-    began = trainer.clock()
+    start = trainer.clock()
     for kind, context in _kinds(trainer):
-        taken = (trainer.clock() - began) * context / config.width  # by what the shortest have taken
-        if context > config.width and taken > trainer.state.seconds * MEASURED:
+        predicted_seconds = (trainer.clock() - start) * context / config.width  # from the time of the shortest texts
+        if context > config.width and predicted_seconds > trainer.state.seconds * MEASURING_SHARE:
             continue
-        dice = torch.Generator().manual_seed(config.seed)
-        for temperature, kept in _shares(trainer, subject, kind, context, dice).items():
-            rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": kept})
+        generator = torch.Generator().manual_seed(config.seed)
+        for temperature, shares in _shares(trainer, subject, kind, context, generator).items():
+            rows.append({"kind": kind, "context": context, "temperature": temperature, "kept": shares})
     heldout_N = trainer.texts.heldout_N
     state = trainer.state
     return {
@@ -43,36 +43,36 @@ def measure(trainer: Trainer) -> dict[str, Any]:
 
 
 def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
-    """Return kinds of text, and how much of one the target sees: the width, and as much as there is."""
+    """Return pairs of a kind of text and its length in tokens: the width, and the longest length that is held out."""
     width = trainer.config.width
-    most = len(trainer.texts.heldout_N)
-    lengths = [length for length in trainer.episodes.lengths if length <= most]
+    heldout_tokens = len(trainer.texts.heldout_N)
+    lengths = [length for length in trainer.episodes.lengths if length <= heldout_tokens]
     return [("texts", length) for length in sorted({width, lengths[-1]})] + [("answers", width)]
 
 
 def _shares(
-    trainer: Trainer, subject: Subject, kind: str, context: int, dice: torch.Generator
+    trainer: Trainer, subject: Subject, kind: str, context: int, generator: torch.Generator
 ) -> dict[str, list[float]]:
     config = trainer.config
     ids_N = trainer.texts.heldout_N
     layers = trainer.draft.state_layers
-    found = {}
-    for n, temperature in enumerate(("0", f"{SAMPLED:g}")):
+    shares_by_temperature = {}
+    for n, temperature in enumerate(("0", f"{SAMPLED_TEMPERATURE:g}")):
         if kind == "texts":
-            ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, dice)
+            ids_BL = trainer.texts.windows(ids_N, config.heldout_rows, context, generator)
         else:
-            args = (ids_N, context, config.seed + n, (float(temperature),), config.heldout_rows, dice)
+            args = (ids_N, context, config.seed + n, (float(temperature),), config.heldout_rows, generator)
             ids_BL = trainer.episodes.answers(*args)
         with torch_threads(trainer.threads):
-            shares = at_length(trainer.decoder, layers, subject, ids_BL, config.width, config.steps)
+            shares = shares_at_length(trainer.decoder, layers, subject, ids_BL, config.width, config.steps)
         if kind == "texts":
             return shares
-        found[temperature] = shares[temperature]
-    return found
+        shares_by_temperature[temperature] = shares[temperature]
+    return shares_by_temperature
 
 
 def table(card: dict[str, Any]) -> Table:
-    """Return the figures as a table."""
+    """Return the figures of a draft as a table."""
     note = (
         f"Texts were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
         f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
@@ -82,7 +82,7 @@ def table(card: dict[str, Any]) -> Table:
 
 
 def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> Table:
-    """Return rows of a kind of text, a context and a temperature as a table. note: what is said behind its words."""
+    """Return a table with a line for each kind of text, context and temperature. note: added after the explanation."""
     lines = [
         [
             f"{row['kind']}, T = {row['temperature']}",
@@ -94,7 +94,8 @@ def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> T
     ]
     words = (
         "Share of guesses that the target keeps, each where those before it were kept: at temperature 0, and under the "
-        f"seeded coupling at {SAMPLED:g}. The last column is tokens for each verification of as many guesses. "
+        f"seeded coupling at {SAMPLED_TEMPERATURE:g}. The last column is tokens for each verification of as many "
+        "guesses. "
     )
     guesses = range(1, len(rows[0]["kept"]) + 1)
     return Table(title, words + note, ["", "context", *map(str, guesses), "tokens"], lines)

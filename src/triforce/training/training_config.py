@@ -1,4 +1,4 @@
-"""TrainingConfig: every number of a training."""
+"""TrainingConfig: all numbers of a training."""
 
 from __future__ import annotations
 
@@ -9,17 +9,23 @@ from triforce.model.config import ModelConfig
 
 @dataclass(frozen=True, slots=True)
 class TrainingConfig:
-    """Lengths are tokens.
+    """Numbers of a training. All lengths are in tokens.
 
-    rows: texts of an update, read side by side. width: what is read of each. groups: so many times as many texts
-    are an episode, fewer of them where they are longer. deepest: how long the longest texts are. again: each
-    episode is trained on once more so many episodes later, as the target's reading of it costs more than the
-    update. steps: guesses in a row that are trained; decay: weight of each, times that of the one before. anchors:
-    share of the places where guesses go on behind the first. greedy: share of the target's most probable token (of
-    those proposed) in what is taught, beside its law. own_every: each so many episodes are half the target's own.
-    temperatures: of these, by turns. choices: share of the vocabulary that is proposed, but no less than
-    least_choices. learning_rate: after `warmup` updates; it falls linearly to `last_rate` of it. check_every:
-    updates between two looks at the held-out texts.
+    - rows: texts of an update, read side by side.
+    - width: tokens of each text in an update.
+    - groups: an episode has `rows` * `groups` texts of `width` tokens, or fewer and longer texts.
+    - deepest: length of the longest texts.
+    - again: an episode is trained on again this number of episodes later, because the target's prefill of it costs
+      more than the update.
+    - steps: consecutive guesses that are trained. decay: weight of a guess relative to that of the guess before it.
+    - anchors: share of the positions where guesses continue after the first one.
+    - greedy: share of the target's most probable token (among the proposable ones) in the training probabilities; the
+      rest is the target's own distribution.
+    - own_every: every `own_every`-th episode is half the target's own text.
+    - temperatures: of the target's own texts, in turn.
+    - choices: share of the vocabulary that the draft proposes, at least `least_choices` tokens.
+    - learning_rate: after `warmup` updates. It falls linearly to `last_rate` times its value.
+    - check_every: updates between two evaluations on the held-out texts.
     """
 
     rows: int = 4
@@ -43,20 +49,20 @@ class TrainingConfig:
     seed: int = 1
 
     def lengths(self, available: int) -> list[int]:
-        """Lengths of texts, of which so many tokens are there: doubled from the width to the deepest."""
-        found = [self.width]
-        while found[-1] * 2 <= min(self.deepest, available):
-            found.append(found[-1] * 2)
-        return found
+        """Return lengths of texts from `width` to `deepest`, doubling, none longer than the `available` tokens."""
+        doubled_lengths = [self.width]
+        while doubled_lengths[-1] * 2 <= min(self.deepest, available):
+            doubled_lengths.append(doubled_lengths[-1] * 2)
+        return doubled_lengths
 
-    def rate(self, updates: int, done: float) -> float:
-        """Return the learning rate behind so many updates, where this share of the time is spent."""
-        return self.learning_rate * (1 - (1 - self.last_rate) * done) * min(1.0, (updates + 1) / self.warmup)
+    def rate(self, updates: int, time_share: float) -> float:
+        """Return the learning rate after this number of updates. time_share: spent share of the time, 0 to 1."""
+        return self.learning_rate * (1 - (1 - self.last_rate) * time_share) * min(1.0, (updates + 1) / self.warmup)
 
     def due(self, number: int) -> list[int]:
-        """Return the episodes that are trained on when an episode is read: itself, and earlier ones again."""
-        return [number - past for past in (0, *self.again) if past <= number]
+        """Return the episodes that are trained on with episode `number`: this one, and the earlier ones that repeat."""
+        return [number - distance for distance in (0, *self.again) if distance <= number]
 
     def choices_of(self, target: ModelConfig) -> int:
-        """Count the tokens that a draft for this target proposes."""
+        """Return the number of tokens that a draft for this target can propose."""
         return min(target.vocab_size, max(self.least_choices, int(target.vocab_size * self.choices)))

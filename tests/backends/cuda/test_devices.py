@@ -189,7 +189,7 @@ def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.Mo
     one.log.clear()
     clock.seconds(lambda: one.log.append("call"), 1)
     assert one.log == 2 * ["wait", "call", "wait"]
-    monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
+    monkeypatch.setattr(roofline, "COPY_BYTES", (1 << 12, 1 << 12))
     assert clock.bandwidth > 0 and clock.bus > 0
 
 

@@ -12,11 +12,13 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
     "guesses go on from the target's states": (
-        "later", GUESSES, ("out_BNC, fused_BNC, own = layer.step(fused_BNC,",
-                           "out_BNC, _, own = layer.step(fused_BTC[:, at_N],"),
+        "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(\n            fused_BNC,",
+                           "out_BNC, _, step_entries = layer.step(fused_BTC[:, positions_N],"),
     ),
-    "guesses forget those that led to them": ("row", GUESSES, ("chain += [own] if step else []", "pass")),
-    "guesses of a row stand at one slot": ("row", GUESSES, ("chunk.slots_BT[:, at_N]", "chunk.slots_BT[:, anchors_N]")),
+    "guesses forget those that led to them": ("row", GUESSES, ("chain += [step_entries] if step else []", "pass")),
+    "guesses of a row stand at one slot": (
+        "row", GUESSES, ("chunk.slots_BT[:, positions_N]", "chunk.slots_BT[:, anchors_N]"),
+    ),
     "a window one entry longer": (
         "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
                                        ">= slots_BN[..., None] - self.config.window"),
@@ -25,7 +27,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "engine", f"{LAYER}._attend", ("slots_BN.clamp_max(config.sinks + config.window - 1)", "slots_BN"),
     ),
     "what a chunk leaves lacks the sinks": (
-        "chunks", "triforce.training.distillation:Past.keep", ("(slots_K < sinks) | ", ""),
+        "chunks", "triforce.training.distillation:PastEntries.keep_visible", ("(slots_K < sinks) | ", ""),
     ),
 }  # fmt: skip
 STATES: dict[str, tuple[str, tuple[str, str]]] = {
@@ -41,22 +43,25 @@ INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
     ),
     "a query asks for the token before": (
         "triforce.training.initial_weights:add_induction",
-        ("(sharp * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharp * unused_CK.T)"),
+        ("(sharpness * names_KC, torch.zeros_like(names_KC))", "(torch.zeros_like(names_KC), sharpness * unused_CK.T)"),
     ),
     "values in another order than outputs": (
-        "triforce.training.initial_weights:_copied", ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
+        "triforce.training.initial_weights:_copy_maps",
+        ("outputs_CP.T @ fitted_CC", "outputs_CP.T.flip(0) @ fitted_CC"),
     ),
 }  # fmt: skip
 AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
     "episodes are trained on once": (
-        "triforce.training.training_config:TrainingConfig.due", ("for past in (0, *self.again)", "for past in (0,)"),
+        "triforce.training.training_config:TrainingConfig.due",
+        ("for distance in (0, *self.again)", "for distance in (0,)"),
     ),
     "the first episode is not trained on again": (
-        "triforce.training.training_config:TrainingConfig.due", ("if past <= number", "if past < max(number, 1)"),
+        "triforce.training.training_config:TrainingConfig.due",
+        ("if distance <= number", "if distance < max(number, 1)"),
     ),
     "half an episode is kept as a whole one": (
-        "triforce.training.episodes:Readings.__call__",
-        ("read.append(text)", "read.append(text); self._kept[number] = read"),
+        "triforce.training.episodes:EpisodeReader.__call__",
+        ("read_texts.append(text)", "read_texts.append(text); self._cached_texts[number] = read_texts"),
     ),
 }  # fmt: skip
 DRAFT = "triforce.eagle.eagle_draft:EagleHead"

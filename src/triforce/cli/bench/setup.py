@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
-from triforce.bench.results_file import machine, measured, provenance
+from triforce.bench.results_file import machine, measured_roofline, provenance
 from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import draft_named
 from triforce.cli.progress import loading
@@ -62,9 +62,9 @@ def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
 def sources_of(tokenizer: Tokenizer, paths: Sequence[str] | None) -> Sources:
     """Return the same for a tokenizer alone. Raises RequestError."""
     from triforce.bench.prompts import Sources
-    from triforce.eval import tokenized
+    from triforce.eval import encode_texts
 
-    return Sources(tokenizer, tokenized(tokenizer, read_texts(paths) if paths else own_texts()))
+    return Sources(tokenizer, encode_texts(tokenizer, read_texts(paths) if paths else own_texts()))
 
 
 def make_folder(option: str, folder: Path) -> None:
@@ -83,7 +83,7 @@ def own_texts() -> dict[str, str]:
     return {BOOK: sample_book(), OWN_CODE: code}
 
 
-__all__ = ["about", "machine", "measured", "show", "write"]
+__all__ = ["about", "machine", "measured_roofline", "show", "write"]
 
 
 def about(command: str | None = None, device: torch.device | None = None) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from triforce.bench.results_file import ResultsFile
-from triforce.bench.speed import WORKLOADS, Cell, covering, grid, named
+from triforce.bench.speed import WORKLOADS, Cell, cells_named, covering, grid
 from triforce.cli.bench.setup import about, load, machine, make_folder, modes, show, sources, write
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
 
 def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) -> list[Row]:
     from triforce.bench import speed
-    from triforce.bench.prompts import Prompts
+    from triforce.bench.prompts import PromptCache
 
     settings = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
@@ -75,7 +75,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
         make_folder("--caches", folder)
-        kept = Prompts(llm, folder, partial(Prefill, options.quiet))
+        kept = PromptCache(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
         for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
             results.add(rows)
@@ -108,7 +108,7 @@ def _cells(options: Namespace) -> list[Cell]:
     if options.full:
         return grid()
     if options.cells and options.cells != ["paper"]:
-        return named(options.cells)
+        return cells_named(options.cells)
     for workload in given.get("workloads", []):
         known("workload", workload, WORKLOADS)
     return grid(**(DEFAULT_AXES | given)) if given else covering(grid())
@@ -151,7 +151,7 @@ def _synthetic(options: Namespace) -> int:
         lower_tiers=options.lower_tiers,
     )
     contexts = options.contexts or DEFAULT_AXES["contexts"]
-    repeats = options.repeats or speed.USUAL
+    repeats = options.repeats or speed.USUAL_TURNS
     shapes = [known("shape", shape, [*SHAPES, *FAMILY_SHAPES]) for shape in options.shapes or ["30m"]]
     kept = tuple(options.synthetic)
     int8 = options.kv_dtype == "int8"
