@@ -125,7 +125,7 @@ def _output(options: Namespace) -> Path | None:
     output_name = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
     if output_name == STANDARD:
         if options.again:
-            raise RequestError("--again is of a file of answers, and these go to stdout; leave it out, or name a file")
+            raise RequestError("--again needs a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
         return None
     require_writable(output_name, "-o")

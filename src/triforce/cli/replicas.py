@@ -46,7 +46,7 @@ def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
     """Run as `tensor_parallel.run` does; but with --replicas the ranks are those of each replica."""
     if not replica_count(options):
         return tensor_parallel.run(options, command, graceful=graceful)
-    tensor_parallel.require_one_process("what has replicas")
+    tensor_parallel.require_one_process("a command with --replicas")
     tensor_parallel.rank_count(options)
     return command(options, ALONE)
 

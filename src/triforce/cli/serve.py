@@ -130,8 +130,8 @@ def _limits(options: Namespace) -> Limits:
 def _require_watched(options: Namespace, keys: Sequence[str]) -> None:
     """Raise RequestError for --show-watched without a disk cache, or with API keys."""
     if options.show_watched and (not options.disk_cache or keys):
-        raise RequestError("--show-watched is of a disk cache and of a server without keys, as documents are read for "
-                           "requests without; add --disk-cache, or leave it out")  # fmt: skip
+        raise RequestError("--show-watched needs a disk cache and a server without API keys, as documents are read for "
+                           "requests without a key; add --disk-cache, or leave it out")  # fmt: skip
 
 
 def _watched_cache(options: Namespace) -> CacheFolder | None:

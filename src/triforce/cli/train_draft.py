@@ -66,7 +66,7 @@ def _exit_now() -> None:
 
 def _report_stopping() -> None:
     """Print why the process does not stop at once."""
-    message = "stopping behind this pass; Ctrl-C again stops at once, and loses what was learned since the last episode"
+    message = "stopping after this pass; Ctrl-C again stops at once, and loses what was learned since the last episode"
     print(message, file=sys.stderr, flush=True)
 
 

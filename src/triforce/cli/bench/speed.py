@@ -126,7 +126,7 @@ def _require_valid_options(options: Namespace) -> None:
         raise RequestError("--repeats, --tokens and --batches must be at least 1")
     for name in ("shapes", "layers"):
         if getattr(options, name) and not options.synthetic:
-            raise RequestError(f"--{name} is of random weights for --synthetic; give that as well, or leave it out")
+            raise RequestError(f"--{name} is for the random weights of --synthetic; give that as well, or leave it out")
     if options.layers is not None and options.layers < 1:
         raise RequestError("--layers must be at least 1")
     if options.synthetic:

@@ -110,9 +110,9 @@ ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/cl
 """Commands of other chats, and the command here that does the same."""
 
 FOREIGN_COMMANDS = {
-    "/set": "what an answer is sampled with is said where the chat begins, such as: triforce chat MODEL --temperature "
+    "/set": "options of the command set how answers are sampled, such as: triforce chat MODEL --temperature "
     "0.5; /system TEXT sets the system message",
-    "/show": "what a model is says: triforce info MODEL",
+    "/show": "for a model's properties: triforce info MODEL",
     "/model": "a chat is with one model; for another: triforce chat MODEL",
 }
 """Commands of other chats that have no counterpart here, and where their work is done."""
