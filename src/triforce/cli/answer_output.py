@@ -49,7 +49,7 @@ def paint(text: str, tier: str) -> str:
 def show(
     chunks: Iterable[OutputChunk | RequestOutput], painter: Painter | None, progress: Prefill
 ) -> tuple[str, RequestOutput | None]:
-    """Print a stream as it comes, after `progress` is closed.
+    """Print a stream as it comes, in place of the bar `progress`.
 
     Returns the text, and the output; None in its place if the stream was stopped before its end.
     """

@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings, allow_abbrev=False)
         self.set_defaults(leaf=self)
         self._option_behind: dict[str, str] = {}
-        """By the name of an option that takes a value: the argument behind it that reads as an option."""
+        """Arguments that read as options, by the name of the option in front of them, which takes a value."""
         self._behind_dashes: Sequence[str] = ()
         """Arguments behind `--`."""
 

@@ -1,4 +1,4 @@
-"""`triforce models`: kept files of models that were fetched by a name of triforce's."""
+"""`triforce models`: kept files of models that were fetched by one of triforce's own names."""
 
 from __future__ import annotations
 
