@@ -16,7 +16,7 @@ from triforce.backends.decoder import Decoder
 from triforce.bench import shapes, synthetic
 from triforce.bench import synthetic as bench_synthetic
 from triforce.bench.roofline import ModelWork, Roofline
-from triforce.cli.bench.speed import counted, line
+from triforce.cli.bench.speed import line, verification_note
 from triforce.engine import tier_builder
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
@@ -104,7 +104,8 @@ def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_
     assert all(row["workload"] == "synthetic" and "synthetic" in line(row) for row in rows)
     for fast in (two, three):
         assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass)
-        assert f"{tokens_a_pass}.00 tokens a verification, {tokens_a_pass}.00 +- 0.00 to expect" in counted(fast)
+        note = f"{tokens_a_pass}.00 tokens a verification, {tokens_a_pass}.00 +- 0.00 to expect"
+        assert note in verification_note(fast)
 
 
 def test_synthetic_int8_is_compared_with_bfloat16_plain_decoding() -> None:

@@ -70,7 +70,7 @@ def test_chat_bad_options_fail_before_loading(
 
 def test_document_precedes_first_question() -> None:
     said = Conversation("be brief", "a book", [Turn("who?", "me"), Turn("why?", "so")])
-    assert said.messages("when?", after=1) == [
+    assert said.messages("when?", first_turn=1) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a book\n\nwhy?"},
         {"role": "assistant", "content": "so"},

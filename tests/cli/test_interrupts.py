@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 WORK = """
 import ctypes, os, signal
-from triforce.cli.interrupts import heard
+from triforce.cli.interrupts import sigint_callback
 sleep = ctypes.CDLL(None).sleep  # as a pass does, it leaves the interpreter to other threads, and hears nothing
 def more(): os.write(1, b"heard")
 def end(): os._exit(7)
@@ -28,7 +28,7 @@ def work():
 @pytest.mark.parametrize(("first", "times", "code"), [("end", 1, 7), ("more", 2, 130)])
 def test_sigint_is_heard_in_the_middle_of_a_pass(first: str, times: int, code: int) -> None:
     signals = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])"  # it interrupts no sleep of the main thread
-    body = f"{WORK}\nwith heard({first}):\n    {signals}\n    work()\n"
+    body = f"{WORK}\nwith sigint_callback({first}):\n    {signals}\n    work()\n"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", body]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
@@ -43,7 +43,8 @@ def test_sigint_is_heard_in_the_middle_of_a_pass(first: str, times: int, code: i
 
 def test_sigint_that_ends_the_block_calls_nothing() -> None:
     code = (
-        "import os, signal\nfrom triforce.cli.interrupts import heard\ntry:\n    with heard(lambda: os._exit(7)):\n"
+        "import os, signal\nfrom triforce.cli.interrupts import sigint_callback\n"
+        "try:\n    with sigint_callback(lambda: os._exit(7)):\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n        signal.pause()\n"
         "except KeyboardInterrupt:\n    print('left')\n"
     )

@@ -25,7 +25,7 @@ def slow(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
         return encode(self, prompt)
 
     monkeypatch.setattr(llm, "encode", encode_slowly)
-    monkeypatch.setattr(progress, "TELL_SECONDS", SLOW / 30)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", SLOW / 30)
 
 
 def said(monkeypatch: pytest.MonkeyPatch, *command: str) -> str:

@@ -131,4 +131,4 @@ def test_show_watched_needs_cache_and_no_keys(
     if more:
         monkeypatch.setenv("TRIFORCE_API_KEYS", "a-key-of-many-letters")
     assert main(["serve", "--show-watched", *more]) == 2
-    assert "triforce: error: --show-watched is of a disk cache" in capsys.readouterr().err
+    assert "triforce: error: --show-watched needs a disk cache" in capsys.readouterr().err

@@ -25,7 +25,7 @@ folder = watched_folder.folder  # a fixture
 def watcher(pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watcher]:
     monkeypatch.setattr(watch, "POLL_SECONDS", 0.0)
     llm = LLM(pair / "target", None, mode="ar", retrieval_budget="64", disk_cache=folder.with_name("cache"))
-    yield Watcher(llm, folder, each=False, silent=True)
+    yield Watcher(llm, folder, per_file=False, silent=True)
 
 
 def test_change_in_the_middle_begins_anew(
@@ -95,7 +95,7 @@ def test_watcher_reads_again_behind_a_deleted_cache(
     watcher.wait()
     watcher.read()
     assert disk.queue.flush() and [found.path for found in watched_folders(CacheFolder(cache))] == [folder]
-    assert not watcher._lost(), "it is read again once"
+    assert not watcher._renew_deleted_cache(), "it is read again once"
     assert kept(asked(pair, folder, cache, capsys))
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.cli import LOST, main
+from triforce.cli import RANK_LOST, main
 from triforce.cli.tensor_parallel import verdict
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -181,12 +181,12 @@ def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
         ([0, 0], 0, ""),
         ([0, None], 0, ""),
         ([2, 2], 2, ""),  # the same mistake, and rank 0 has told it
-        ([141, LOST], 141, ""),  # whoever read the text has closed the pipe
-        ([LOST, LOST], 2, ""),  # they do not agree, and rank 0 has told it
-        ([LOST, -9], 2, "rank 1 of 2 was killed by SIGKILL; so the others were ended, too\nwhat 1 said"),
-        ([-11, LOST], 2, "rank 0 of 2 was killed by SIGSEGV"),
+        ([141, RANK_LOST], 141, ""),  # whoever read the text has closed the pipe
+        ([RANK_LOST, RANK_LOST], 2, ""),  # they do not agree, and rank 0 has told it
+        ([RANK_LOST, -9], 2, "rank 1 of 2 was killed by SIGKILL; so the others were ended, too\nwhat 1 said"),
+        ([-11, RANK_LOST], 2, "rank 0 of 2 was killed by SIGSEGV"),
         ([None, 2], 2, "rank 1 of 2 ended with code 2; so the others were ended, too\nwhat 1 said"),
-        ([LOST, None], 2, "rank 1 of 2 no longer answers"),
+        ([RANK_LOST, None], 2, "rank 1 of 2 no longer answers"),
     ],
 )
 def test_exit_codes_of_ranks_give_verdict(

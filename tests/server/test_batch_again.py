@@ -139,7 +139,7 @@ def test_batch_goes_on_where_a_file_system_has_no_locks(tmp_path: Path, monkeypa
 def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "in.jsonl").write_text(short("a", "the cat"))
     assert main(arguments(pair, tmp_path / "in.jsonl", Path("-"), "--again")) == 2
-    assert "--again is of a file of answers" in capsys.readouterr().err
+    assert "--again needs a file of answers" in capsys.readouterr().err
 
 
 def test_batch_that_is_answered_loads_no_model(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

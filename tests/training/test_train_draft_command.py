@@ -152,5 +152,5 @@ def test_command_stopped_before_updates_or_card_goes_on(
 def test_interrupt_within_pass_exits_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     codes = list[int]()
     monkeypatch.setattr(os, "_exit", codes.append)
-    train_draft._leave()
+    train_draft._exit_now()
     assert codes == [130] and "before the first update" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The command `triforce`. The module of a command, and torch with it, is imported once the arguments have been read."""
+"""The command `triforce`. A command's module, and torch with it, is imported after the arguments were parsed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triforce.cli.streams import OutputError, prepare, require_stdout
 from triforce.errors import CacheWarning, RankError, RequestError, TriforceError, as_option, escaped, wording
 
 MISTAKE = 2
-LOST = 3  # a rank that only says that another one is: `launch` looks for that one
+RANK_LOST = 3  # of a rank that lost another rank: `launch` reports the rank that failed first
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 WITHOUT_OUTPUT = ("batch", "watch")
@@ -24,7 +24,7 @@ WITHOUT_OUTPUT = ("batch", "watch")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. A mistake of the user is one message on stderr and code 2."""
+    """Run one command; return its exit code. A user's mistake gives one message on stderr and code 2."""
     return exit_code(partial(_run, argv))
 
 
@@ -32,7 +32,7 @@ def _run(argv: Sequence[str] | None) -> int:
     options = parse(argv)
     options.arguments = list(sys.argv[1:] if argv is None else argv)
     if getattr(options, "offline", False):
-        os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it when it is imported, and so do other processes
+        os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it on import, here and in processes started later
     _require_folder()
     if options.command not in WITHOUT_OUTPUT:
         require_stdout()
@@ -42,16 +42,16 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Run `command`; return its exit code, or that of what it raised, after a message on stderr."""
+    """Run `command`; return its exit code. An exception becomes a message on stderr and its exit code."""
     prepare()
     with warnings.catch_warnings():
-        told = _Warnings()
-        warnings.showwarning = told  # type: ignore[assignment]
-        return _code(lambda: _flushed(command)) or told.code
+        warning_printer = _WarningPrinter()
+        warnings.showwarning = warning_printer  # type: ignore[assignment]
+        return _code(lambda: _flushed(command)) or warning_printer.code
 
 
 def _flushed(command: Callable[[], int]) -> int:
-    """Run `command`, and write what it has printed, also where it ends by SystemExit, as the help does."""
+    """Run `command` and flush stdout, also when `command` raises SystemExit, as the help does."""
     try:
         with wording(as_option):
             code = command()
@@ -59,7 +59,7 @@ def _flushed(command: Callable[[], int]) -> int:
         sys.stdout.flush()
         raise
     except BaseException:
-        with suppress(OSError, OutputError):  # what has ended the command is told
+        with suppress(OSError, OutputError):  # the caller reports the first error
             sys.stdout.flush()
         raise
     sys.stdout.flush()
@@ -71,38 +71,38 @@ def _code(command: Callable[[], int]) -> int:
         return command()
     except TriforceError as error:
         print(f"triforce: error: {error.worded(as_option)}", file=sys.stderr)
-        return LOST if isinstance(error, RankError) else MISTAKE
+        return RANK_LOST if isinstance(error, RankError) else MISTAKE
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return PIPE_CLOSED
     except OSError as error:
-        print(f"triforce: error: {escaped(_told(error))}", file=sys.stderr)
+        print(f"triforce: error: {escaped(_os_error_text(error))}", file=sys.stderr)
         return MISTAKE
 
 
-def _told(error: OSError) -> str:
-    """Return what an error of the system says, without its number."""
+def _os_error_text(error: OSError) -> str:
+    """Return the message of an OSError without its number."""
     if error.filename is None or error.strerror is None:
         return error.strerror or str(error)
     return f"{os.fsdecode(error.filename)} cannot be read or written ({error.strerror}); name another, or mend that"
 
 
-class _Warnings:
-    """Shows warnings on a line each. code: the exit code that they are good for."""
+class _WarningPrinter:
+    """Prints each warning on one line, a CacheWarning as an error. code: exit code, MISTAKE after a CacheWarning."""
 
     def __init__(self) -> None:
         self.code = 0
 
     def __call__(self, message: Warning | str, category: type[Warning], *_: object) -> None:
-        lost = issubclass(category, CacheWarning)
-        self.code = MISTAKE if lost else self.code
-        print(f"triforce: {'error' if lost else 'warning'}: {escaped(str(message))}", file=sys.stderr)
+        is_error = issubclass(category, CacheWarning)
+        self.code = MISTAKE if is_error else self.code
+        print(f"triforce: {'error' if is_error else 'warning'}: {escaped(str(message))}", file=sys.stderr)
 
 
 def _require_folder() -> None:
-    """Raise RequestError where the current folder was deleted: libraries that are loaded later end the process then."""
+    """Raise RequestError if the current folder was deleted: libraries that are loaded later would end the process."""
     try:
         os.getcwd()
     except OSError as error:

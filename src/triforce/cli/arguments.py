@@ -1,4 +1,4 @@
-"""A parser whose errors are one line: the mistake, what may have been meant, and where to read more."""
+"""A parser whose errors are one line: the mistake, a suggestion, and where to read more."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.cli.options import STANDARD, minutes, path, path_or_standard
 from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
-"""Dashes that stand where `--` was typed."""
+"""Dashes that word processors put in place of `--`."""
 QUOTES = "a PROMPT of several words is one argument, in quotes"
 NUMBER = re.compile(r"[\d.]+")
 NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a number of minutes"}
@@ -22,7 +22,7 @@ NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a
 
 
 def has_space(argument: str) -> bool:
-    """Whether there is white space in an argument, as in texts and not in names of options."""
+    """Whether an argument has white space, as texts have and names of options do not."""
     return any(map(str.isspace, argument))
 
 
@@ -32,57 +32,59 @@ def is_option(argument: str) -> bool:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that sets `leaf` in its result to the parser of the command, which knows its options."""
+    """A parser that sets `leaf` in its namespace to the parser of the command, which has the command's options."""
 
-    def __init__(self, **how: Any) -> None:
-        super().__init__(**how, allow_abbrev=False)
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
         self.set_defaults(leaf=self)
-        self._behind: dict[str, str] = {}
-        """Arguments that read as options, behind options that take a text, by the names of these."""
+        self._option_behind: dict[str, str] = {}
+        """Arguments that read as options, by the name of the option in front of them, which takes a value."""
         self._behind_dashes: Sequence[str] = ()
         """Arguments behind `--`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse as argparse does, but for options of other programs, which are told what they are called here."""
-        given = sys.argv[1:] if args is None else list(args)
+        """Parse as argparse does. For an option of another program, exit with advice on its name here."""
+        arguments = sys.argv[1:] if args is None else list(args)
         options = self._option_string_actions
         if not self._subparsers:
-            given = self._with_values(given)
-        # What stands behind a command is looked at by its own parser.
-        own = list(takewhile(lambda argument: argument.startswith("-"), given)) if self._subparsers else given
-        for argument in own:
+            arguments = self._with_values(arguments)
+        # Arguments behind a command are checked by the command's own parser.
+        command_arguments = (
+            list(takewhile(lambda argument: argument.startswith("-"), arguments)) if self._subparsers else arguments
+        )
+        for argument in command_arguments:
             self._require_hyphens(argument)
-        if found := habits.option_advice(own, options):
-            self.error(f"{found[0]} is not an option of {self.prog}: {found[1]}")
-        return super().parse_known_args(given, namespace)
+        if advice := habits.option_advice(command_arguments, options):
+            self.error(f"{advice[0]} is not an option of {self.prog}: {advice[1]}")
+        return super().parse_known_args(arguments, namespace)
 
-    def _with_values(self, given: Sequence[str]) -> list[str]:
-        """Join options and values behind them that begin with a dash, which argparse would take for options.
+    def _with_values(self, arguments: Sequence[str]) -> list[str]:
+        """Join an option and a value behind it that begins with a dash, which argparse would take for an option.
 
-        Such a value is a text with white space, a number, or no option of this parser, nor nearly one.
+        Such a value is a text with white space, a number, or a word that is neither an option nor close to one.
         """
         joined: list[str] = []
-        for n, argument in enumerate(given):
+        for n, argument in enumerate(arguments):
             if argument == "--":
-                self._behind_dashes = given[n + 1 :]
-                return joined + list(given[n:])
+                self._behind_dashes = arguments[n + 1 :]
+                return joined + list(arguments[n:])
             name = self._long_name(joined[-1]) if joined else ""
             if name and argument.startswith("-") and argument != STANDARD and self._is_value(argument):
                 joined[-1] = f"{name}={argument}"
             else:
                 if name and is_option(argument):
-                    self._behind[name] = argument
+                    self._option_behind[name] = argument
                 joined.append(argument)
         return joined
 
     def _require_hyphens(self, argument: str) -> None:
-        """Exit where an option begins with another dash than the hyphen, as a word processor writes it."""
+        """Exit if an option begins with another dash than the hyphen, as a word processor writes it."""
         name = argument.partition("=")[0].lstrip("-" + DASHES)
         if argument.startswith(tuple(DASHES)) and f"--{name}" in self._option_string_actions:
             self.error(f"{argument} begins with another dash than the hyphen; did you mean --{name}?")
 
     def _long_name(self, argument: str) -> str:
-        """Return the long name of an option that takes one value; nothing for what is none."""
+        """Return the long name of an option that takes one value; empty for any other argument."""
         action = self._option_string_actions.get(argument)
         takes_one = action is not None and action.nargs is None and not action.const
         return action.option_strings[-1] if action is not None and takes_one else ""
@@ -92,11 +94,13 @@ class Parser(argparse.ArgumentParser):
             return True
         name = argument.partition("=")[0]
         options = self._option_string_actions
-        known = name in options or name in habits.ADVICE or (name[:2] in options and NUMBER.fullmatch(name[2:]))
-        return not known and not (name.startswith("--") and suggest(name, options))
+        is_known_option = (
+            name in options or name in habits.ADVICE or (name[:2] in options and NUMBER.fullmatch(name[2:]))
+        )
+        return not is_known_option and not (name.startswith("--") and suggest(name, options))
 
     def _parse_optional(self, arg_string: str) -> Any:
-        """Take what has white space for no option, unless its value stands behind `=`; refuse attached texts."""
+        """Treat an argument with white space as no option, unless it is `NAME=VALUE`; refuse attached texts."""
         name = arg_string.partition("=")[0]
         if has_space(arg_string) and (has_space(name) or name not in self._option_string_actions):
             return None
@@ -105,43 +109,49 @@ class Parser(argparse.ArgumentParser):
         return super()._parse_optional(arg_string)
 
     def _require_detached(self, argument: str) -> None:
-        """Exit where a text is attached to its option: it may be one text that begins with a dash."""
+        """Exit if a text is attached to a short option: the whole may be a text that begins with a dash."""
         if f"-{argument.partition('=')[0]}" in self._option_string_actions:
-            return  # a long name with one dash, which `refuse` tells of
+            return  # a long name with one dash, which `refuse` reports
         name = self._long_name(argument[:2])
         takes_text = name and self._option_string_actions[name].type in (None, path, path_or_standard)
         if takes_text and argument[2] != "=":
             self.error(f"{argument} may be a text or an option; give {argument[:2]} its value as {name}={argument[2:]}"
-                       + self._as_prompt(argument))  # fmt: skip
-        if argument[:2] in ("-h", *habits.ADVICE) and not NUMBER.fullmatch(argument[2:]) and self._as_prompt(argument):
-            self.error(f"{argument} is not an option of {self.prog}{self._as_prompt(argument)}")
+                       + self._prompt_advice(argument))  # fmt: skip
+        if (
+            argument[:2] in ("-h", *habits.ADVICE)
+            and not NUMBER.fullmatch(argument[2:])
+            and self._prompt_advice(argument)
+        ):
+            self.error(f"{argument} is not an option of {self.prog}{self._prompt_advice(argument)}")
 
-    def _as_prompt(self, argument: str) -> str:
-        """Return how a command that has a prompt takes a text that begins with a dash; nothing for other commands."""
+    def _prompt_advice(self, argument: str) -> str:
+        """Return advice on a prompt that begins with a dash; empty for commands without a prompt."""
         return f"; as the prompt it is --prompt={argument}" if "--prompt" in self._option_string_actions else ""
 
     def _print_message(self, message: str, file: Any = None) -> None:
-        """Print help or a mistake. argparse would drop what cannot be written, and say nothing."""
+        """Print help or a mistake. argparse would silently drop a message that cannot be written."""
         if message:
             (file or sys.stderr).write(message)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"triforce: error: {message}; see {self.prog} --help\n")
 
-    def refuse(self, unknown: Sequence[str], root: Parser) -> NoReturn:
-        """Report the first of the arguments that nothing takes, and exit. root: the parser of all commands."""
-        if dashed := next((each for each in self._behind_dashes if self._names_option(each)), None):
-            self.error(f"{dashed} stands behind --, where everything is an argument; put options in front of it")
-        options = (each for each in unknown if is_option(each) and each not in self._behind_dashes)
-        option = next((each.partition("=")[0] for each in options), None)
+    def refuse(self, arguments: Sequence[str], root: Parser) -> NoReturn:
+        """Report the first argument that no option or place takes, and exit. root: the parser of all commands."""
+        if dashed_option := next((argument for argument in self._behind_dashes if self._names_option(argument)), None):
+            self.error(f"{dashed_option} stands behind --, where everything is an argument; put options in front of it")
+        options = (argument for argument in arguments if is_option(argument) and argument not in self._behind_dashes)
+        option = next((argument.partition("=")[0] for argument in options), None)
         if option is None:
             quotes = f"; {QUOTES}" * ("--prompt" in self._option_string_actions)
-            self.error(f"there is no place for {' '.join(unknown)}, which is more than {self.prog} takes{quotes}")
+            self.error(f"there is no place for {' '.join(arguments)}, which is more than {self.prog} takes{quotes}")
         if option in self._option_string_actions:
             self.error(f"{option} comes behind the command: {self.prog} {option}")
-        long = f"-{option}" if f"-{option}" in self._option_string_actions else option
-        near = suggest(long, self._option_string_actions) or self._as_prompt(option) * bool(re.match("-[^-].", option))
-        self.error(f"{option} is not an option of {self.prog}{near or root.owners(option)}")
+        long_name = f"-{option}" if f"-{option}" in self._option_string_actions else option
+        suggestion = suggest(long_name, self._option_string_actions) or self._prompt_advice(option) * bool(
+            re.match("-[^-].", option)
+        )
+        self.error(f"{option} is not an option of {self.prog}{suggestion or root.owners(option)}")
 
     def _names_option(self, argument: str) -> bool:
         """Whether an argument is an option of this parser, with or without its value."""
@@ -149,12 +159,12 @@ class Parser(argparse.ArgumentParser):
         return is_option(argument) and (name in self._option_string_actions or bool(self._long_name(name[:2])))
 
     def owners(self, option: str) -> str:
-        """Return which commands have an option, to stand behind a command that has not; nothing where none has it."""
+        """Return a phrase with the commands that have an option; empty if no command has it."""
         names = [name for name, parser in self._leaves() if option in parser._option_string_actions]
         return f"; it is one of {', '.join(names)}" if names and len(option) > 2 else ""
 
     def _leaves(self) -> Iterator[tuple[str, Parser]]:
-        """Yield the names, of one word or two, and the parsers of all commands that do something."""
+        """Yield the name, of one word or two, and the parser of each command that has no subcommands."""
         for name, parser in self.commands.items():
             if parser.commands:
                 yield from ((f"{name} {part}", leaf) for part, leaf in parser._leaves())
@@ -163,11 +173,11 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def commands(self) -> dict[str, Parser]:
-        """The parsers of the commands that follow, by name; of a command without any, none."""
+        """Parsers of subcommands by name; empty for a command without subcommands."""
         return dict(self._subparsers._group_actions[0].choices or {}) if self._subparsers else {}
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Convert a value as argparse does, and say in our words what is no number."""
+        """Convert a value as argparse does, with a message of ours for a value that is no number."""
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
@@ -176,20 +186,20 @@ class Parser(argparse.ArgumentParser):
             raise
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        """Count values as argparse does, and say how a text is given that reads as an option."""
+        """Count values as argparse does, and add to its error how to pass a text that reads as an option."""
         try:
             return super()._match_argument(action, arg_strings_pattern)
         except argparse.ArgumentError as error:
             name = action.option_strings[-1] if action.option_strings else ""
-            if name in self._behind and action.type not in NUMBERS and action.choices is None:
-                error.message += f"; as a text {self._behind[name]} is {name}={self._behind[name]}"
+            if name in self._option_behind and action.type not in NUMBERS and action.choices is None:
+                error.message += f"; as a text {self._option_behind[name]} is {name}={self._option_behind[name]}"
             raise
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Check choices as argparse does, in our words: its own suggestions come with Python 3.14."""
+        """Check choices as argparse does, with a message of ours: its own suggestions come with Python 3.14."""
         if action.choices is not None and value not in action.choices:
             names = [str(choice) for choice in action.choices]
             if action.metavar == "COMMAND" and value in habits.COMMANDS:
                 raise argparse.ArgumentError(None, f"{value!r} is not a command of triforce: {habits.COMMANDS[value]}")
-            near = suggest(str(value), names)
-            raise argparse.ArgumentError(action, f"{value!r} is not known{near}; choose from {', '.join(names)}")
+            suggestion = suggest(str(value), names)
+            raise argparse.ArgumentError(action, f"{value!r} is not known{suggestion}; choose from {', '.join(names)}")

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from triforce.server.engine_client import EngineClient
 
 REFUSED = 1
-"""The exit code where lines were refused."""
+"""Exit code if lines were refused."""
 
 
 def run(options: Namespace) -> int:
@@ -39,9 +39,12 @@ def run(options: Namespace) -> int:
 
 
 def answer_all(options: Namespace, ranks: TPGroup) -> int:
-    """Answer what is not answered yet. Raises RequestError for files, before the model is loaded or a file written."""
+    """Answer the lines that have no answer yet.
+
+    Raises RequestError for files, before the model is loaded or a file written.
+    """
     if ranks.rank:
-        with replicas.extra():
+        with replicas.extra_imports():
             from triforce.server import batch
 
         return replicas.follow(options, ranks, batch.LIMITS)
@@ -49,43 +52,43 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     name = served_name(options)
     output = _output(options)
     with open_lines(options.file) as file, sole_writer(output):
-        named = "stdin" if options.file == STANDARD else options.file
-        lines = count_lines(file, named)
+        source_name = "stdin" if options.file == STANDARD else options.file
+        lines = count_lines(file, source_name)
         file.seek(0)
         if not lines:
-            raise RequestError(f"{named} holds no requests; give a JSONL file, one request a line")
-        hidden = options.quiet or None  # None: on terminals only
-        bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=hidden, file=sys.stderr)
+            raise RequestError(f"{source_name} holds no requests; give a JSONL file, one request a line")
+        bar_disabled = options.quiet or None  # None: on terminals only
+        bar = tqdm(desc="batch", total=lines, unit=" requests", leave=False, disable=bar_disabled, file=sys.stderr)
         earlier = earlier_answers(output)
-        # Where there is nothing to compare, the model that is loaded tells its identity.
-        early = bool(earlier.digests) or ranks.count > 1 or bool(replicas.wanted(options))
-        identity = _model_identity(options) if early else ""
+        # Without answers to compare with, the identity comes from the loaded model.
+        identity_needed = bool(earlier.digests) or ranks.count > 1 or bool(replicas.replica_count(options))
+        identity = _model_identity(options) if identity_needed else ""
         comparison = compare(earlier, file, identity)
         file.seek(0)
-        _require_same(options, comparison, len(earlier.digests), output)
+        _require_current_answers(options, comparison, len(earlier.digests), output)
 
         def answers(model: str) -> Answers:
             return Answers(output, model, bar.update, earlier, comparison.stale)
 
         with bar:
             if not (comparison.stale or comparison.unanswered_count):
-                with answers(identity):  # which drops what is no answer
+                with answers(identity):  # on entry, lines that are no answers are dropped
                     tally = Tally(skipped=lines)
-            elif replicas.wanted(options):
-                with answers(identity) as opened:
-                    replicas.answer(options, name, file, opened)
-                tally = opened.tally
+            elif replicas.replica_count(options):
+                with answers(identity) as open_answers:
+                    replicas.answer(options, name, file, open_answers)
+                tally = open_answers.tally
             else:
                 tally = _answer(options, ranks, name, file, identity, answers)
-    return _told(options, tally, output)
+    return _report_tally(options, tally, output)
 
 
-def _require_same(options: Namespace, comparison: Comparison, count: int, output: Path | None) -> None:
-    """Raise RequestError for stale answers that are not to be replaced; tell of those without a digest."""
+def _require_current_answers(options: Namespace, comparison: Comparison, count: int, output: Path | None) -> None:
+    """Raise RequestError for stale answers without --again; print how many answers have no digest."""
     if comparison.stale and not options.again:
-        stale = f"{len(comparison.stale)} of the {count} answers in {output}"
-        raise RequestError(f"{stale} are of other requests, of another model or of other settings; answer them anew "
-                           "with --again, or name another file with -o")  # fmt: skip
+        stale_count = f"{len(comparison.stale)} of the {count} answers in {output}"
+        raise RequestError(f"{stale_count} are of other requests, of another model or of other settings; answer "
+                           "them anew with --again, or name another file with -o")  # fmt: skip
     if comparison.undigested_count and not options.quiet:
         digest_note = "has no digest, and is kept"
         if comparison.undigested_count > 1:
@@ -95,56 +98,56 @@ def _require_same(options: Namespace, comparison: Comparison, count: int, output
 
 
 def _model_identity(options: Namespace) -> str:
-    """Return the identity of what changes texts beside the requests. Raises TriforceError."""
+    """Return the identity of everything but the requests that texts depend on. Raises TriforceError."""
     import_torch()
     from triforce.engine.text_fingerprint import model_fingerprint
 
     placement = {name: getattr(options, name) for name in PLACEMENT}
-    if replicas.wanted(options) and options.model and not Path(options.model).exists():
-        return f"{options.model} {placement} {options.coupling}"  # it may be on other machines only
+    if replicas.replica_count(options) and options.model and not Path(options.model).exists():
+        return f"{options.model} {placement} {options.coupling}"  # the files may be on other machines only
     return model_fingerprint(options.model, coupling=options.coupling, **placement)
 
 
 def _require_order(options: Namespace) -> None:
-    """Raise RequestError where the MODEL stands before the FILE."""
-    first = options.file
-    second = options.model
-    model_first = names_model(first) and (first.endswith(".gguf") or not Path(first).is_file())
-    if model_first and second and Path(second).is_file() and not second.endswith(".gguf"):
-        raise RequestError(f"FILE comes first, and MODEL behind it: triforce batch {second} {first}")
+    """Raise RequestError if the MODEL stands before the FILE."""
+    file = options.file
+    model = options.model
+    model_comes_first = names_model(file) and (file.endswith(".gguf") or not Path(file).is_file())
+    if model_comes_first and model and Path(model).is_file() and not model.endswith(".gguf"):
+        raise RequestError(f"FILE comes first, and MODEL behind it: triforce batch {model} {file}")
 
 
 def _output(options: Namespace) -> Path | None:
-    """The file that answers go to; None is stdout. Raises RequestError."""
+    """Return the file that answers go to; None is stdout. Raises RequestError."""
     source = Path(options.file)
     if not source.name and options.file != STANDARD:
         raise RequestError(f"{source} is no file of requests; give one")
-    named = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
-    if named == STANDARD:
+    output_name = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
+    if output_name == STANDARD:
         if options.again:
-            raise RequestError("--again is of a file of answers, and these go to stdout; leave it out, or name a file")
+            raise RequestError("--again needs a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
         return None
-    require_writable(named, "-o")
-    output = Path(named)
+    require_writable(output_name, "-o")
+    output = Path(output_name)
     if output.exists() and os.path.exists(source) and output.samefile(source):
         raise RequestError(f"{output} is the input; name another file with -o")
     return output
 
 
-def _told(options: Namespace, tally: Tally, output: Path | None) -> int:
-    """Tell what became of the lines, and return the exit code."""
+def _report_tally(options: Namespace, tally: Tally, output: Path | None) -> int:
+    """Print how many lines were answered, refused and skipped; return the exit code."""
     if not options.quiet:
         counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already"
         print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    again = "What was refused is asked again when the command is run again."
+    retry_note = "What was refused is asked again when the command is run again."
     if output is None:
-        again = (
+        retry_note = (
             "Nothing is kept of answers on stdout: the command asks all again, and with -o OUT what was refused alone."
         )
-    print(f"{escaped(tally.commonest())}\n{again}", file=sys.stderr)
+    print(f"{escaped(tally.commonest())}\n{retry_note}", file=sys.stderr)
     return REFUSED
 
 
@@ -153,9 +156,9 @@ def _answer(
 ) -> Tally:
     """Answer with an engine of this process and the other ranks; return the tally. Raises TriforceError.
 
-    identity: that of the model, or nothing where the one that is loaded tells it. answers: makes the output for it.
+    identity: the model's identity; if empty, the loaded model gives it. answers: makes the output for an identity.
     """
-    with replicas.extra():
+    with replicas.extra_imports():
         from triforce.engine.text_fingerprint import loaded_fingerprint
         from triforce.server import batch
         from triforce.server.app import create_app
@@ -167,7 +170,7 @@ def _answer(
 
     async def run() -> None:
         try:
-            app = _unless_broken(create_app(llm, engine, name, limits=batch.LIMITS), engine)
+            app = _raising_engine_failure(create_app(llm, engine, name, limits=batch.LIMITS), engine)
             with output:
                 await batch.run(app, source, output)
         finally:
@@ -177,8 +180,8 @@ def _answer(
     return output.tally
 
 
-def _unless_broken(app: ASGIApp, engine: EngineClient) -> ASGIApp:
-    """Raises what has ended the engine, instead of having each line answered with that."""
+def _raising_engine_failure(app: ASGIApp, engine: EngineClient) -> ASGIApp:
+    """Wrap `app` to raise the engine's failure, where each line would else be answered with that failure."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""`triforce cache`: entries of a disk cache, beside whoever uses it."""
+"""`triforce cache`: entries of a disk cache, which other processes may use meanwhile."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from triforce.disk_cache.entry_store import EntryStore, StoredEntry
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import CacheError, printable
 
-SHOWN = 20
-"""Prompts of a model that are listed."""
+LISTED_PROMPTS = 20
+"""Number of a model's prompts that are listed."""
 FACTS = {"model", "profile", "kind", "after", "segment", "tokens"}
-"""Facts that the header of an entry says."""
+"""Facts that the header of a KV entry states."""
 DAMAGED = 1
-"""The exit code where entries were damaged, or something is left that could not be removed or read."""
+"""Exit code if entries were damaged, or could not be removed or read and remain."""
 
-Reached = TypeVar("Reached")
+Returned = TypeVar("Returned")
 
 
 def run(options: Namespace) -> int:
@@ -33,8 +33,8 @@ def run(options: Namespace) -> int:
     return commands[options.cache](store)
 
 
-def _reached(call: Callable[[], Reached]) -> Reached:
-    """Return what a call that locks the folder returns. Raises CacheError where it cannot."""
+def _locked_call(call: Callable[[], Returned]) -> Returned:
+    """Return the value of a call that locks the folder. Raises CacheError if the call fails."""
     try:
         return call()
     except OSError as error:
@@ -44,8 +44,8 @@ def _reached(call: Callable[[], Reached]) -> Reached:
 _NUMBER = re.compile("[0-9]{1,12}")
 
 
-class _Kept(NamedTuple):
-    """An entry: what its header says, its bytes and its place in the order of use."""
+class _KVEntry(NamedTuple):
+    """An entry of KV: facts of its header, size in bytes, and place in the order of use."""
 
     name: str
     facts: dict[str, str]
@@ -54,67 +54,72 @@ class _Kept(NamedTuple):
 
 
 def _list(store: EntryStore) -> int:
-    models: dict[tuple[str, str], list[_Kept]] = defaultdict(list)
-    others = 0
-    for held in _reached(store.entries):
-        if kept := _kept(store, held):
-            models[kept.facts["model"], kept.facts["profile"]].append(kept)
+    model_entries: dict[tuple[str, str], list[_KVEntry]] = defaultdict(list)
+    token_entry_count = 0
+    for stored_entry in _locked_call(store.entries):
+        if kv_entry := _kv_entry(store, stored_entry):
+            model_entries[kv_entry.facts["model"], kv_entry.facts["profile"]].append(kv_entry)
         else:
-            others += 1
-    for (model, profile), entries in sorted(models.items()):
+            token_entry_count += 1
+    for (model, profile), entries in sorted(model_entries.items()):
         segments = [entry for entry in entries if entry.facts["kind"] == "kv"]
-        followed = {entry.facts["after"] for entry in segments}
-        ends = sorted((entry for entry in segments if entry.name not in followed), key=lambda entry: -entry.place)
-        counts = f"{counted(len(ends), 'prompt')}, {counted(len(segments), 'segment')}"
+        continued_names = {entry.facts["after"] for entry in segments}
+        prompt_ends = sorted(
+            (entry for entry in segments if entry.name not in continued_names), key=lambda entry: -entry.place
+        )
+        counts = f"{counted(len(prompt_ends), 'prompt')}, {counted(len(segments), 'segment')}"
         print(f"{printable(model)} ({printable(profile)}): {counts}, {_mib(sum(entry.bytes for entry in entries))}")
-        for entry in ends[:SHOWN]:
+        for entry in prompt_ends[:LISTED_PROMPTS]:
             tokens = (int(entry.facts["segment"]) + 1) * int(entry.facts["tokens"])
             print(f"  {printable(entry.name[:8])} {tokens:>10,} tokens")
-        if len(ends) > SHOWN:
-            print(f"  and {len(ends) - SHOWN:,} that were used before these")
+        if len(prompt_ends) > LISTED_PROMPTS:
+            print(f"  and {len(prompt_ends) - LISTED_PROMPTS:,} that were used before these")
     for folder in watched_folders(store.folder):
         print(f"{printable(folder.path)} was read by triforce watch: {counted(len(folder.files), 'file')}")
-    if others:
-        print(f"and {_entries(others)} of token ids, to tell why a prompt is read again")
-    if not models and not others:
+    if token_entry_count:
+        print(f"and {_entries(token_entry_count)} of token ids, to tell why a prompt is read again")
+    if not model_entries and not token_entry_count:
         print(f"nothing is kept in {printable(store.folder.path)}")
     return 0
 
 
 def _verify(store: EntryStore) -> int:
-    checked = damaged = left = 0
-    for entry in _reached(store.entries):
-        checked += 1
+    checked_count = damaged_count = remaining_count = 0
+    for entry in _locked_call(store.entries):
+        checked_count += 1
         try:
             fault = store.fault(entry.name)
             if fault:
                 store.folder.remove(entry.name)
         except (OSError, MemoryError) as error:
-            left += 1
-            why = getattr(error, "strerror", "") or "there is not enough memory"
-            print(f"{printable(entry.name)} cannot be read or removed ({why}) and is left", file=sys.stderr)
+            remaining_count += 1
+            reason = getattr(error, "strerror", "") or "there is not enough memory"
+            print(f"{printable(entry.name)} cannot be read or removed ({reason}) and is left", file=sys.stderr)
             continue
         if fault:
-            damaged += 1
+            damaged_count += 1
             print(f"{printable(entry.name)} was damaged ({fault}) and is removed", file=sys.stderr)
-    damage = f"{damaged:,} of them {'was' if damaged == 1 else 'were'} damaged"
-    print(f"{_entries(checked)} {'was' if checked == 1 else 'were'} checked, {damage}{_left(left)}")
-    return DAMAGED if damaged or left else 0
+    damage = f"{damaged_count:,} of them {'was' if damaged_count == 1 else 'were'} damaged"
+    print(
+        f"{_entries(checked_count)} {'was' if checked_count == 1 else 'were'} checked, "
+        f"{damage}{_remaining_note(remaining_count)}"
+    )
+    return DAMAGED if damaged_count or remaining_count else 0
 
 
 def _clear(store: EntryStore) -> int:
-    entries, size, left = _reached(store.clear)
-    for name in left:
+    entries, size, remaining_names = _locked_call(store.clear)
+    for name in remaining_names:
         print(f"{printable(name)} cannot be removed and is left", file=sys.stderr)
-    print(f"removed {_entries(entries)}, {_mib(size)}{_left(len(left))}")
-    return DAMAGED if left else 0
+    print(f"removed {_entries(entries)}, {_mib(size)}{_remaining_note(len(remaining_names))}")
+    return DAMAGED if remaining_names else 0
 
 
-def _kept(store: EntryStore, entry: StoredEntry) -> _Kept | None:
-    """Return what an entry says of its KV; None where it has none."""
+def _kv_entry(store: EntryStore, entry: StoredEntry) -> _KVEntry | None:
+    """Return an entry with the facts of its header; None for an entry without KV."""
     facts = store.facts(entry.name)
     if facts and facts.keys() >= FACTS and all(_NUMBER.fullmatch(facts[name]) for name in ("segment", "tokens")):
-        return _Kept(entry.name, facts, entry.bytes, entry.place)
+        return _KVEntry(entry.name, facts, entry.bytes, entry.place)
     return None
 
 
@@ -122,8 +127,8 @@ def _entries(count: int) -> str:
     return counted(count, "entry", "entries")
 
 
-def _left(count: int) -> str:
-    """Return how many entries are left, to stand at the end of a line; nothing where none is."""
+def _remaining_note(count: int) -> str:
+    """Return the number of remaining entries as the end of a line; empty for 0."""
     return f"; {count:,} {'is' if count == 1 else 'are'} left" if count else ""
 
 

@@ -1,6 +1,6 @@
-"""`triforce demo`: a small real model is asked about a part of a book, plainly and in mode `auto`.
+"""`triforce demo`: a small real model answers questions about a part of a book, plainly and in mode `auto`.
 
-Where the model cannot be had, the shipped pair continues the book. Exit code 1 unless the texts are the same.
+If the model cannot be fetched, the shipped pair continues the book. Exit code 1 unless the texts are identical.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 BEGIN, END = 'CUTTING FROM "THE DAILYGRAPH,"', "\nMina Murray's Journal.\n"
-"""Where the part of the book that is asked about begins, and what stands behind it."""
+"""Text at which the part of the book that is asked about begins, and text that follows this part."""
 QUESTION = "What was the name of the schooner that came into the harbour?"
 TASK = "Continue the log of the ship with one more day."
 PROMPT_TOKENS = 16_384
 TEMPERATURE = 0.8
-TAIL = 48  # tokens of the prompt that are shown
+SHOWN_TOKENS = 48  # tokens of the prompt that are shown
 
 
 @dataclass(frozen=True)
 class Task:
-    """Task of a model: its prompt, and the mode whose text is that of plain decoding."""
+    """Task of a model: its prompt, and a mode, whose text must equal that of plain decoding."""
 
     text: str
     prompt: list[int]
@@ -46,11 +46,11 @@ class Task:
 
 
 def run(options: Namespace) -> int:
-    """Each text once by plain decoding and once with tiers; the long prompt is read once."""
+    """Make each text once by plain decoding and once with tiers; the long prompt is read once."""
     began = perf_counter()
     seed = drawn_seed() if options.seed == DRAWN else options.seed  # one for both texts
     common = {"seed": seed, "max_tokens": options.max_tokens}
-    params = [SamplingParams(temperature=each, **common) for each in (0, TEMPERATURE)]
+    params = [SamplingParams(temperature=temperature, **common) for temperature in (0, TEMPERATURE)]
     model = _real_model() if options.prompt_tokens is None else None
     report_loading(model and SMOLLM2.name)
     require_balances()
@@ -63,21 +63,21 @@ def run(options: Namespace) -> int:
         if model
         else _continuations(llm.tokenizer, llm.target.config.context, options.prompt_tokens)
     )
-    wanted = [replace(each, ignore_eos=model is None) for each in params]  # a book goes on, an answer ends
-    same = [_compare(llm, task, each) for task, each in zip(tasks, wanted, strict=True)]
+    task_params = [replace(sampling, ignore_eos=model is None) for sampling in params]  # a book goes on, an answer ends
+    verdicts = [_compare(llm, task, sampling) for task, sampling in zip(tasks, task_params, strict=True)]
     print(f"\n{llm.break_even().sentence}\nIn all {perf_counter() - began:.1f} s.")
-    return 0 if all(same) else 1
+    return 0 if all(verdicts) else 1
 
 
 def part() -> str:
-    """Return the part of the book that is asked about: what a newspaper tells of a storm, and the log of a ship."""
+    """Return the part of the book that is asked about: a newspaper's report of a storm, and the log of a ship."""
     book = sample_book()
     begin = book.index(BEGIN)
     return book[begin : book.index(END, begin)]
 
 
 def _real_model() -> str | None:
-    """The file of the real model; None, once that is said, where it cannot be had. Raises ModelError."""
+    """Return the file of the real model; None, with a message, if it cannot be fetched. Raises ModelError."""
     try:
         return str(find(SMOLLM2))
     except UnavailableModel as error:
@@ -86,55 +86,64 @@ def _real_model() -> str | None:
 
 
 def _questions(tokenizer: Tokenizer) -> list[Task]:
-    """A question with one right answer, and a task that takes a longer text."""
+    """Return a question with one right answer, and a task that takes a longer text."""
     document = Conversation(document=part())
     prompts = [tokenizer.chat(document.messages(text)) for text in (QUESTION, TASK)]
     print(f"{TITLE}, chapter 7, a storm and the log of a ship: {len(prompts[0]):,} tokens with the question.")
     print(f"{SMOLLM2.name} is asked about it. 135M parameters: often wrong.")
-    return [Task(*each, "auto") for each in zip((QUESTION, TASK), prompts, strict=True)]
+    return [Task(*question_prompt, "auto") for question_prompt in zip((QUESTION, TASK), prompts, strict=True)]
 
 
 def _continuations(tokenizer: Tokenizer, context: int, tokens: int | None) -> list[Task]:
-    """The book's beginning, to be continued twice. Raises RequestError if it or the context has fewer tokens."""
+    """Return two tasks: to continue the book's first `tokens` tokens.
+
+    Raises RequestError if the book or the context has fewer tokens.
+    """
     tokens = PROMPT_TOKENS if tokens is None else tokens
     ids = tokenizer.encode(sample_book())
-    most = min(len(ids), context - 1)  # with room for a new one
-    if not 1 < tokens <= most:
+    token_limit = min(len(ids), context - 1)  # with room for a new token
+    if not 1 < tokens <= token_limit:
         limits = f"the book has {len(ids):,} tokens, and the context {context:,}"
-        raise RequestError(f"--prompt-tokens {tokens}: {limits}; give 2 to {most}")
-    print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-TAIL:])}")
+        raise RequestError(f"--prompt-tokens {tokens}: {limits}; give 2 to {token_limit}")
+    print(f"{TITLE}: the first {tokens:,} tokens. They end:\n\n... {tokenizer.decode(ids[:tokens][-SHOWN_TOKENS:])}")
     return [Task("Continue the book.", ids[:tokens], "triforce")] * 2
 
 
 def _compare(llm: LLM, task: Task, params: SamplingParams) -> bool:
-    how = f"temperature {params.temperature}, seed {params.seed}" if params.temperature else "greedy"
-    print(f"\n== {task.text} ({how}) ==")
-    plain, fast = (_continue(llm, task.prompt, params, mode) for mode in ("ar", task.mode))
-    same = plain.outputs[0].token_ids == fast.outputs[0].token_ids and plain.outputs[0].text == fast.outputs[0].text
-    print(f"\ntexts       {'identical' if same else 'NOT IDENTICAL'}")
-    print(f"{'plain':<11} {_speed(plain)}")
-    times = f"{plain.decode_seconds / fast.decode_seconds:.2f} times as fast"
-    print(f"{task.mode:<11} {_speed(fast)}, {times}{_doubt(plain, fast)}")
-    guesses = [tier for tier in fast.outputs[0].tiers[:-1] if tier.proposed]
-    shares = [f"{tier.name} {tier.acceptance or 0:.0%} of {tier.proposed:,}" for tier in guesses]
+    sampling_note = f"temperature {params.temperature}, seed {params.seed}" if params.temperature else "greedy"
+    print(f"\n== {task.text} ({sampling_note}) ==")
+    plain_output, task_output = (_continue(llm, task.prompt, params, mode) for mode in ("ar", task.mode))
+    identical = (
+        plain_output.outputs[0].token_ids == task_output.outputs[0].token_ids
+        and plain_output.outputs[0].text == task_output.outputs[0].text
+    )
+    print(f"\ntexts       {'identical' if identical else 'NOT IDENTICAL'}")
+    print(f"{'plain':<11} {_speed_text(plain_output)}")
+    speedup_note = f"{plain_output.decode_seconds / task_output.decode_seconds:.2f} times as fast"
+    print(f"{task.mode:<11} {_speed_text(task_output)}, {speedup_note}{_repetition_note(plain_output, task_output)}")
+    drafting_tiers = [tier for tier in task_output.outputs[0].tiers[:-1] if tier.proposed]
+    shares = [f"{tier.name} {tier.acceptance or 0:.0%} of {tier.proposed:,}" for tier in drafting_tiers]
     print(f"accepted    {', '.join(shares) or 'nothing was drafted'}")
-    print(f"full passes {passes_per_token(fast):.2f} per new token (plain decoding: {passes_per_token(plain):.2f})")
-    return same
+    print(
+        f"full passes {passes_per_token(task_output):.2f} per new token "
+        f"(plain decoding: {passes_per_token(plain_output):.2f})"
+    )
+    return identical
 
 
-def _doubt(*outputs: RequestOutput) -> str:
-    """Return what is to be said behind a ratio of the speeds of these texts: of loops it says little."""
+def _repetition_note(*outputs: RequestOutput) -> str:
+    """Return a remark to follow the ratio of speeds: on texts that repeat themselves the ratio says little."""
     share = max(repeated(output.outputs[0].token_ids) for output in outputs)
     return f": the text repeats itself ({share:.0%} of its 8-grams), so this ratio says little" * (share >= MOST)
 
 
 def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str) -> RequestOutput:
-    """Stream one text to stdout. What the last one has read of the prompt is not read again."""
+    """Stream one text to stdout. The KV of the earlier text's prompt is reused."""
     color = sys.stdout.isatty() and mode != "ar"
     print(f"\n[{mode}] ", end="", flush=True)
     progress = Prefill()
-    pieces = llm.stream(prompt, params, mode=mode, on_prefill=progress)
-    _, output = show(pieces, Painter(llm.tokenizer, prompt) if color else None, progress)
+    chunks = llm.stream(prompt, params, mode=mode, on_prefill=progress)
+    _, output = show(chunks, Painter(llm.tokenizer, prompt) if color else None, progress)
     assert output is not None, "a stream ends with the whole answer"
     if color:
         print(legend(output.outputs[0].tiers))
@@ -144,6 +153,6 @@ def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str) ->
     return output
 
 
-def _speed(output: RequestOutput) -> str:
-    made = counted(output.completion_tokens, "token")
-    return f"{made} in {output.decode_seconds:.2f} s: {output.tokens_per_second:.1f} tokens/s"
+def _speed_text(output: RequestOutput) -> str:
+    new_tokens = counted(output.completion_tokens, "token")
+    return f"{new_tokens} in {output.decode_seconds:.2f} s: {output.tokens_per_second:.1f} tokens/s"

@@ -1,6 +1,6 @@
-"""`triforce doctor`: a line for each thing that a machine must have or do, in order, up to the first that it does not.
+"""`triforce doctor`: checks of a machine, one line each, in order, up to the first check that fails.
 
-All figures are in one file. Exit code 1 where a check fails, 2 where there is no GPU and one is to be checked.
+All figures go to one file. Exit code 1 if a check fails, 2 if --gpu is given and there is no GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triforce.errors import RequestError, TriforceError, as_option, printable
 
 
 def run(options: Namespace) -> int:
-    """Run the checks, and write the file however they end. Raises RequestError without a GPU that is asked for."""
+    """Run the checks, and write the file however they end. Raises RequestError for --gpu without a GPU."""
     require_writable(options.out, "--out")
     name = "cuda" if options.gpu else "cpu"
     report: dict[str, Any] = {"triforce": __version__, "device": name, "checks": []}
@@ -45,29 +45,29 @@ def run(options: Namespace) -> int:
 
 
 def _device(name: str) -> torch.device:
-    """Return the device of this name. Raises RequestError without a GPU that is asked for, and ModelError."""
+    """Return the device of this name. Raises RequestError for `cuda` without a GPU, and ModelError."""
     if name == "cuda" and not torch.cuda.is_available():
-        raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
+        raise RequestError(f"there is no GPU to check: {_missing_gpu_reason()}; without --gpu the processor is checked")
     return resolve_device(name)
 
 
 def _passes(number: int, check: Check, rows: list[dict[str, Any]]) -> bool:
-    """Whether a check passes; prints its line, and adds its figures or its error."""
+    """Whether a check passes. Prints its line, and appends its figures or its error to `rows`."""
     began = perf_counter()
     row = {"name": check.name, "passed": True}
     try:
         line, figures = check.run()
         row |= {"found": line, "figures": figures}
-    except Exception as error:  # whatever a driver, a compiler or a kernel may raise is what is looked for
-        first = (str(error).splitlines() or [""])[0]
-        line = f"FAILED: {type(error).__name__}: {first}"
+    except Exception as error:  # a driver, a compiler or a kernel may raise anything, and the check reports it
+        first_line = (str(error).splitlines() or [""])[0]
+        line = f"FAILED: {type(error).__name__}: {first_line}"
         row |= {"passed": False, "found": line, "traceback": traceback.format_exc()}
     print(f"{number:>2} {check.name:<13} {line}", flush=True)
     rows.append(row | {"seconds": perf_counter() - began})
     return bool(row["passed"])
 
 
-def _why_none() -> str:
+def _missing_gpu_reason() -> str:
     if not (torch.version.cuda or torch.version.hip):
         return f"torch {torch.__version__} was built without CUDA; install the build for it (pytorch.org)"
     return f"torch {torch.__version__} finds none; see nvidia-smi, and CUDA_VISIBLE_DEVICES"

@@ -32,23 +32,26 @@ SPECULATION = (
 )  # fmt: skip
 
 
-def load(options: Namespace, ranks: TPGroup | None = None, asked: list[dict[str, str]] | None = None) -> LLM:
-    """Return the engine that the arguments describe; `ranks` share it. asked: messages that its template is to take.
+def load(
+    options: Namespace, ranks: TPGroup | None = None, template_messages: list[dict[str, str]] | None = None
+) -> LLM:
+    """Return the engine that `options` describe; `ranks` share it.
 
-    Raises ModelError or RequestError; for the template before weights are read.
+    template_messages: the chat template must be able to lay them out. Raises ModelError or RequestError, for the
+    template before weights are read.
     """
-    with loading(options), _taken_for_model(options):
+    with loading(options), _unknown_model_advice(options):
         import_torch()
-        if asked:
-            _try_template(options.model, asked)
+        if template_messages:
+            _try_template(options.model, template_messages)
         from triforce.llm import LLM
 
         return LLM(**settings(options) | ({"ranks": ranks} if ranks else {}))
 
 
 @contextmanager
-def _taken_for_model(options: Namespace) -> Iterator[None]:
-    """Have the error of an unknown model say that it may be the first of the prompt's words."""
+def _unknown_model_advice(options: Namespace) -> Iterator[None]:
+    """Add to the error of an unknown model that its name may be the first word of an unquoted prompt."""
     from triforce.checkpoint.hub import UnknownModel
 
     try:
@@ -60,33 +63,35 @@ def _taken_for_model(options: Namespace) -> Iterator[None]:
         raise
 
 
-def _try_template(model: str, asked: list[dict[str, str]]) -> None:
-    """Raise RequestError for a model whose chat template is broken or hostile."""
+def _try_template(model: str, template_messages: list[dict[str, str]]) -> None:
+    """Raise RequestError if the model's chat template is broken or hostile."""
     from triforce.checkpoint.model_files import open_model
 
     files = open_model(model)
     if files.has_tokenizer and (tokenizer := files.tokenizer()).chats:
-        tokenizer.chat(asked)
+        tokenizer.chat(template_messages)
 
 
 def settings(options: Namespace) -> dict[str, Any]:
     """Return the keyword arguments of LLM."""
-    given = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
-    kept = {name: getattr(options, name) for name in DISK_CACHE} if getattr(options, "disk_cache", None) else {}
-    return {"model": options.model, "draft": draft_named(options)} | given | kept
+    engine_settings = {name: getattr(options, name) for name in PLACEMENT + SPECULATION}
+    disk_cache_settings = (
+        {name: getattr(options, name) for name in DISK_CACHE} if getattr(options, "disk_cache", None) else {}
+    )
+    return {"model": options.model, "draft": draft_named(options)} | engine_settings | disk_cache_settings
 
 
 def served_name(options: Namespace) -> str:
-    """Return what clients call the model. Raises RequestError for an empty name."""
+    """Return the name by which clients call the model. Raises RequestError for an empty name."""
     if options.name is not None and not options.name.strip():
         raise RequestError("--name is empty; give a name, or leave it out")
     return options.name or model_name(options.model)
 
 
 def sampling(options: Namespace) -> dict[str, Any]:
-    """The sampling parameters in the arguments, for `LLM.sampling_params`.
+    """Return the sampling parameters in the arguments, for `LLM.sampling_params`.
 
-    Raises RequestError naming the one that is out of range.
+    Raises RequestError, which names the parameter that is out of range.
     """
     values = {name: value for name in DEFAULTS if (value := getattr(options, name, None)) is not None}
     if options.json_schema:
@@ -101,9 +106,9 @@ def sampling(options: Namespace) -> dict[str, Any]:
 
 
 def _schema(argument: str) -> str:
-    """Return the text of a JSON schema: the argument itself, or what is in the file of that name. Raises RequestError.
+    """Return the text of a JSON schema: the argument itself, or the contents of the file of that name.
 
-    What begins with a brace is a schema.
+    An argument that begins with a brace is a schema. Raises RequestError.
     """
     inline = argument.lstrip().startswith("{")
     text = argument if inline else read_text(argument)

@@ -1,4 +1,4 @@
-"""`triforce eval`: the abilities of a model, measured on texts through the engine's own parts."""
+"""`triforce eval`: abilities of a model, measured on texts with the engine's own parts."""
 
 from __future__ import annotations
 
@@ -27,45 +27,47 @@ def run(options: Namespace) -> int:
     from triforce.engine.inputs import known
     from triforce.eval import MEASUREMENTS, evaluate, shorten
 
-    only = MEASUREMENTS if options.only is None else options.only.split(",")
-    names = [known("measurement", name.strip(), MEASUREMENTS) for name in only]
+    requested_names = MEASUREMENTS if options.only is None else options.only.split(",")
+    names = [known("measurement", name.strip(), MEASUREMENTS) for name in requested_names]
     require_writable(options.json, "--json")
     texts = _texts(options)
     subject = _subject(options, texts)
-    whole = subject.plan
-    loaded = perf_counter()
+    full_plan = subject.plan
+    loaded_at = perf_counter()
     budget = shorten(subject, names) if options.quick else None
     if budget and not options.quiet:
-        print(*_forecast(budget, whole, subject.plan), sep="\n", file=sys.stderr, flush=True)
+        print(*_forecast(budget, full_plan, subject.plan), sep="\n", file=sys.stderr, flush=True)
     results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
-    measured = perf_counter() - loaded
+    measured_seconds = perf_counter() - loaded_at
     plan = subject.plan
-    everything = _about(subject)
-    del subject  # another model may need its memory
+    report = _provenance(subject)
+    del subject  # the second model of a comparison may need its memory
     if budget:
-        everything["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured}
-    everything |= {"seconds": perf_counter() - began, "results": results}
-    _write(options, everything)
-    if everything["kv_dtype"] == "int8" and not options.quick:
-        everything["beside"] = _beside(options, texts, everything["model"], plan, results)
-        _write(options, everything)
+        report["forecast"] = {"seconds": budget.total, "left_out": budget.left_out, "measured": measured_seconds}
+    report |= {"seconds": perf_counter() - began, "results": results}
+    _write(options, report)
+    if report["kv_dtype"] == "int8" and not options.quick:
+        report["beside"] = _compare_kv_dtypes(options, texts, report["model"], plan, results)
+        _write(options, report)
     if not options.quiet:
-        promise = f", of which {measured:.0f} for measuring; {budget.total:.0f} were predicted" if budget else ""
-        print(f"In all {perf_counter() - began:.0f} s{promise}.")
+        forecast_note = (
+            f"; measuring took {measured_seconds:.0f} s, and {budget.total:.0f} s were predicted" if budget else ""
+        )
+        print(f"In all {perf_counter() - began:.0f} s{forecast_note}.")
     return 0
 
 
-def _forecast(budget: TimeBudget, whole: EvalConfig, plan: EvalConfig) -> list[str]:
-    """Return lines on what the minute will be used for, and what is left out."""
+def _forecast(budget: TimeBudget, full_plan: EvalConfig, plan: EvalConfig) -> list[str]:
+    """Return lines that forecast the seconds of a --quick run, and name what is shortened and left out."""
     lines = [
         f"forecast: {budget.total:.0f} s, as this model reads {budget.rate:,.0f} tokens/s",
-        f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {whole.deepest:,}), "
+        f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {full_plan.deepest:,}), "
         f"{plan.most} of each kind of text, {plan.prompts} continuations of {plan.new_tokens} tokens "
-        f"({whole.prompts} of {whole.new_tokens})",
+        f"({full_plan.prompts} of {full_plan.new_tokens})",
     ]
     if budget.left_out:
-        each = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in budget.left_out.items())
-        lines.append(f"left out: {each}; have them with --only NAME, without --quick")
+        left_out_names = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in budget.left_out.items())
+        lines.append(f"left out: {left_out_names}; have them with --only NAME, without --quick")
     return lines
 
 
@@ -82,31 +84,33 @@ def _subject(options: Namespace, texts: dict[str, str]) -> EvalContext:
     draft = draft_named(options)
     with loading(options):
         llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
-    numbers = plan(llm.target.config.context, options.max_context)
-    return EvalContext(llm, tokenize(llm, texts), numbers, options.quiet)
+    eval_plan = plan(llm.target.config.context, options.max_context)
+    return EvalContext(llm, tokenize(llm, texts), eval_plan, options.quiet)
 
 
-def _write(options: Namespace, everything: dict[str, Any]) -> None:
+def _write(options: Namespace, report: dict[str, Any]) -> None:
     if options.json:
-        write_text(options.json, json.dumps(everything, indent=2) + "\n")
+        write_text(options.json, json.dumps(report, indent=2) + "\n")
 
 
-def _beside(
+def _compare_kv_dtypes(
     options: Namespace, texts: dict[str, str], model: str, plan: EvalConfig, results: dict[str, Any]
 ) -> dict[str, Any]:
-    """Measure KV that is not rounded by what depends on it; show both kinds, and return the results."""
+    """Repeat with unrounded KV the measurements that depend on its dtype. Print both kinds; return the new results."""
     from triforce.eval import evaluate, kv_dtypes
 
     if not (names := [name for name in kv_dtypes.MEASURED if name in results]):
         return {}
     subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto", "draft": NO_DRAFT}), texts)
     subject.plan = plan
-    exact = evaluate(subject, names, lambda *_: None)
-    about = {"model": Path(model).name, "context": plan.deepest}
-    kinds = {subject.llm.target.kv_dtype: exact, "int8": results}
-    for table in kv_dtypes.tables([about | {"kv": kind} | found for kind, found in kinds.items()]):
+    exact_results = evaluate(subject, names, lambda *_: None)
+    labels = {"model": Path(model).name, "context": plan.deepest}
+    results_by_dtype = {subject.llm.target.kv_dtype: exact_results, "int8": results}
+    for table in kv_dtypes.tables(
+        [labels | {"kv": kv_dtype} | kind_results for kv_dtype, kind_results in results_by_dtype.items()]
+    ):
         print(f"\n{table.plain()}")
-    return exact
+    return exact_results
 
 
 def _show(name: str, result: dict[str, Any]) -> None:
@@ -117,7 +121,7 @@ def _show(name: str, result: dict[str, Any]) -> None:
     print(f"({name}: {result.get('skipped') or '{:.0f} s'.format(result['seconds'])})", flush=True)
 
 
-def _about(subject: EvalContext) -> dict[str, Any]:
+def _provenance(subject: EvalContext) -> dict[str, Any]:
     """Return the model, the software and the texts behind the figures."""
     import torch
 

@@ -1,4 +1,4 @@
-"""`triforce explain`: why a generation was as fast as it was."""
+"""`triforce explain`: reasons for the speed of a generation."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
-from triforce.cli.asked_prompt import asked_of
+from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation, PlanReport, TierBelief
 
-LINES = 24  # of a timeline that are printed: its beginning and its end
+TIMELINE_LINES = 24  # printed of a timeline: its beginning and its end
 
 
 def run(options: Namespace) -> int:
     """Generate as `generate` does, and print statistics instead of the text."""
-    given = sampling(options)
-    asked = asked_of(options)
-    asked.tell(options)
-    options.model = asked.model
-    prompt = asked.prompt
+    sampling_values = sampling(options)
+    asked_prompt = resolve_prompt(options)
+    asked_prompt.report(options)
+    options.model = asked_prompt.model
+    prompt = asked_prompt.prompt
     llm = load(options)
-    params = llm.sampling_params(**given)
+    params = llm.sampling_params(**sampling_values)
     with Tokenization():
         ids = llm.encode(prompt)
     with Prefill() as progress:
@@ -44,28 +44,31 @@ def run(options: Namespace) -> int:
 
 
 def tables(explanation: Explanation) -> Iterator[Table]:
-    """Return tables: each tier's work, and the plans by time."""
-    parts = [
+    """Yield tables: the work of each tier, the plans by time, and, of mode auto, weighed plans and beliefs."""
+    tier_rows = [
         (
-            part.name,
-            f"{part.passes:,}",
-            f"{part.milliseconds:.2f}",
-            percent(part.time),
-            f"{part.proposed:,}",
-            percent(part.acceptance),
-            "all" if part.visible_tokens is None else f"{part.visible_tokens:,}",
+            tier_report.name,
+            f"{tier_report.passes:,}",
+            f"{tier_report.milliseconds:.2f}",
+            percent(tier_report.time),
+            f"{tier_report.proposed:,}",
+            percent(tier_report.acceptance),
+            "all" if tier_report.visible_tokens is None else f"{tier_report.visible_tokens:,}",
         )
-        for part in explanation.tiers
+        for tier_report in explanation.tiers
     ]
     yield Table(
-        "Tiers", _speed(explanation), ("tier", "passes", "ms each", "time", "proposed", "accepted", "visible"), parts
+        "Tiers",
+        _speed_note(explanation),
+        ("tier", "passes", "ms each", "time", "proposed", "accepted", "visible"),
+        tier_rows,
     )
     if explanation.timeline:
         yield Table("Plans", "Tokens/s are of the first text.", _PLANS, list(_timeline(explanation)))
 
     if explanation.report:
-        yield Table("Weighed", _best(explanation.report), _WEIGHED, list(_weighed(explanation.report)))
-        yield Table("Beliefs", _COSTS, _BELIEFS, [_belief(tier) for tier in explanation.report.tiers])
+        yield Table("Weighed", _best_plan_note(explanation.report), _WEIGHED, list(_plan_rows(explanation.report)))
+        yield Table("Beliefs", _COSTS, _BELIEFS, [_tier_row(tier) for tier in explanation.report.tiers])
 
 
 _COSTS = "Milliseconds of passes over 1 and 8 tokens. Acceptance of n-grams: the part of what hindsight says."
@@ -76,49 +79,60 @@ _PLANS = (
 )  # fmt: skip
 
 
-def _belief(tier: TierBelief) -> tuple[str, ...]:
-    """A tier's costs by tokens of a pass, its acceptance, and how much was seen of each."""
-    accepted = "" if tier.acceptance is None else f"{tier.acceptance:.2f} ± {tier.deviation:.2f}"
-    narrow, wide = tier.milliseconds
-    return (tier.name, f"{narrow:.2f}", f"{wide:.2f}", f"{tier.passes:.0f}", accepted, f"{tier.tokens:.0f}")
-
-
-def _best(report: PlanReport) -> str:
-    """The best plan by what was known when plans were weighed last, and what the account says."""
-    best = max(report.weighed, key=lambda each: each.rate)
-    plain = report.weighed[0]
+def _tier_row(tier: TierBelief) -> tuple[str, ...]:
+    """Return a tier's milliseconds by tokens of a pass, its acceptance, and the number of observations of each."""
+    acceptance_text = "" if tier.acceptance is None else f"{tier.acceptance:.2f} ± {tier.deviation:.2f}"
+    milliseconds_of_1, milliseconds_of_8 = tier.milliseconds
     return (
-        f"By what was known when plans were weighed last, {best.plan} would make {best.rate:.1f} tokens/s, plain "
-        f"decoding {plain.rate:.1f}; speculation won {report.won:.2f} s, may risk {max(0.0, report.headroom):.3f} s."
+        tier.name,
+        f"{milliseconds_of_1:.2f}",
+        f"{milliseconds_of_8:.2f}",
+        f"{tier.passes:.0f}",
+        acceptance_text,
+        f"{tier.tokens:.0f}",
     )
 
 
-def _weighed(report: PlanReport) -> Iterator[tuple[str, ...]]:
-    """The best plan of each choice of tiers, the one that is chosen first."""
-    for each in sorted(report.weighed, key=lambda each: -each.score):
-        score = f"{each.score:.0f}" if each.score else ""
-        yield each.plan, f"{each.rate:.0f}", score, "" if each.score else "risks more than may be lost"
+def _best_plan_note(report: PlanReport) -> str:
+    """Return a note on the best plan at the last weighing, and on the balance of seconds that speculation won."""
+    best_plan = max(report.weighed, key=lambda plan: plan.rate)
+    plain_plan = report.weighed[0]
+    return (
+        f"By what was known when plans were weighed last, {best_plan.plan} would make {best_plan.rate:.1f} tokens/s, "
+        f"plain decoding {plain_plan.rate:.1f}; speculation won {report.won:.2f} s, "
+        f"may risk {max(0.0, report.headroom):.3f} s."
+    )
+
+
+def _plan_rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
+    """Yield the best plan of each choice of tiers, the chosen one first."""
+    for plan in sorted(report.weighed, key=lambda plan: -plan.score):
+        score = f"{plan.score:.0f}" if plan.score else ""
+        yield plan.plan, f"{plan.rate:.0f}", score, "" if plan.score else "risks more than may be lost"
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
-    """Plans from the lowest tier up, each with how far it guesses; the middle of a long list is left out."""
-    first = 0
-    left_out = len(explanation.timeline) - LINES
-    for i, stretch in enumerate(explanation.timeline):
-        if left_out > 0 and i == LINES // 2:
-            yield (f"({left_out} more)", *[""] * (len(_PLANS) - 1))
-        if left_out <= 0 or not LINES // 2 <= i < LINES // 2 + left_out:
-            rates = (stretch.tokens / stretch.seconds if stretch.seconds else 0.0, stretch.predicted, stretch.score)
-            counts = (first, stretch.proposals, stretch.tokens)
-            budget = f"{stretch.budget:,}" if stretch.budget else ""
-            shown = (f"{x:.0f}" if x else "" for x in rates)
-            rival = f"{stretch.rival_score:.0f} {stretch.rival}" if stretch.rival_score else stretch.rival
-            reason = f"{stretch.reason}; weighed as {stretch.cause}" if stretch.cause else stretch.reason
-            yield (stretch.plan, budget, *(f"{n:,}" for n in counts), *shown, rival, reason)
-        first += stretch.tokens
+    """Yield the plans by time, each from the lowest tier up with its draft lengths.
+
+    The middle of a long list is left out.
+    """
+    first_token = 0
+    hidden_rows = len(explanation.timeline) - TIMELINE_LINES
+    for row, segment in enumerate(explanation.timeline):
+        if hidden_rows > 0 and row == TIMELINE_LINES // 2:
+            yield (f"({hidden_rows} more)", *[""] * (len(_PLANS) - 1))
+        if hidden_rows <= 0 or not TIMELINE_LINES // 2 <= row < TIMELINE_LINES // 2 + hidden_rows:
+            rates = (segment.tokens / segment.seconds if segment.seconds else 0.0, segment.predicted, segment.score)
+            counts = (first_token, segment.proposals, segment.tokens)
+            budget = f"{segment.budget:,}" if segment.budget else ""
+            rate_cells = (f"{rate:.0f}" if rate else "" for rate in rates)
+            rival_text = f"{segment.rival_score:.0f} {segment.rival}" if segment.rival_score else segment.rival
+            reason = f"{segment.reason}; weighed as {segment.cause}" if segment.cause else segment.reason
+            yield (segment.plan, budget, *(f"{count:,}" for count in counts), *rate_cells, rival_text, reason)
+        first_token += segment.tokens
 
 
-def _speed(explanation: Explanation) -> str:
+def _speed_note(explanation: Explanation) -> str:
     remarks = [
         f"Prompt {counted(explanation.prompt_tokens, 'token')}, new {explanation.new_tokens:,}, "
         f"mode {explanation.mode}: {explanation.tokens_per_second:.1f} tokens/s"

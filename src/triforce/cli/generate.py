@@ -1,4 +1,4 @@
-"""`triforce generate`: continue a text."""
+"""`triforce generate`: continues a text."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, cut_form, legend, of_chats, report, show
-from triforce.cli.asked_prompt import asked_of
+from triforce.cli.answer_output import Painter, chat_sampling, cut_grammar_note, legend, report, show
+from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHATS
 from triforce.cli.progress import Prefill, Tokenization
@@ -29,38 +29,41 @@ def run(options: Namespace) -> int:
 
 
 def generate(options: Namespace, ranks: TPGroup) -> int:
-    """Generate; rank 0 reads and prints. Raises RequestError, for prompt and parameters before a model is loaded."""
-    read: Any = None if ranks.rank else _checked(options)
-    given, options.model, prompt = ranks.broadcast(read)
-    asked = [{"role": "user", "content": "?"}] if options.chat else None
-    llm = load(options, ranks if ranks.count > 1 else None, asked)
+    """Generate a text; rank 0 reads and prints.
+
+    Raises RequestError, for the prompt and parameters before a model is loaded.
+    """
+    checked_inputs: Any = None if ranks.rank else _checked(options)
+    sampling_values, options.model, prompt = ranks.broadcast(checked_inputs)
+    template_messages = [{"role": "user", "content": "?"}] if options.chat else None
+    llm = load(options, ranks if ranks.count > 1 else None, template_messages)
     if options.chat and not (llm.tokenizer and llm.tokenizer.chats):
         raise RequestError("this model has no chat template; leave out --chat, or give a model that has one")
-    params = llm.sampling_params(chat=options.chat, **given)
+    params = llm.sampling_params(chat=options.chat, **sampling_values)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
-        print(f"sampling: {of_chats(llm.sampling_defaults, given)}", file=sys.stderr)
+        print(f"sampling: {chat_sampling(llm.sampling_defaults, sampling_values)}", file=sys.stderr)
     with Tokenization(options.quiet or ranks.rank > 0):
         ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)
         return 0
-    saved = {"save_cache": options.save_cache, "load_cache": options.load_cache}
+    cache_files = {"save_cache": options.save_cache, "load_cache": options.load_cache}
     progress = Prefill(options.quiet)
     output: RequestOutput | None
     if options.json or params.n > 1:
         with progress:
-            (output,) = llm.generate(ids, params, **saved, on_prefill=progress)
+            (output,) = llm.generate(ids, params, **cache_files, on_prefill=progress)
     else:
-        pieces = llm.stream(ids, params, **saved, on_prefill=progress)
-        _, output = show(pieces, Painter(llm.tokenizer, ids) if options.color else None, progress)
+        chunks = llm.stream(ids, params, **cache_files, on_prefill=progress)
+        _, output = show(chunks, Painter(llm.tokenizer, ids) if options.color else None, progress)
     assert output is not None, "a stream ends with the whole answer"
     if options.json:
         print(json.dumps(as_json(output, params, ranks.count), ensure_ascii=False, allow_nan=False))
-    elif params.n > 1:  # one after the other, and uncoloured: as streams they would mix
+    elif params.n > 1:  # one after the other and uncoloured: streamed, the texts would mix
         for completion in output.outputs:
             print(f"[{completion.index + 1} of {params.n}]\n{completion.text}")
-    if cut := cut_form(output, params, llm.grammars):
-        print(cut, file=sys.stderr)
+    if cut_note := cut_grammar_note(output, params, llm.grammars):
+        print(cut_note, file=sys.stderr)
     if options.quiet or options.json:
         return 0
     if options.color:
@@ -72,41 +75,41 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
 
 
 def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
-    """Return sampling parameters, the model and the prompt. Raises RequestError, also for what would do nothing."""
+    """Return sampling parameters, the model and the prompt. Raises RequestError, also for options without effect."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(options, name) is not None and not options.json:
             raise RequestError(f"--{name.replace('_', '-')} is listed in the JSON; add --json, or leave it out")
-    given = sampling(options)
-    asked = asked_of(options)
-    if options.chat and asked.model is None:
+    sampling_values = sampling(options)
+    asked_prompt = resolve_prompt(options)
+    if options.chat and asked_prompt.model is None:
         raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
     require_writable(options.save_cache, "--save-cache")
-    asked.tell(options)
-    return given, asked.model, asked.prompt
+    asked_prompt.report(options)
+    return sampling_values, asked_prompt.model, asked_prompt.prompt
 
 
 def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> dict[str, Any]:
-    """The object that --json prints; its text, ids, seed and tiers are those of the first continuation.
+    """Return the object that --json prints; its text, ids, seed and tiers are those of the first continuation.
 
-    `ranks`: how many processes made it.
+    ranks: number of processes that shared the model.
     """
-    first = output.outputs[0]
-    whole = (
-        _fields(first, "text", "token_ids", "finish_reason")
+    first_output = output.outputs[0]
+    json_object = (
+        _fields(first_output, "text", "token_ids", "finish_reason")
         | _fields(output, "mode", "coupling", "exactness")
-        | {"ranks": ranks, "seed": first.seed}
+        | {"ranks": ranks, "seed": first_output.seed}
         | _fields(output, "prompt_tokens", "cached_tokens", "reread", "completion_tokens")
         | _fields(output, "prefill_seconds", "decode_seconds")
-        | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first), "plans": first.plans}
+        | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first_output), "plans": first_output.plans}
         | {"kv": asdict(output.kv), "kv_dtype": output.kv_dtype}
     )
     if params.n > 1:
-        whole["choices"] = [_choice(completion) for completion in output.outputs]
-    if first.logprobs is not None:
-        whole["logprobs"] = _logprobs(first.logprobs)
+        json_object["choices"] = [_choice(completion) for completion in output.outputs]
+    if first_output.logprobs is not None:
+        json_object["logprobs"] = _logprobs(first_output.logprobs)
     if output.prompt_logprobs is not None:
-        whole["prompt_logprobs"] = _logprobs(output.prompt_logprobs)
-    return whole
+        json_object["prompt_logprobs"] = _logprobs(output.prompt_logprobs)
+    return json_object
 
 
 def _choice(completion: CompletionOutput) -> dict[str, Any]:

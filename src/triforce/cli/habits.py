@@ -1,4 +1,4 @@
-"""Advice for people who come from llama.cpp, Ollama or vLLM: what an option or a command is called here."""
+"""Advice for users of llama.cpp, Ollama or vLLM: what an option or a command is called here."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
         "there is no TLS here; put a proxy that has it in front of triforce serve",
     ),
 )
-"""Options, the option of a command that makes the advice fit (if any is needed), and the advice."""
+"""Options of other programs, the option that a command must have for the advice to fit (or empty), and the advice."""
 
-ADVICE = {option: (ours, told) for options, ours, told in _HABITS for option in options.split()}
+ADVICE = {option: (our_option, advice) for options, our_option, advice in _HABITS for option in options.split()}
 
 LIST = "triforce models list shows what was fetched by a name of ours, and `hf cache ls` what came from the hub"
 COMMANDS = {
@@ -98,17 +98,17 @@ COMMANDS = {
     "show": "triforce info MODEL says what a model is",
     "help": "triforce --help lists the commands, and triforce COMMAND --help its options",
 }
-"""Commands of others, and what there is in their place."""
+"""Commands of other programs, and their replacement here."""
 
 
 def option_advice(arguments: Iterable[str], options: Container[str]) -> tuple[str, str] | None:
-    """Return the first of the arguments that is an option of other programs, and the advice, if `options` fit it."""
+    """Return the first argument that is another program's option, and its advice, if that fits `options`."""
     for argument in arguments:
         if argument == "--":
             return None
         name = argument.partition("=")[0]
         name = name[:2] if re.fullmatch(r"-[a-z][\d.]+", name) else name
-        ours, told = ADVICE.get(name, ("", ""))
-        if told and name not in options and (not ours or ours in options):
-            return name, told
+        our_option, advice = ADVICE.get(name, ("", ""))
+        if advice and name not in options and (not our_option or our_option in options):
+            return name, advice
     return None

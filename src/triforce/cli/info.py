@@ -1,4 +1,7 @@
-"""`triforce info`: what a model is, what fits in memory, and what a run with offloaded KV takes: from its config."""
+"""`triforce info`: a model's properties, the tokens that fit in memory, and the bytes of a run with offloaded KV.
+
+Figures of the model come from its config; no weights are loaded.
+"""
 
 from __future__ import annotations
 
@@ -31,12 +34,14 @@ LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
 
 def run(options: Namespace) -> int:
-    """Read the config; of a model on the hub, fetch nothing larger where it has a file of its own."""
+    """Print the figures of a model. Of a model on the hub, only its config is fetched, if that is a separate file."""
     files = open_model(options.model or SHIPPED[0], weights=False)
     require_sizes(files)
-    hf = files.config
+    hf_config = files.config
     device = resolve_device(options.device)
-    config = model_config(hf, vocab_size=hf.vocab_size, context=options.context, device=torch.device("cpu"))
+    config = model_config(
+        hf_config, vocab_size=hf_config.vocab_size, context=options.context, device=torch.device("cpu")
+    )
     dtype = resolve_dtype(options.dtype, device, config)
     config = with_kv_dtype(config, options.kv_dtype, dtype)
     count = config.parameters
@@ -48,34 +53,39 @@ def run(options: Namespace) -> int:
     if packed := profile.packed:
         weights = files.weight_bytes
         precision = files.packing
-    row = config.kv_bytes(dtype.itemsize)
-    copies = 0
-    copied = 0.0
+    kv_bytes = config.kv_bytes(dtype.itemsize)
+    copied_weights = 0
+    copied_kv = 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or not packed:
             experts = packed * files.packed_experts
             int8 = options.lower_tiers == "int8"
-            copies = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
-        copied = 0.0 if config.kv_int8 else int8_kv_bytes(config)
-    entries = 0 if options.kv_offload != "none" else draft_entry(options.model, files, config, dtype)
+            copied_weights = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
+        copied_kv = 0.0 if config.kv_int8 else int8_kv_bytes(config)
+    draft_bytes = 0 if options.kv_offload != "none" else draft_entry(options.model, files, config, dtype)
     free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
-    kept = held(config, device)
+    held_tokens = tokens_held(config, device)
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
     lines = {
         "model": str(options.model or files.path),
-        "architecture": _architecture(hf.model_type, config),
-        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}" + _and(copies, options.lower_tiers),
-        "KV cache": f"{size(row)} per token as {kv_name(config, dtype)}"
-        + _and(copied, "int8")
-        + _windows(config, kept)
-        + (f"; {size(entries)} per token of its draft" if entries else ""),
-        **{f"  {n:>9,} tokens": size(kept.of(n) * (row + copied) + n * entries) for n in lengths},
-        **reads(profile, row),
+        "architecture": _architecture(hf_config.model_type, config),
+        "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}"
+        + _copy_note(copied_weights, options.lower_tiers),
+        "KV cache": f"{size(kv_bytes)} per token as {kv_name(config, dtype)}"
+        + _copy_note(copied_kv, "int8")
+        + _windows(config, held_tokens)
+        + (f"; {size(draft_bytes)} per token of its draft" if draft_bytes else ""),
+        **{f"  {n:>9,} tokens": size(held_tokens.of(n) * (kv_bytes + copied_kv) + n * draft_bytes) for n in lengths},
+        **reads(profile, kv_bytes),
         "sampling": answer_output.defaults(files),
         "machine": machine(),
         "memory free": f"{size(free)} on {device}" if free else "unknown",
-        "fits": _fits(kept, max(free - weights - copies, 0) // (row + copied + entries), config) if free else "unknown",
-        **offloaded(config, dtype, device, weights + copies, options),
+        "fits": _fits(
+            held_tokens, max(free - weights - copied_weights, 0) // (kv_bytes + copied_kv + draft_bytes), config
+        )
+        if free
+        else "unknown",
+        **offloaded(config, dtype, device, weights + copied_weights, options),
     }
     for name, value in lines.items():
         print(f"{name:<18} {printable(value if isinstance(value, str) else size(value))}")
@@ -83,51 +93,55 @@ def run(options: Namespace) -> int:
 
 
 class HeldTokens(NamedTuple):
-    """Tokens that layers hold of a text: `full` of the layers hold all, the others at most so many."""
+    """Tokens of a text that layers hold: `full` of the `layers` hold all, the others at most `window_tokens`."""
 
     full: int
     layers: int
-    most: int
+    window_tokens: int
 
     def of(self, tokens: int) -> float:
-        """Tokens that layers hold in the mean."""
-        return (self.full * tokens + (self.layers - self.full) * min(tokens, self.most)) / self.layers
+        """Return the mean number of tokens that a layer holds of a text with `tokens` tokens."""
+        return (self.full * tokens + (self.layers - self.full) * min(tokens, self.window_tokens)) / self.layers
 
     def fitting(self, room: float) -> int | None:
-        """Tokens of a text of which layers have room for so many in the mean; None for any number."""
-        if room <= self.most or self.full == self.layers:
+        """Return tokens of the longest text, if a layer has room for `room` tokens in the mean; None for no limit."""
+        if room <= self.window_tokens or self.full == self.layers:
             return int(room)
-        return self.most + int((room - self.most) * self.layers / self.full) if self.full else None
+        return self.window_tokens + int((room - self.window_tokens) * self.layers / self.full) if self.full else None
 
 
-def held(config: ModelConfig, device: torch.device) -> HeldTokens:
-    """Return what a run holds of a text, without offload."""
-    most = max_window_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
-    return HeldTokens(config.windows.count(0), config.layers, most)
+def tokens_held(config: ModelConfig, device: torch.device) -> HeldTokens:
+    """Return the tokens that the layers of a run without offload hold of a text."""
+    window_tokens = max_window_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
+    return HeldTokens(config.windows.count(0), config.layers, window_tokens)
 
 
 def draft_entry(model: str | None, files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Return the bytes of a token in the draft that a known model gets and that reads its states; 0 if none."""
-    found = str(draft_for(model, files.path)) if model else ""
-    if not found.startswith(FINETUNE):
+    """Return the bytes of a token in the EAGLE head that a known model gets as its draft; 0 if it gets none."""
+    draft_source = str(draft_for(model, files.path)) if model else ""
+    if not draft_source.startswith(FINETUNE):
         return 0
-    layer = read_eagle_head(Path(found.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
+    layer = read_eagle_head(Path(draft_source.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
     return dtype.itemsize * (layer.kv_size + config.hidden_size)
 
 
-def _windows(config: ModelConfig, kept: HeldTokens) -> str:
-    layers = kept.layers - kept.full
-    return f"; {layers} of {config.layers} layers keep at most {kept.most:,} tokens of a text" if layers else ""
+def _windows(config: ModelConfig, held_tokens: HeldTokens) -> str:
+    window_layers = held_tokens.layers - held_tokens.full
+    return (
+        f"; {window_layers} of {config.layers} layers keep at most {held_tokens.window_tokens:,} tokens of a text"
+        if window_layers
+        else ""
+    )
 
 
-def _fits(kept: HeldTokens, room: float, config: ModelConfig) -> str:
-    """Say what memory has room for. A text has no more tokens than the context, however many would fit."""
-    if kept.full == kept.layers:
+def _fits(held_tokens: HeldTokens, room: float, config: ModelConfig) -> str:
+    """Return as text how many tokens fit in memory. One text has at most as many tokens as the context."""
+    if held_tokens.full == held_tokens.layers:
         return f"{int(room):,} tokens beside the weights, of all texts together; of one text {config.context:,} at most"
-    fitting = kept.fitting(room)
-    if fitting is None or fitting >= config.context:
+    fitting_tokens = held_tokens.fitting(room)
+    if fitting_tokens is None or fitting_tokens >= config.context:
         return f"{config.context:,} tokens of one text beside the weights, which is the whole context, and more texts"
-    return f"{fitting:,} tokens of one text beside the weights, of a context of {config.context:,}"
+    return f"{fitting_tokens:,} tokens of one text beside the weights, of a context of {config.context:,}"
 
 
 def profile_of(
@@ -138,28 +152,31 @@ def profile_of(
     device: torch.device,
     speculation: SpeculativeConfig,
 ) -> ModelProfile:
-    """Return the profile that a run has with these settings and the draft that it chooses itself, if that is here."""
+    """Return the profile of a run with these settings and the draft that it chooses, if that is on this machine."""
     draft = known_draft(model or SHIPPED[0], files.path, speculation)
-    found = local_path(str(draft).removeprefix(FINETUNE)) if draft else None
-    return ModelProfile(files, config, dtype, device, speculation, [found] if found else [])
+    draft_path = local_path(str(draft).removeprefix(FINETUNE)) if draft else None
+    return ModelProfile(files, config, dtype, device, speculation, [draft_path] if draft_path else [])
 
 
-def reads(profile: ModelProfile, row: float) -> dict[str, str]:
-    """Return what a token reads, where each has `row` bytes of KV, and from where on speculation pays."""
+def reads(profile: ModelProfile, kv_bytes: float) -> dict[str, str]:
+    """Return lines on the bytes that one new token reads, and on the context from which on speculation pays.
+
+    kv_bytes: bytes of KV per token.
+    """
     measure_balances()
     config = profile.config
-    found = profile.break_even()
+    break_even = profile.break_even()
     weights = profile.weight_size * config.weights_read
-    kv = row / config.kv_size * config.kv_read(config.context)
+    kv_read = kv_bytes / config.kv_size * config.kv_read(config.context)
     return {
-        "a token reads": f"{size(weights)} of weights, and {size(kv)} of KV at {config.context:,} tokens",
-        "speculation": found.verdict,
-        "  taken for that": found.basis,
+        "a token reads": f"{size(weights)} of weights, and {size(kv_read)} of KV at {config.context:,} tokens",
+        "speculation": break_even.verdict,
+        "  taken for that": break_even.basis,
     }
 
 
 def int8_weights(config: ModelConfig, packed_experts: int) -> int:
-    """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
+    """Return bytes of the matrices as int8 without packed experts; each output row has a float32 scale."""
     parts = config.architecture
     C = config.hidden_size
     mlps = 0 if packed_experts else parts.experts.total if parts.experts else 1
@@ -170,21 +187,21 @@ def int8_weights(config: ModelConfig, packed_experts: int) -> int:
 
 
 def int8_kv_bytes(config: ModelConfig) -> float:
-    """Return bytes of a token's int8 copies: each page has two float32 scales per layer and KV head."""
+    """Return bytes of a token's int8 KV copy: each page has two float32 scales per layer and KV head."""
     return config.kv_size + 2 * 4 * config.layers * config.kv_heads / PAGE
 
 
-def size(n: float) -> str:
-    """Return bytes as text for people."""
+def size(count: float) -> str:
+    """Return a number of bytes as text for people."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if n < 1024:
-            return f"{n:.0f} {unit}" if unit == "bytes" or n == int(n) else f"{n:.1f} {unit}"
-        n /= 1024
-    return f"{n:.1f} TiB"
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "bytes" or count == int(count) else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
-def _and(copy: float, precision: str) -> str:
-    return f", and {size(copy)} as {precision}" if copy else ""
+def _copy_note(copied_bytes: float, precision: str) -> str:
+    return f", and {size(copied_bytes)} as {precision}" if copied_bytes else ""
 
 
 def _architecture(model_type: str, config: ModelConfig) -> str:
@@ -198,29 +215,31 @@ def _architecture(model_type: str, config: ModelConfig) -> str:
 def offloaded(
     config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: float, options: Namespace
 ) -> dict[str, float | str]:
-    """Bytes by name, of one text as long as the context whose KV is offloaded; {} where none is. Raises TriforceError.
+    """Return bytes by name for one text as long as the context with offloaded KV; {} without offload.
 
-    `weights`: bytes of them.
+    weights: bytes of the weights. Raises TriforceError.
     """
     offload = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers)
-    usual = SpeculativeConfig()
+    speculation = SpeculativeConfig()
     if offload.kind != "none":
         require_offload(config, dtype, device, offload.kind)
-    pages = pages_for(config.context + usual.reach)
-    windows = window_pages_for_rows(config.windows, pages, 1, max(prefill_chunk(device), usual.reach))
-    needs = kv_sizing(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, windows, int(weights))
+    pages = pages_for(config.context + speculation.reach)
+    windows = window_pages_for_rows(config.windows, pages, 1, max(prefill_chunk(device), speculation.reach))
+    needs = kv_sizing(
+        config, dtype, device, pages, 1, speculation.reach, speculation.retrieval.budget, windows, int(weights)
+    )
     memory = memory_for(offload, needs)
     if memory is None:
         return {}
     frames, buffers, layers = needs.split(offload, memory)
     page = needs.page_bytes
-    kept = (frames + buffers * needs.buffer_frames) * page + needs.window_bytes
+    kv_bytes = (frames + buffers * needs.buffer_frames) * page + needs.window_bytes
     on_device = isinstance(needs, CudaKVSizing)
-    at_once = prefill_chunk(device) if needs.window_bytes else config.context
-    prefill = needs.activation_bytes if isinstance(needs, CudaKVSizing) else at_once * config.hidden_size * 4
+    prefill_tokens = prefill_chunk(device) if needs.window_bytes else config.context
+    prefill = needs.activation_bytes if isinstance(needs, CudaKVSizing) else prefill_tokens * config.hidden_size * 4
     host = needs.store_bytes(layers) if offload.kind == "host" else 0
     return {
-        f"KV {'on the device' if on_device else 'in memory'}": kept,
+        f"KV {'on the device' if on_device else 'in memory'}": kv_bytes,
         "  read ahead": buffers * needs.buffer_frames * page,
         "  retrieval": (needs.layers - layers) * needs.selected_frames * page,
         **({"  windows": needs.window_bytes} if needs.window_bytes else {}),
@@ -228,13 +247,13 @@ def offloaded(
         f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.store_bytes(layers),
         "prefill": prefill,
         "process": _resident(),
-        **({"on the device, in all": weights + kept + prefill} if on_device else {}),
-        "in memory, in all": _resident() + host + (0 if on_device else weights + kept + prefill),
+        **({"on the device, in all": weights + kv_bytes + prefill} if on_device else {}),
+        "in memory, in all": _resident() + host + (0 if on_device else weights + kv_bytes + prefill),
     }
 
 
 def _resident() -> int:
-    """Bytes of this process with all that a run imports."""
+    """Return resident bytes of this process with all modules that a run imports."""
     import resource
 
     import triforce.llm  # noqa: F401

@@ -1,4 +1,4 @@
-"""Rates of this machine for the break-even of `info`, `demo` and `serve`: measured here, kept for all of them."""
+"""Rates of this machine for the break-even point of `info`, `demo` and `serve`: measured once, saved for all three."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from triforce.planner import break_even
 
 
 def measure_balances() -> None:
-    """Measure what operations this machine does while it reads a byte, and keep it."""
+    """Measure how many operations this machine does while it reads a byte, per type of product, and save the rates."""
     mixes = {name: {type_of_products(False, name): 1} for name in NUMBERS}
     mixes |= {break_even.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
     mixes |= {break_even.CODED_KV: coded_attention(2)}
-    found = {name: measured_roofline().balance(mix) for name, mix in mixes.items()}
-    break_even.save_balances({name: value for name, value in found.items() if value})
+    balances = {name: measured_roofline().balance(mix) for name, mix in mixes.items()}
+    break_even.save_balances({name: value for name, value in balances.items() if value})
 
 
 def require_balances() -> None:
-    """Do so where no process has done it before."""
+    """Measure the rates unless a process has saved them."""
     if not break_even.saved_balances():
         measure_balances()

@@ -1,4 +1,4 @@
-"""`triforce models`: what is kept of models that were fetched by a name of ours."""
+"""`triforce models`: kept files of models that were fetched by one of triforce's own names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from triforce.errors import printable
 
 
 def run(options: Namespace) -> int:
-    """List the models that are kept, or remove one."""
+    """List the kept models, or remove one."""
     if options.models == "remove":
         print(f"removed {printable(remove(options.name))}")
         return 0
-    kept = cached_models()
-    for model, file in kept:
+    kept_files = cached_models()
+    for model, file in kept_files:
         print(f"{model.name:<12} {file.stat().st_size / 1e6:>6,.0f} MB  {model.licence:<12} {printable(file)}")
-    if not kept:
+    if not kept_files:
         print(f"nothing is kept in {printable(models_folder())}")
     return 0

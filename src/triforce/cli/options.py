@@ -1,4 +1,4 @@
-"""Options that several commands share: what they are called, take and default to. Imports nothing heavy."""
+"""Options that several commands share: their names, values and defaults. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, Sam
 
 MOST_MINUTES = 365 * 24 * 60
 EMPTY = "an empty name"
-"""What a shell makes of a variable that is not set."""
+"""Words for an empty name in messages. A shell passes one for a quoted variable that is not set."""
 
 STANDARD = "-"
-"""Name that stands for stdin where a text is read, and for stdout where answers are written."""
+"""Name that stands for stdin as an input, and for stdout as an output."""
 
 
 def path(text: str) -> str:
-    """Return the name of a file or a folder. Raises ArgumentTypeError for what can be none, `-` among it."""
+    """Return the name of a file or a folder. Raises ArgumentTypeError for `-` and for an impossible name."""
     if text == STANDARD:
         raise argparse.ArgumentTypeError("'-' is stdin or stdout, and this takes a name; ./- names a file called -")
     return path_or_standard(text)
 
 
 def path_or_standard(text: str) -> str:
-    """Return the name of a file, or `-`; `~` is expanded, which shells leave as it is behind `=`.
+    """Return the name of a file, or `-`. `~` is expanded, as shells do not expand it behind `=`.
 
-    Raises ArgumentTypeError for what can be none.
+    Raises ArgumentTypeError for an impossible name.
     """
     try:
         return str(user_path(name(text))) if text == "~" or (text.startswith("~") and "/" in text) else name(text)
@@ -38,21 +38,21 @@ def path_or_standard(text: str) -> str:
 
 
 def name(text: str) -> str:
-    """Return the name of a model, a file or a folder. Raises ArgumentTypeError for what can be none."""
+    """Return the name of a model, a file or a folder. Raises ArgumentTypeError for an impossible name."""
     if not text or "\0" in text:
         raise argparse.ArgumentTypeError(f"{ascii(text) if text else EMPTY} names no file and no folder")
     return text
 
 
 def some_text(text: str) -> str:
-    """Return a text. Raises ArgumentTypeError for one of no characters."""
+    """Return a text. Raises ArgumentTypeError for an empty one."""
     if not text:
         raise argparse.ArgumentTypeError("the text is empty; give at least one character")
     return text
 
 
 def minutes(text: str) -> float:
-    """Return how long something may take. Raises ValueError or ArgumentTypeError for what is no such time."""
+    """Return a number of minutes. Raises ValueError for no number, ArgumentTypeError for one out of range."""
     number = float(text)
     if not 0 < number <= MOST_MINUTES:
         raise argparse.ArgumentTypeError(f"{number:g}: give more than 0, and {MOST_MINUTES:,} (a year) at most")
@@ -60,7 +60,7 @@ def minutes(text: str) -> float:
 
 
 def grammar(parser: argparse._ActionsContainer) -> None:
-    """Add them; one of them may be given."""
+    """Add the options that constrain a text; they exclude one another."""
     add = parser.add_mutually_exclusive_group().add_argument
     text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
     add("--json-schema", type=path, metavar="SCHEMA", help=text)
@@ -81,7 +81,7 @@ NO_DRAFT = "none"
 DISK_CACHE_SIZE = "20GiB"
 MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
 CHAT_TOKENS = 2048
-"""New tokens of an answer in a chat at most."""
+"""New tokens at most of an answer in a chat."""
 DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
@@ -103,7 +103,7 @@ def json_file(parser: argparse._ActionsContainer) -> None:
 
 
 def several(kind: Callable[[str], Any]) -> Callable[[str], list[Any]]:
-    """Return a reader of values with commas between them. It raises ArgumentTypeError for what is none."""
+    """Return a parser of values separated by commas. It raises ArgumentTypeError for a value that is not of `kind`."""
 
     def values(text: str) -> list[Any]:
         try:
@@ -124,7 +124,7 @@ def model(
 
 
 def offline(parser: argparse.ArgumentParser) -> None:
-    text = "fetch nothing: models are those that are here; HF_HUB_OFFLINE=1 is the same"
+    text = "fetch nothing: only models on this machine are used; HF_HUB_OFFLINE=1 is the same"
     parser.add_argument("--offline", action="store_true", help=text)
 
 
@@ -222,7 +222,7 @@ def engine(parser: argparse.ArgumentParser) -> None:
 def disk_cache(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     group = parser.add_argument_group(
         "disk cache",
-        "Prompts and answers are kept on disk, so that nobody waits for them twice, after a restart either. Who may "
+        "Prompts and answers are kept on disk, so that they are read only once, after a restart too. A user who may "
         "read the folder can reconstruct them: it is made for its owner alone, and one open to others is refused.",
     )
     add = group.add_argument
@@ -248,7 +248,10 @@ def ranks(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: bool = True) -> None:
-    """several: there may be more than one text, else an answer of a chat. listed: probabilities are listed in JSON."""
+    """Add the sampling options.
+
+    several: a request may have several texts; else it is an answer of a chat. listed: JSON lists probabilities.
+    """
     group = parser.add_argument_group("sampling")
     option = group.add_argument
 

@@ -71,7 +71,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     options.replicas(parser)
     options.engine(parser)
     options.disk_cache(parser)
-    text = "offer on the page what triforce watch has read into it; whoever reaches the server can read that"
+    text = "offer on the page what triforce watch has read into it; anyone who reaches the server can read that"
     add("--show-watched", action="store_true", help=text)
     options.ranks(parser)
 
@@ -112,8 +112,8 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     add = parser.add_argument
     text = "answers, one a line (-: stdout); what OUT has answered is not asked again, what it refused is"
-    usual = "FILE with .out.jsonl; stdout for stdin"
-    add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, usual))
+    default_output = "FILE with .out.jsonl; stdout for stdin"
+    add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, default_output))
     text = "answer anew, in place, what OUT has of other requests, of another model or of other settings"
     add("--again", action="store_true", help=text)
     add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
@@ -181,21 +181,21 @@ def _train_draft(parser: argparse.ArgumentParser) -> None:
 
 
 def _models(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="models", metavar="list|remove")
+    subparsers = parser.add_subparsers(dest="models", metavar="list|remove")
     for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
-        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == "remove":
             part.add_argument("name", metavar="NAME", help="as models list has it")
 
 
 def _cache(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="cache", metavar="list|verify|clear")
+    subparsers = parser.add_subparsers(dest="cache", metavar="list|verify|clear")
     for name, summary in (
         ("list", "models and profiles whose KV is kept, and of how many prompts"),
         ("verify", "check every entry, and remove what is damaged"),
         ("clear", "remove all entries; servers that use the folder go on"),
     ):
-        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         part.add_argument("folder", type=path, metavar="FOLDER", help="what --disk-cache names")
 
 
@@ -257,7 +257,7 @@ CHATS = (
 
 
 def build_parser() -> Parser:
-    """The parser of all commands; `command` in its result names the module of triforce.cli to run."""
+    """Return the parser of all commands; `command` in its namespace names the module of triforce.cli to run."""
     parser = Parser(
         prog="triforce",
         description="Lossless long-context speculative decoding: three tiers, and the text of plain decoding.",
@@ -270,12 +270,12 @@ def build_parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """The arguments, those that options separate too: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
+    """Return the arguments. Options may separate them: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
 
-    Nothing at all asks for help.
+    Without any argument, print help and exit.
     """
     parser = build_parser()
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions
         import argcomplete
 
         argcomplete.autocomplete(parser)
@@ -291,34 +291,34 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, Parser]:
-    """Return the arguments and the parser of the command that they name; a mistake ends the process with code 2."""
-    options, rest = parser.parse_known_args(argv)
+    """Return the arguments and the parser of their command. A mistake ends the process with code 2."""
+    options, unread_arguments = parser.parse_known_args(argv)
     leaf: Parser = vars(options).pop("leaf")
     for slot in ("model", "prompt"):
-        if rest and not is_option(rest[0]) and getattr(options, slot, "") is None:
-            setattr(options, slot, rest.pop(0))
-    if rest:
-        leaf.refuse(rest, parser)
+        if unread_arguments and not is_option(unread_arguments[0]) and getattr(options, slot, "") is None:
+            setattr(options, slot, unread_arguments.pop(0))
+    if unread_arguments:
+        leaf.refuse(unread_arguments, parser)
     _take_named(options, leaf)
     return options, leaf
 
 
 def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
-    """-m and -p in the places of MODEL and PROMPT. With -m, or if it reads so, a single argument is the PROMPT."""
-    options.alone = False
+    """Store -m and -p as MODEL and PROMPT. With -m, or if it reads as one, a single argument is the PROMPT."""
+    options.prompt_alone = False
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
-    alone = getattr(options, "prompt", "") is None and prompt is None
+    lacks_prompt = getattr(options, "prompt", "") is None and prompt is None
     options.two_words = model is None and prompt is None and getattr(options, "prompt", None) is not None
-    if model is None and alone and options.model is not None and reads_as_prompt(options):
-        options.model, options.prompt, options.alone = None, options.model, True
+    if model is None and lacks_prompt and options.model is not None and reads_as_prompt(options):
+        options.model, options.prompt, options.prompt_alone = None, options.model, True
     elif model is not None and options.model is not None:
         if getattr(options, "prompt", "") is not None:
             leaf.error(f"there are two models, {options.model!r} and -m {model!r}; leave one out")
         options.prompt = options.model
     if prompt is not None and options.prompt is not None:
         leaf.error(f"there are two prompts, {options.prompt!r} and -p {prompt!r}; leave one out")
-    for slot, named in (("model", model), ("prompt", prompt)):
-        if named is not None:
-            setattr(options, slot, named)
+    for slot, value in (("model", model), ("prompt", prompt)):
+        if value is not None:
+            setattr(options, slot, value)
     if getattr(options, "model", None) == "":
         leaf.error(f"argument MODEL: {EMPTY} names no file and no folder")

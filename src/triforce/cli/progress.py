@@ -1,4 +1,4 @@
-"""Progress on stderr before there is text: on terminals only. Imports nothing heavy."""
+"""Progress on stderr until the first text, on terminals only. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from triforce.interface.byte_size import cache_size_of
 
 
 def announce(options: Namespace) -> None:
-    """Set up what is told of models. Raises TriforceError for a disk cache that cannot be used."""
+    """Set up messages about models. Raises TriforceError for a disk cache that cannot be used."""
     _require_disk_cache(options)
     _report_models(options)
 
@@ -38,36 +38,36 @@ def _require_disk_cache(options: Namespace) -> None:
 
 @contextmanager
 def loading(options: Namespace) -> Iterator[None]:
-    """Tell that a model is loaded, once all arguments were checked; and behind that where prompts are kept on disk.
+    """Print, once all arguments were checked, that a model is being loaded, and afterwards where the disk cache is.
 
-    Other ranks leave it to the first. Torch is imported in here: that alone takes seconds.
+    Only rank 0 prints. Torch is imported inside the block: that alone takes seconds.
     """
-    told = not (getattr(options, "quiet", False) or spawn.MEETING in os.environ)
-    if told:
+    prints_remarks = not (getattr(options, "quiet", False) or spawn.MEETING in os.environ)
+    if prints_remarks:
         report_loading(options.model)
     yield
     folder = getattr(options, "disk_cache", None)
-    if folder and told and not silent(options):
+    if folder and prints_remarks and not silent(options):
         from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS
 
-        kept = f"prompts and answers from {MIN_TEXT_TOKENS} tokens on are kept in {printable(folder)}"
-        kept += f", up to {options.disk_cache_size}"
-        print(f"{kept}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
+        cache_note = f"prompts and answers from {MIN_TEXT_TOKENS} tokens on are kept in {printable(folder)}"
+        cache_note += f", up to {options.disk_cache_size}"
+        print(f"{cache_note}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
 
 
 def silent(options: Namespace) -> bool:
-    """Whether a command says nothing but errors: one that works in the background, where nobody is at a terminal."""
+    """Whether a command prints errors only: `watch`, a background command, when stderr is no terminal."""
     return options.command == "watch" and not sys.stderr.isatty()
 
 
 def report_loading(model: str | None) -> None:
-    """Say on a terminal that a model is being loaded; None is the shipped pair."""
+    """Print on a terminal that a model is being loaded; None is the shipped pair."""
     if sys.stderr.isatty():
         print(f"loading {printable(model or 'the pair that comes with triforce')} ...", file=sys.stderr, flush=True)
 
 
 def _report_models(options: Namespace) -> None:
-    """Have what is chosen and fetched of a model told on stderr."""
+    """Send messages about the model that is chosen and the files that are fetched to stderr."""
     quiet = getattr(options, "quiet", False) or silent(options)
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -80,37 +80,37 @@ def _report_models(options: Namespace) -> None:
 
 
 class EscapedFormatter(logging.Formatter):
-    """Records on one line that a terminal only shows: names of files are a stranger's."""
+    """Log records on one line, with control characters escaped: names of files come from strangers."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record."""
+        """Return the record as one escaped line."""
         return escaped(super().format(record))
 
 
-TELL_SECONDS = 1.0
-"""Between two lines on a text that is being cut into tokens. One that takes less is told nothing of."""
+PROGRESS_SECONDS = 1.0
+"""Seconds between two progress lines of tokenization. A tokenization that takes less prints nothing."""
 
 
 class Tokenization:
-    """Tells each second on a terminal for how long a text has been cut into tokens, while it is entered."""
+    """Context manager that prints each second, on a terminal, how long tokenization has taken so far."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._over = Event()
-        self._thread = None if quiet or not sys.stderr.isatty() else Thread(target=self._tell, daemon=True)
+        self._ended = Event()
+        self._thread = None if quiet or not sys.stderr.isatty() else Thread(target=self._print_seconds, daemon=True)
 
     def __enter__(self) -> None:
         if self._thread:
             self._thread.start()
 
     def __exit__(self, *error: object) -> None:
-        self._over.set()
+        self._ended.set()
         if self._thread:
             self._thread.join()
 
-    def _tell(self) -> None:
+    def _print_seconds(self) -> None:
         began = monotonic()
         line = ""
-        while not self._over.wait(TELL_SECONDS):
+        while not self._ended.wait(PROGRESS_SECONDS):
             line = f"cutting the text into tokens: {monotonic() - began:.0f} s"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)
         if line:
@@ -121,9 +121,9 @@ BAR = "{l_bar}{bar}| {n_fmt}/{total_fmt} tokens, {rate_fmt}, {remaining} left"
 
 
 class Prefill:
-    """A progress bar with tokens/s and time left, called with the tokens done and all there are.
+    """A progress bar of a prefill, with tokens/s and time left. Call it with the tokens done and their total.
 
-    It stays until `close`, as work goes on between the last token of a prompt and the first new one that is shown.
+    The bar stays until `close`, as work goes on between the last prompt token and the first new token that is shown.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -134,15 +134,15 @@ class Prefill:
         from tqdm import tqdm
 
         if self._bar is None:
-            how = {"leave": False, "disable": self._quiet or None, "file": sys.stderr, "bar_format": BAR}
-            # What is done by now may have been read before, and says nothing of the pace.
-            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", initial=done, **how)
+            bar_options = {"leave": False, "disable": self._quiet or None, "file": sys.stderr, "bar_format": BAR}
+            # Tokens that are done by now may come from a cache, and say nothing of the pace.
+            self._bar = tqdm(desc="prefill", total=total, unit=" tokens", initial=done, **bar_options)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self._bar.set_description("prefill done, writing")
 
     def close(self) -> None:
-        """Remove the bar, as text is about to be shown, or none will come."""
+        """Remove the bar, before text is shown or when none will come."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

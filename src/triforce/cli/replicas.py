@@ -1,4 +1,4 @@
-"""The engine of a command of the extra `serve`: in this process, in ranks, or several on Ray (`--replicas N`)."""
+"""Engines of `serve` and `batch`: one in this process or in ranks, or several on Ray (`--replicas N`)."""
 
 from __future__ import annotations
 
@@ -22,55 +22,57 @@ if TYPE_CHECKING:
     from triforce.server.engine_client import EngineClient, ServedModel
     from triforce.server.limits import Limits
 
-MOST = 1024
+MAX_REPLICAS = 1024
 
 
 @contextmanager
-def extra(name: str = "serve") -> Iterator[None]:
-    """Imports in here may fail. Raises RequestError saying how to get what is missing: the extra of that name."""
+def extra_imports(name: str = "serve") -> Iterator[None]:
+    """Turn a failed import in the block into RequestError, which says how to install the extra of this name."""
     try:
         yield
     except ImportError as error:
         raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
 
 
-def wanted(options: Namespace) -> int:
+def replica_count(options: Namespace) -> int:
     """Return the number of replicas; 0 for an engine in this process. Raises RequestError."""
     count: int = options.replicas if options.replicas is not None else int(options.ray_address is not None)
-    if options.replicas is not None and not 1 <= count <= MOST:
-        raise RequestError(f"--replicas is {count}; give 1 to {MOST} engines")
+    if options.replicas is not None and not 1 <= count <= MAX_REPLICAS:
+        raise RequestError(f"--replicas is {count}; give 1 to {MAX_REPLICAS} engines")
     return count
 
 
 def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
-    """Run as `tensor_parallel.run` does; but with replicas it is they who have ranks."""
-    if not wanted(options):
+    """Run as `tensor_parallel.run` does; but with --replicas the ranks are those of each replica."""
+    if not replica_count(options):
         return tensor_parallel.run(options, command, graceful=graceful)
-    tensor_parallel.refuse("what has replicas")
-    tensor_parallel.wanted(options)
+    tensor_parallel.require_one_process("a command with --replicas")
+    tensor_parallel.rank_count(options)
     return command(options, ALONE)
 
 
 def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
-    """Return a frontend and an engine: replicas, if they are wanted, or a thread. Raises TriforceError.
+    """Return a frontend and an engine: replicas, if --replicas asks for them, else a thread. Raises TriforceError.
 
-    purpose: tells apart what this machine has on one Ray.
+    purpose: distinguishes the deployments of this machine on one Ray.
     """
-    if not (count := wanted(options)):
+    if not (count := replica_count(options)):
         from triforce.server.engine_thread import Worker
 
         llm = load(options, ranks if ranks.count > 1 else None)
         return llm, Worker(llm, limits)
-    with _importing(options):
+    with _ray_imports(options):
         from triforce.replicas.cluster import replicated
 
     name = f"triforce {socket.gethostname()} {purpose}"
     with loading(options), _progress(count) as progress:
-        return replicated(_settings(options), limits, count, options.ray_address, name, progress, *_shared(options))
+        return replicated(
+            _settings(options), limits, count, options.ray_address, name, progress, *_rank_settings(options)
+        )
 
 
 def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
-    """Run a rank other than the first. Raises TriforceError."""
+    """Run a rank other than 0. Raises TriforceError."""
     from triforce.server import engine_thread
 
     engine_thread.follow(load(options, ranks), limits)
@@ -78,25 +80,31 @@ def follow(options: Namespace, ranks: TPGroup, limits: Limits) -> int:
 
 
 def answer(options: Namespace, name: str, source: BinaryIO, answers: Answers) -> None:
-    """Answer the lines of a batch, on Ray Data. Raises TriforceError."""
-    with _importing(options):
+    """Answer the lines of a batch on Ray Data. Raises TriforceError."""
+    with _ray_imports(options):
         from triforce.replicas import ray_data
 
     with loading(options):
         ray_data.answer(
-            _settings(options), name, wanted(options), options.ray_address, source, answers, *_shared(options)
+            _settings(options),
+            name,
+            replica_count(options),
+            options.ray_address,
+            source,
+            answers,
+            *_rank_settings(options),
         )
 
 
-def _shared(options: Namespace) -> tuple[int, bool]:
-    """Return the ranks of each replica, and whether their sums are exact."""
-    return tensor_parallel.wanted(options), not options.tp_all_reduce
+def _rank_settings(options: Namespace) -> tuple[int, bool]:
+    """Return the number of ranks of each replica, and whether their sums are exact."""
+    return tensor_parallel.rank_count(options), not options.tp_all_reduce
 
 
 @contextmanager
-def _importing(options: Namespace) -> Iterator[None]:
-    """Imports of Ray go in here. Raises RequestError where it is not installed."""
-    with extra("ray"):
+def _ray_imports(options: Namespace) -> Iterator[None]:
+    """Prepare Ray's environment for imports of Ray in the block. Raises RequestError if Ray is not installed."""
+    with extra_imports("ray"):
         from triforce.replicas import ray_env
 
         ray_env.prepare(options.ray_address)
@@ -104,18 +112,21 @@ def _importing(options: Namespace) -> Iterator[None]:
 
 
 def _settings(options: Namespace) -> dict[str, Any]:
-    given = settings(options)
-    for name in ("model", "draft"):  # a folder is the same one wherever a replica works
-        if given[name] is not None and Path(given[name]).is_dir():
-            given[name] = str(Path(given[name]).resolve())
-    if "disk_cache" in given:
-        given["disk_cache"] = str(Path(given["disk_cache"]).absolute())
-    return given
+    engine_settings = settings(options)
+    for name in ("model", "draft"):  # an absolute folder is the same for every replica
+        if engine_settings[name] is not None and Path(engine_settings[name]).is_dir():
+            engine_settings[name] = str(Path(engine_settings[name]).resolve())
+    if "disk_cache" in engine_settings:
+        engine_settings["disk_cache"] = str(Path(engine_settings["disk_cache"]).absolute())
+    return engine_settings
 
 
 @contextmanager
 def _progress(count: int) -> Iterator[Callable[[int, str], None]]:
-    """A bar on stderr, on terminals only; what Ray has to say is printed anywhere, once."""
+    """Yield a function that reports running replicas and Ray's messages.
+
+    The bar on stderr is shown on terminals only; messages are printed everywhere, each once.
+    """
     from tqdm import tqdm
 
     status = ""

@@ -1,4 +1,4 @@
-"""`triforce serve`: OpenAI's HTTP interface in front of a model."""
+"""`triforce serve`: OpenAI's HTTP interface to a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 from triforce.backends.torch_import import import_torch
 from triforce.cli import replicas
-from triforce.cli.answer_output import of_chats
+from triforce.cli.answer_output import chat_sampling
 from triforce.cli.engine_arguments import served_name
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
@@ -30,16 +30,16 @@ from triforce.server.access import (
 )
 from triforce.server.limits import Limits, connection_limit
 
-LEAST = {
+MINIMUMS = {
     "max_connections": 1,
     "max_connections_per_address": 1,
     "max_num_seqs": 1,
     "max_kv_tokens": 16,
     "max_queue": 0,
 }
-"""Options that take whole numbers, and the least that each may be."""
-FINITE = ("max_body", "timeout", "max_itl", "shutdown_timeout")
-"""Options that take a number above 0; no time at all is one only for requests that still run at the end."""
+"""Options that take whole numbers, and the minimum of each."""
+FINITE_OPTIONS = ("max_body", "timeout", "max_itl", "shutdown_timeout")
+"""Options that take a finite number above 0; only `shutdown_timeout` may be 0."""
 
 
 def run(options: Namespace) -> int:
@@ -54,31 +54,35 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     with ExitStack() as stack:
         sock = None if ranks.rank else stack.enter_context(listen(options.host, options.port))
         import_torch()
-        with replicas.extra():
+        with replicas.extra_imports():
             from triforce.server import http_server, logs
             from triforce.server.app import create_app
         limits = _limits(options)
-        watched = _watched(options)
+        watched = _watched_cache(options)
         if sock is None:
             return replicas.follow(options, ranks, limits)
         llm, engine = replicas.engine(options, ranks, limits, f"serve {sock.getsockname()[1]}")
-        Thread(target=_require_balances).start()  # nobody has asked yet, so processors are idle
+        Thread(target=_require_balances).start()  # there are no requests yet, so processors are idle
         logs.configure()
         hosts = [options.host, *options.allowed_host]
-        reach: dict[str, Any] = {"keys": keys, "hosts": hosts, "origins": checked_origins(options.cors_origin)}
-        app = create_app(llm, engine, name, limits=limits, watched=watched, **reach)
+        access_settings: dict[str, Any] = {
+            "keys": keys,
+            "hosts": hosts,
+            "origins": checked_origins(options.cors_origin),
+        }
+        app = create_app(llm, engine, name, limits=limits, watched=watched, **access_settings)
         try:
             print(f"triforce serves {printable(name)} at {url(sock)}", flush=True)
             if llm.tokenizer and llm.tokenizer.chats:
-                print(f"sampling of chats: {of_chats(llm.sampling_defaults)}", flush=True)
+                print(f"sampling of chats: {chat_sampling(llm.sampling_defaults)}", flush=True)
         except (OSError, TriforceError):
-            asyncio.run(engine.close())  # else its thread holds the model while the interpreter ends
+            asyncio.run(engine.close())  # else the engine's thread holds the model while the interpreter ends
             raise
         logs.event("listening", url=url(sock), model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)
         finally:
-            if ranks.count > 1:  # a second signal leaves no time for it, and the others are to be told
+            if ranks.count > 1:  # a second signal may have cut the shutdown short before other ranks learned of it
                 asyncio.run(engine.close())
     return 0
 
@@ -90,12 +94,12 @@ def _require_balances() -> None:
 
 
 def _checked_keys(options: Namespace) -> list[str]:
-    """Return API keys, once all that needs no model is known to be right. Raises RequestError."""
-    for name, least in LEAST.items():
+    """Return API keys, after all checks that need no model. Raises RequestError."""
+    for name, minimum in MINIMUMS.items():
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise RequestError(f"--{name.replace('_', '-')} {value}: give {least} or more")
-    for name in FINITE:
+        if value is not None and value < minimum:
+            raise RequestError(f"--{name.replace('_', '-')} {value}: give {minimum} or more")
+    for name in FINITE_OPTIONS:
         value = getattr(options, name)
         if not 0 <= value < inf or (value == 0 and name != "shutdown_timeout"):
             advice = "give a finite number above 0; a large one is as good as no limit"
@@ -124,12 +128,12 @@ def _limits(options: Namespace) -> Limits:
 
 
 def _require_watched(options: Namespace, keys: Sequence[str]) -> None:
-    """Raise RequestError where documents are to be offered, and there is no disk cache, or the server has keys."""
+    """Raise RequestError for --show-watched without a disk cache, or with API keys."""
     if options.show_watched and (not options.disk_cache or keys):
-        raise RequestError("--show-watched is of a disk cache and of a server without keys, as documents are read for "
-                           "requests without; add --disk-cache, or leave it out")  # fmt: skip
+        raise RequestError("--show-watched needs a disk cache and a server without API keys, as documents are read for "
+                           "requests without a key; add --disk-cache, or leave it out")  # fmt: skip
 
 
-def _watched(options: Namespace) -> CacheFolder | None:
-    """The folder whose documents the page offers, if any. Raises CacheError."""
+def _watched_cache(options: Namespace) -> CacheFolder | None:
+    """Return the disk cache whose documents the page offers, if any. Raises CacheError."""
     return CacheFolder(Path(options.disk_cache), options.disk_cache_network) if options.show_watched else None

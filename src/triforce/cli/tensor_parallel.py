@@ -1,7 +1,7 @@
-"""Several processes for one command. `--tp N` starts them and watches over them; torchrun does so from outside.
+"""Several processes for one command. `--tp N` starts and supervises them; torchrun does so from outside.
 
-Each rank runs the same command with the same arguments. Rank 0 reads and prints; what the others have to say is shown
-when they are what went wrong.
+Each rank runs the same command with the same arguments. Rank 0 reads and prints; messages of another rank are shown
+if that rank failed.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from triforce.cli import LOST, MISTAKE
+from triforce.cli import MISTAKE, RANK_LOST
 from triforce.distributed import spawn
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError
 
-MOST = 64
-"""Processes: the KV heads of a model set a lower limit, but are not known yet."""
+MAX_PROCESSES = 64
+"""Processes at most. The KV heads of a model set a lower limit, but are not known yet."""
 
-GRACE = 5.0
+GRACE_SECONDS = 5.0
 """Seconds in which ranks may end by themselves once the first has ended."""
 
 POLL_SECONDS = 0.05
@@ -35,46 +35,46 @@ Command = Callable[[Namespace, TPGroup], int]
 
 
 def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
-    """The command, in as many processes as the options or torchrun want. Raises RequestError.
+    """Run `command` in as many processes as the options or torchrun ask for; return the exit code.
 
-    graceful: on a signal rank 0 ends when it is ready, and the others with it.
+    graceful: on a signal rank 0 ends when it is ready, and the others with it. Raises RequestError.
     """
-    started = _started()
-    count = wanted(options, started)
-    if started > 1:
-        if options.tp not in (None, started):
-            raise RequestError(f"--tp is {options.tp}, but {started} processes were started; leave out --tp")
+    started_count = _started_ranks()
+    count = rank_count(options, started_count)
+    if started_count > 1:
+        if options.tp not in (None, started_count):
+            raise RequestError(f"--tp is {options.tp}, but {started_count} processes were started; leave out --tp")
         if graceful and os.environ["RANK"] != "0":
             for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
                 signal.signal(number, signal.SIG_IGN)
-        return _as_rank(options, command, started)
+        return _as_rank(options, command, started_count)
     if count > 1:
         return launch(count, options.arguments, graceful=graceful)
     return command(options, ALONE)
 
 
-def wanted(options: Namespace, started: int = 1) -> int:
-    """Return the number of ranks, given how many were started. Raises RequestError."""
+def rank_count(options: Namespace, started_count: int = 1) -> int:
+    """Return the number of ranks that --tp asks for. started_count: ranks that were started. Raises RequestError."""
     count: int = options.tp if options.tp is not None else 1
-    if not 1 <= count <= MOST:
-        raise RequestError(f"--tp is {count}; give 1 to {MOST} processes")
-    if max(count, started) > 1 and getattr(options, "disk_cache", None):
+    if not 1 <= count <= MAX_PROCESSES:
+        raise RequestError(f"--tp is {count}; give 1 to {MAX_PROCESSES} processes")
+    if max(count, started_count) > 1 and getattr(options, "disk_cache", None):
         raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
-    if options.tp_all_reduce and max(count, started) == 1:
+    if options.tp_all_reduce and max(count, started_count) == 1:
         raise RequestError("--tp-all-reduce says how processes share sums; give their number with --tp, such as --tp 2")
     return count
 
 
-def refuse(what: str) -> None:
-    """Raise RequestError where torchrun has started several processes for a command of one."""
-    if _started() > 1:
-        raise RequestError(f"{what} starts in one process; start it without torchrun")
+def require_one_process(command_name: str) -> None:
+    """Raise RequestError if torchrun has started several processes for a command of one."""
+    if _started_ranks() > 1:
+        raise RequestError(f"{command_name} starts in one process; start it without torchrun")
 
 
-def _started() -> int:
-    """Return the number of ranks, if this is one of them."""
-    met = spawn.MEETING in os.environ or "MASTER_ADDR" in os.environ
-    return int(os.environ.get("WORLD_SIZE", 1)) if met and "RANK" in os.environ else 1
+def _started_ranks() -> int:
+    """Return the number of ranks that were started, this one among them; 1 if this process is no rank."""
+    has_address = spawn.MEETING in os.environ or "MASTER_ADDR" in os.environ
+    return int(os.environ.get("WORLD_SIZE", 1)) if has_address and "RANK" in os.environ else 1
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
@@ -91,21 +91,24 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
 
 
 def _share_processors(ranks: int) -> None:
-    """Share the machine's processors among its ranks: more threads than processors would wait for each other."""
+    """Divide the machine's processors among its ranks: more threads than processors would wait for each other."""
     from triforce.backends import dispatch
 
     dispatch.use_threads(max(1, dispatch.usable_cpus() // ranks))
 
 
 def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> int:
-    """A command line in `count` processes; the exit code of them all.
+    """Run a command line in `count` processes; return their joint exit code.
 
-    graceful: rank 0 is sent the signals, and has its time to end.
+    graceful: signals go to rank 0, which may take its time to end.
     """
     ranks: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory(prefix="triforce-") as name, _signals_forwarded(ranks if graceful else None):
-        folder = Path(name)
-        (lifeline, held) = os.pipe()
+    with (
+        tempfile.TemporaryDirectory(prefix="triforce-") as folder_name,
+        _signals_forwarded(ranks if graceful else None),
+    ):
+        folder = Path(folder_name)
+        (lifeline, lifeline_end) = os.pipe()
         try:
             for rank in range(count):
                 ranks.append(_start(rank, count, arguments, folder, lifeline, detached=graceful))
@@ -116,44 +119,50 @@ def launch(count: int, arguments: Sequence[str], *, graceful: bool = False) -> i
             for process in ranks:
                 process.wait()
             os.close(lifeline)
-            os.close(held)
+            os.close(lifeline_end)
 
 
 def _start(
     rank: int, count: int, arguments: Sequence[str], folder: Path, lifeline: int, detached: bool
 ) -> subprocess.Popen[bytes]:
-    """Rank 0 has our streams; what the others say goes to a file each. `detached`: Ctrl-C is for us alone."""
-    run = "from triforce.__main__ import main; sys.exit(main())"
+    """Start a rank. Rank 0 has this process's streams; stderr of every other rank goes to a file.
+
+    detached: the rank has a session of its own, so that Ctrl-C reaches this process only.
+    """
+    code = "from triforce.__main__ import main; sys.exit(main())"
     options: dict[str, Any] = {"start_new_session": detached}
-    with (folder / f"rank-{rank}").open("wb") as said:
+    with (folder / f"rank-{rank}").open("wb") as message_file:
         if rank:
-            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
-        return spawn.start(run, arguments, spawn.rank_environment(rank, count, folder), lifeline, **options)
+            options |= {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": message_file}
+        return spawn.start(code, arguments, spawn.rank_environment(rank, count, folder), lifeline, **options)
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Exit codes, once all have ended or one of them has ended badly; None of those that do not follow it."""
+    """Wait until rank 0 has ended or a rank has failed, then up to GRACE_SECONDS for the others; return exit codes.
+
+    None stands for a rank that still runs.
+    """
     while not any(ranks[0].poll() == 0 or process.poll() for process in ranks):
         time.sleep(POLL_SECONDS)
-    patient_until = time.monotonic() + GRACE
+    patient_until = time.monotonic() + GRACE_SECONDS
     while any(process.poll() is None for process in ranks) and time.monotonic() < patient_until:
         time.sleep(POLL_SECONDS)
     return [process.returncode for process in ranks]
 
 
 def verdict(codes: Sequence[int | None], folder: Path) -> int:
-    """The exit code of the whole; says which rank was lost, if it has not said so itself."""
-    if codes[0] is not None and codes[0] >= 0 and codes[0] != LOST:
+    """Return the joint exit code. Prints which rank failed, unless rank 0 has reported an error itself."""
+    if codes[0] is not None and codes[0] >= 0 and codes[0] != RANK_LOST:
         return codes[0]
-    ended = [rank for rank, code in enumerate(codes) if code not in (None, 0, LOST)]
-    for rank in (ended or [rank for rank, code in enumerate(codes) if code is None])[:1]:
-        said = (folder / f"rank-{rank}").read_text(errors="replace").strip()
-        message = f"rank {rank} of {len(codes)} {_end(codes[rank])}; so the others were ended, too"
-        print(f"triforce: error: {message}", *([said] if said else []), sep="\n", file=sys.stderr)
+    failed_ranks = [rank for rank, code in enumerate(codes) if code not in (None, 0, RANK_LOST)]
+    for rank in (failed_ranks or [rank for rank, code in enumerate(codes) if code is None])[:1]:
+        rank_messages = (folder / f"rank-{rank}").read_text(errors="replace").strip()
+        message = f"rank {rank} of {len(codes)} {_ending_text(codes[rank])}; so the others were ended, too"
+        print(f"triforce: error: {message}", *([rank_messages] if rank_messages else []), sep="\n", file=sys.stderr)
     return MISTAKE
 
 
-def _end(code: int | None) -> str:
+def _ending_text(code: int | None) -> str:
     if code is None:
         return "no longer answers"
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
@@ -161,9 +170,9 @@ def _end(code: int | None) -> str:
 
 @contextmanager
 def _signals_forwarded(ranks: Sequence[subprocess.Popen[bytes]] | None) -> Iterator[None]:
-    """SIGTERM and SIGHUP end the ranks, too; but if `ranks` are given, the first is sent them, and SIGINT.
+    """Exit on SIGTERM and SIGHUP, which ends the ranks. With `ranks`, forward both and SIGINT to the first instead.
 
-    A SIGHUP that is ignored, as `nohup` has it, stays so.
+    An ignored SIGHUP, as under `nohup`, stays ignored.
     """
 
     def handle(number: int, frame: object) -> None:
@@ -174,9 +183,9 @@ def _signals_forwarded(ranks: Sequence[subprocess.Popen[bytes]] | None) -> Itera
     numbers = [signal.SIGTERM] if ranks is None else [signal.SIGTERM, signal.SIGINT]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handle) for number in numbers}
+    earlier_handlers = {number: signal.signal(number, handle) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in earlier_handlers.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""Texts from files and stdin, and files that figures go to."""
+"""Texts from files and stdin, and files for figures."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ REQUESTS = "give a JSONL file of requests"
 
 
 def read_text(file: str) -> str:
-    """The text in a file, or on stdin for "-", in UTF-8 or as its mark says. Raises RequestError."""
+    """Return the text in a file, or on stdin for "-", in UTF-8 or by its byte order mark. Raises RequestError."""
     if file == STANDARD:
         return decode_text(read_all(sys.stdin.buffer, "stdin"), "stdin")
     return decode_text(read_file(file), file)
 
 
 def read_document(file: str, options: Namespace) -> str:
-    """The text in a file, on stdin for "-", or of a folder as it was read into the disk cache. Raises RequestError."""
+    """Return the text in a file, on stdin for "-", or of a folder as the disk cache has it. Raises RequestError."""
     if file == STANDARD or not os.path.isdir(file):
         return read_text(file)
     cache = getattr(options, "disk_cache", None)
@@ -51,16 +51,20 @@ def read_document(file: str, options: Namespace) -> str:
 
 
 def tell_left_out(folder: str | Path, left_out: SkippedFiles) -> None:
-    """Say on one line what of a folder is left out, if anything is."""
+    """Print to stderr, on one line, the files of a folder that are left out, if any."""
     if left_out.summary:
         print(escaped(f"triforce: warning: left out of {folder}: {left_out.summary}"), file=sys.stderr, flush=True)
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
-    """Texts by file name, of files and of those in folders. Raises RequestError."""
-    read = [each for path in paths for each in (_texts_in(path) if os.path.isdir(path) else [(path, read_text(path))])]
-    texts = {Path(file).name: text for file, text in read}
-    if len(texts) < len({file for file, _ in read}):
+    """Return texts by file name, of files and of the files in folders. Raises RequestError."""
+    file_texts = [
+        file_text
+        for path in paths
+        for file_text in (_texts_in(path) if os.path.isdir(path) else [(path, read_text(path))])
+    ]
+    texts = {Path(file).name: text for file, text in file_texts}
+    if len(texts) < len({file for file, _ in file_texts}):
         raise RequestError("two texts have one name, by which they are told apart; rename one of them")
     if not any(texts.values()):
         raise RequestError(f"{', '.join(texts)}: nothing is in there; give --texts some UTF-8 texts")
@@ -68,7 +72,10 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _texts_in(folder: str) -> list[tuple[str, str]]:
-    """Return the files of a folder, not of those in it, that are texts; say what else is there. Raises RequestError."""
+    """Return name and text of each text file of a folder, without its subfolders; print what is left out.
+
+    Raises RequestError.
+    """
     texts = []
     left_out = SkippedFiles()
     try:
@@ -82,8 +89,8 @@ def _texts_in(folder: str) -> list[tuple[str, str]]:
             if os.path.isdir(file):
                 left_out.add(file.name, "a folder in it; name it, too")
             else:
-                with open_file(file, pipes=False) as opened:
-                    texts.append((str(file), decode(read_all(opened, str(file)))))
+                with open_file(file, pipes=False) as stream:
+                    texts.append((str(file), decode(read_all(stream, str(file)))))
         except (OSError, NotTextError) as error:
             left_out.add(file.name, error)
     if not texts:
@@ -93,47 +100,47 @@ def _texts_in(folder: str) -> list[tuple[str, str]]:
 
 
 def stdin_lines() -> Iterator[bytes]:
-    """Yield the lines of stdin as they come; text with a byte order mark is read whole. Raises RequestError."""
-    first = read_line(sys.stdin.buffer, "stdin")
-    yield from _lines(first, sys.stdin.buffer, "stdin")
+    """Yield the lines of stdin as they come. Text with a byte order mark is read whole first. Raises RequestError."""
+    first_line = read_line(sys.stdin.buffer, "stdin")
+    yield from _lines(first_line, sys.stdin.buffer, "stdin")
 
 
 def open_lines(file: str) -> BinaryIO:
-    """Return the lines of a file, or of stdin for "-", in UTF-8 and from their beginning. Raises RequestError."""
+    """Return a seekable stream, at its start, of a file's lines, or stdin's for "-", in UTF-8. Raises RequestError."""
     if file == STANDARD:
         return io.BytesIO(decode_text(read_all(sys.stdin.buffer, "stdin", "name a file instead"), "stdin").encode())
     try:
-        with ExitStack() as closing:
-            opened = closing.enter_context(open_file(file, REQUESTS))
-            first = read_line(opened, file)
-            if known := binary_kind(first):
-                raise RequestError(f"{file} {known}")
-            if byte_order_mark(first) or not opened.seekable():
-                return io.BytesIO(b"".join(_lines(first, opened, file)))
-            opened.seek(0)
-            closing.pop_all()
-            return opened
+        with ExitStack() as exit_stack:
+            stream = exit_stack.enter_context(open_file(file, REQUESTS))
+            first_line = read_line(stream, file)
+            if file_kind := binary_kind(first_line):
+                raise RequestError(f"{file} {file_kind}")
+            if byte_order_mark(first_line) or not stream.seekable():
+                return io.BytesIO(b"".join(_lines(first_line, stream, file)))
+            stream.seek(0)
+            exit_stack.pop_all()
+            return stream
     except OSError as error:
         raise unreadable(file, error, REQUESTS) from error
 
 
-def count_lines(opened: BinaryIO, source: str) -> int:
-    """Return how many of the lines that follow say something. Raises RequestError for one that is too large."""
-    return sum(bool(line.strip()) for line in iter(lambda: read_line(opened, source), b""))
+def count_lines(stream: BinaryIO, source: str) -> int:
+    """Return the number of nonempty lines that follow. Raises RequestError for a line that is too large."""
+    return sum(bool(line.strip()) for line in iter(lambda: read_line(stream, source), b""))
 
 
-def _lines(first: bytes, rest: BinaryIO, source: str) -> Iterator[bytes]:
-    """Yield lines of UTF-8 text, of which the first was read. Raises RequestError."""
-    if byte_order_mark(first):
-        yield from decode_text(first + read_all(rest, source), source).encode().splitlines(keepends=True)
+def _lines(line: bytes, stream: BinaryIO, source: str) -> Iterator[bytes]:
+    """Yield lines of UTF-8 text: `line`, which was read before, then those of `stream`. Raises RequestError."""
+    if byte_order_mark(line):
+        yield from decode_text(line + read_all(stream, source), source).encode().splitlines(keepends=True)
         return
-    while first:
-        yield first
-        first = read_line(rest, source)
+    while line:
+        yield line
+        line = read_line(stream, source)
 
 
 def decode_text(data: bytes, source: str) -> str:
-    """Bytes as text. Raises RequestError saying what `source` is instead."""
+    """Return bytes as text. Raises RequestError, which says what `source` is instead."""
     try:
         return decode(data)
     except NotTextError as error:
@@ -141,28 +148,28 @@ def decode_text(data: bytes, source: str) -> str:
 
 
 def require_writable(file: str | None, option: str) -> None:
-    """Raise RequestError if a file that an option names cannot be written: before minutes of work, not after them."""
+    """Raise RequestError if the file that `option` names cannot be written: before minutes of work, not after them."""
     if not file:
         return
     path = Path(file)
-    why = ""
+    reason = ""
     advice = "name another file"
     try:
         if os.path.isdir(path):
-            why = "it is a folder"
+            reason = "it is a folder"
             advice = f"name a file, such as {path / 'output'},"
         elif path.exists():
-            why = why_unwritable(path)
+            reason = why_unwritable(path)
         elif not path.parent.is_dir():
-            why = f"there is no folder {path.parent}"
+            reason = f"there is no folder {path.parent}"
             advice = "name a file in a folder that exists"
         else:
-            why = why_unwritable(path.parent)
+            reason = why_unwritable(path.parent)
             advice = "name a file in a folder of yours"
-    except OSError as error:  # of a folder on the way
-        why = str(error.strerror)
-    if why:
-        raise RequestError(f"{file} cannot be written ({why}); {advice} with {option}")
+    except OSError as error:  # raised for a folder on the way
+        reason = str(error.strerror)
+    if reason:
+        raise RequestError(f"{file} cannot be written ({reason}); {advice} with {option}")
 
 
 def write_text(file: str, text: str) -> None:

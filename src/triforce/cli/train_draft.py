@@ -1,4 +1,4 @@
-"""`triforce train-draft`: a draft for any target, which reads the target's hidden states."""
+"""`triforce train-draft`: trains a draft for any target, which reads the target's hidden states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.backends.torch_import import import_torch
 from triforce.cli import INTERRUPTED
-from triforce.cli.interrupts import heard
+from triforce.cli.interrupts import sigint_callback
 from triforce.cli.progress import loading
 from triforce.cli.text_files import book_file, read_texts
 from triforce.errors import RequestError
@@ -28,9 +28,9 @@ NOTHING_LOST = "stopped before the first update; the same command begins anew"
 
 
 def run(options: Namespace) -> int:
-    """Train, write the draft, and print its figures; the next run goes on where one was interrupted.
+    """Train, write the draft, and print its figures. A run continues one that was interrupted.
 
-    Raises RequestError for folders and texts that will not do.
+    Raises RequestError for unusable folders and texts.
     """
     if options.device != "cpu":
         raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
@@ -38,62 +38,62 @@ def run(options: Namespace) -> int:
     texts = read_texts([options.texts or str(book_file())])
     _require_folder(folder)
     try:
-        with heard(_leave):
+        with sigint_callback(_exit_now):
             trainer = _trainer(options, texts, folder)
     except KeyboardInterrupt:
-        return _stopped(NOTHING_LOST)
+        return _report_stopped(NOTHING_LOST)
     try:
-        with heard(_tell_of_end), _made(folder), Bar(options.minutes * 60) as bar:
+        with sigint_callback(_report_stopping), _output_folder(folder), Bar(options.minutes * 60) as bar:
             trainer.run(options.minutes * 60, bar)
             figures = _finish(trainer, folder)
         print(figures)
     except KeyboardInterrupt:
-        done = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
-        return _stopped(f"stopped {done}; the same command goes on from there")
+        progress_note = f"after {trainer.state.seconds / 60:.1f} of {options.minutes:g} minutes"
+        return _report_stopped(f"stopped {progress_note}; the same command goes on from there")
     return 0
 
 
-def _stopped(told: str) -> int:
-    """Say what an interrupted training has come to, and return the exit code."""
-    print(f"triforce: error: {told}", file=sys.stderr, flush=True)
+def _report_stopped(message: str) -> int:
+    """Print the state of an interrupted training, and return the exit code."""
+    print(f"triforce: error: {message}", file=sys.stderr, flush=True)
     return INTERRUPTED
 
 
-def _leave() -> None:
-    """End the process in the middle of a pass, as there is nothing to keep."""
-    os._exit(_stopped(NOTHING_LOST))
+def _exit_now() -> None:
+    """End the process in the middle of a pass: there is nothing to save yet."""
+    os._exit(_report_stopped(NOTHING_LOST))
 
 
-def _tell_of_end() -> None:
-    """Tell why the process goes on for a while."""
-    told = "stopping behind this pass; Ctrl-C again stops at once, and loses what was learned since the last episode"
-    print(told, file=sys.stderr, flush=True)
+def _report_stopping() -> None:
+    """Print why the process does not stop at once."""
+    message = "stopping after this pass; Ctrl-C again stops at once, and loses what was learned since the last episode"
+    print(message, file=sys.stderr, flush=True)
 
 
 def _require_folder(folder: Path) -> None:
-    """Raise RequestError where a finished draft or files of others are, or where none can be written."""
+    """Raise RequestError if the folder holds a finished draft or foreign files, or cannot be written."""
     from triforce.training.trainer import FILE
 
     try:
-        held = {file.name for file in folder.iterdir()} if folder.exists() else set()
-        place = folder if folder.exists() else folder.absolute().parent
-        if not place.exists():
+        file_names = {file.name for file in folder.iterdir()} if folder.exists() else set()
+        writable_folder = folder if folder.exists() else folder.absolute().parent
+        if not writable_folder.exists():
             raise FileNotFoundError(ENOENT, os.strerror(ENOENT))
-        if not (place.is_dir() and os.access(place, os.W_OK | os.X_OK)):
+        if not (writable_folder.is_dir() and os.access(writable_folder, os.W_OK | os.X_OK)):
             raise PermissionError(EACCES, os.strerror(EACCES))
     except OSError as error:
         raise _unwritable(folder, error) from error
-    if "config.json" in held and FILE not in held:
+    if "config.json" in file_names and FILE not in file_names:
         raise RequestError(f"{folder} holds a model or a finished draft; name another folder with --output")
-    others = {name for name in held - {FILE, *DRAFT_FILES} if not name.endswith(PARTIAL)}
-    if others if FILE in held else held:
+    foreign_names = {name for name in file_names - {FILE, *DRAFT_FILES} if not name.endswith(PARTIAL)}
+    if foreign_names if FILE in file_names else file_names:
         raise RequestError(f"{folder} holds other files; name a new folder with --output, or an empty one")
 
 
 @contextmanager
-def _made(folder: Path) -> Iterator[None]:
-    """Make a folder. It goes again if nothing was written to it. Raises RequestError where it cannot be made."""
-    new = not folder.exists()
+def _output_folder(folder: Path) -> Iterator[None]:
+    """Make a folder; remove it at the end if it is new and empty. Raises RequestError if it cannot be made."""
+    is_new = not folder.exists()
     try:
         folder.mkdir(exist_ok=True)
     except OSError as error:
@@ -101,8 +101,8 @@ def _made(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # it is not empty
-            if new:
+        with suppress(OSError):  # raised if the folder is not empty
+            if is_new:
                 folder.rmdir()
 
 
@@ -113,7 +113,7 @@ def _unwritable(folder: Path, error: OSError) -> RequestError:
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
-    # Threads that spin for others take the cores from them, where these are shared.
+    # Threads that spin while they wait take the cores from others, where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     import_torch()
     import torch
@@ -136,7 +136,7 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
 
 
 def _finish(trainer: Trainer, folder: Path) -> str:
-    """Write the draft and remove the training's state; return the figures as text."""
+    """Write the draft and remove the training state; return the figures as text."""
     from triforce.eagle.head_files import EagleHeadFile, write_eagle_head
     from triforce.training.trainer import FILE
     from triforce.training.training_card import measure, table
@@ -149,14 +149,14 @@ def _finish(trainer: Trainer, folder: Path) -> str:
 
 
 class Bar:
-    """Progress on stderr, on terminals only: time, and the share of guesses that held-out texts keep."""
+    """Progress on stderr, on terminals only: time, and the share of draft tokens that held-out texts accept."""
 
     def __init__(self, seconds: float) -> None:
         from tqdm import tqdm
 
-        how: dict[str, Any] = {"disable": None, "file": sys.stderr, "leave": False}
+        bar_options: dict[str, Any] = {"disable": None, "file": sys.stderr, "leave": False}
         self._seconds = seconds
-        self._bar = tqdm(total=round(seconds), desc="training", unit=" s", **how)
+        self._bar = tqdm(total=round(seconds), desc="training", unit=" s", **bar_options)
 
     def __enter__(self) -> Bar:
         return self
@@ -164,9 +164,11 @@ class Bar:
     def __call__(self, state: TrainingState) -> None:
         self._bar.update(round(min(state.seconds, self._seconds)) - self._bar.n)
         if state.history:
-            kept = state.history[-1]["kept"]
-            shown = ", ".join(f"{kind} {' '.join(f'{share:.2f}' for share in of)}" for kind, of in kept.items())
-            self._bar.set_postfix_str(f"kept: {shown}")
+            history_shares = state.history[-1]["kept"]
+            shares_text = ", ".join(
+                f"{kind} {' '.join(f'{share:.2f}' for share in shares)}" for kind, shares in history_shares.items()
+            )
+            self._bar.set_postfix_str(f"kept: {shares_text}")
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()

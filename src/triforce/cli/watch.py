@@ -1,6 +1,6 @@
-"""`triforce watch`: reads the texts of a folder into a disk cache in the background, and again what changes.
+"""`triforce watch`: reads the texts of a folder into a disk cache in the background, and rereads changed ones.
 
-On a terminal it tells how far it is; elsewhere it is silent.
+On a terminal the command prints its progress; elsewhere it is silent.
 """
 
 from __future__ import annotations
@@ -29,40 +29,41 @@ from triforce.ragged import common_prefix
 if TYPE_CHECKING:
     from triforce.llm import LLM
 
-LOWEST = 19
-"""Niceness: whoever else wants the processor has it."""
+LOWEST_PRIORITY = 19
+"""Niceness: every other process has precedence on the processor."""
 POLL_SECONDS = 2.0
-"""Between two looks at the folder."""
+"""Seconds between two scans of the folder."""
 
 
 def run(options: Namespace) -> int:
-    """Read a folder, then what changes in it, until Ctrl-C. Raises TriforceError."""
+    """Read a folder, then each change in it, until Ctrl-C. Raises TriforceError."""
     folder = Path(options.folder).resolve()
-    files_of(folder)  # a mistake is found before a model is loaded
-    os.nice(LOWEST)
+    files_of(folder)  # raises for a mistake before a model is loaded
+    os.nice(LOWEST_PRIORITY)
     watcher = Watcher(load(options), folder, options.each, silent(options))
     watcher.read()
     while not options.once:
-        watcher.tell("waiting for changes; Ctrl-C ends this")
+        watcher.report("waiting for changes; Ctrl-C ends this")
         watcher.wait()
         try:
             watcher.read()
-        except RequestError as error:  # it may be mended by the next change
-            watcher.tell(f"triforce: error: {error}")
+        except RequestError as error:  # the next change may mend it
+            watcher.report(f"triforce: error: {error}")
     return 0
 
 
-class _Changed(Exception):
-    """The folder is no longer what is being read."""
+class _FolderChanged(Exception):
+    """The folder has changed since its files were listed."""
 
 
 class Watcher:
-    """The documents of a folder, and a model with a disk cache that reads them. each: every file is a document.
+    """The documents of a folder, and a model that reads them into a disk cache.
 
-    silent: nothing is told. Raises ModelError for a model without a tokenizer.
+    per_file: every file is a document of its own; else all files together are one. silent: print nothing. Raises
+    ModelError for a model without a tokenizer.
     """
 
-    def __init__(self, llm: LLM, folder: Path, each: bool, silent: bool) -> None:
+    def __init__(self, llm: LLM, folder: Path, per_file: bool, silent: bool) -> None:
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and texts are to be read; put one into the model's folder")
         assert llm.engines.parts.disk, "there is an option that must be given"
@@ -70,122 +71,132 @@ class Watcher:
         self._tokenizer = llm.tokenizer
         self._cache = llm.engines.parts.disk.store.folder
         self._folder = folder
-        self._each = each
+        self._per_file = per_file
         self._silent = silent
-        self._stamps = self._now()
+        self._stamps = self._current_stamps()
         self._secret = self._cache.secret
-        self._done: set[tuple[str, ...]] = set()  # digests of the files of documents that are read
-        self._left_out = ""  # what is said of that
-        self._look = 0.0  # when to look at the folder again
+        self._finished_digests: set[tuple[str, ...]] = set()  # digests of the files of each document that was read
+        self._left_out_text = ""  # the last remark on files that are left out
+        self._next_check = 0.0  # perf_counter time of the next scan of the folder
 
-    def tell(self, line: str) -> None:
-        """Say something on a terminal, on one line that it only shows: names of files are a stranger's."""
+    def report(self, line: str) -> None:
+        """Print a line to stderr, control characters escaped: names of files come from strangers."""
         if not self._silent:
             print(escaped(line), file=sys.stderr, flush=True)
 
     def read(self) -> None:
-        """Read what was not read yet, and begin anew where the folder changes meanwhile. Raises RequestError."""
+        """Read the documents that were not read yet, and start over if the folder changes. Raises RequestError."""
         while True:
-            self._stamps = self._now()
-            self._look = perf_counter() + POLL_SECONDS
-            known = [
-                each.files for each in disk_cache_documents.watched_folders(self._cache) if each.path == self._folder
+            self._stamps = self._current_stamps()
+            self._next_check = perf_counter() + POLL_SECONDS
+            file_lists = [
+                manifest.files
+                for manifest in disk_cache_documents.watched_folders(self._cache)
+                if manifest.path == self._folder
             ]
             left_out = SkippedFiles()
-            files = files_of(self._folder, known[0] if known else (), left_out)
-            if left_out.summary != self._left_out:
+            files = files_of(self._folder, file_lists[0] if file_lists else (), left_out)
+            if left_out.summary != self._left_out_text:
                 tell_left_out(self._folder, left_out)
-                self._left_out = left_out.summary
-            self._note(files)
+                self._left_out_text = left_out.summary
+            self._write_manifest(files)
             try:
-                for name, parts, text in self._documents(files):
-                    self._read_document(name, parts, text)
+                for name, digests, text in self._documents(files):
+                    self._read_document(name, digests, text)
                 return
-            except _Changed:
-                self.tell("the folder has changed; what was read of it is kept")
-                self._settle()
+            except _FolderChanged:
+                self.report("the folder has changed; what was read of it is kept")
+                self._wait_until_stable()
 
     def wait(self) -> None:
-        """Return once the folder has changed, and changes no more, or the disk cache was deleted and is made anew."""
-        while self._now() == self._stamps and not self._lost():
+        """Return once the folder has changed and is stable again, or the disk cache was deleted and made anew."""
+        while self._current_stamps() == self._stamps and not self._renew_deleted_cache():
             time.sleep(POLL_SECONDS)
-        self._settle()
+        self._wait_until_stable()
 
-    def _lost(self) -> bool:
-        """Whether the disk cache was deleted. It is made anew, if that is possible, and nothing counts as read."""
+    def _renew_deleted_cache(self) -> bool:
+        """Whether the disk cache was deleted and is made anew; then every document counts as unread.
+
+        If it cannot be made anew, the answer is False.
+        """
         with suppress(OSError):
             self._cache.renew()
         if self._cache.secret == self._secret:
             return False
         self._secret = self._cache.secret
-        self._done.clear()
-        self.tell("the disk cache was deleted and is made anew; all is read again")
+        self._finished_digests.clear()
+        self.report("the disk cache was deleted and is made anew; all is read again")
         return True
 
-    def _now(self) -> dict[str, Stamp]:
-        """Return the files of the folder; none while it is away."""
+    def _current_stamps(self) -> dict[str, Stamp]:
+        """Return the stamps of the folder's files; none while the folder is missing."""
         try:
             return stamps(self._folder)
         except RequestError:
             return {}
 
-    def _settle(self) -> None:
-        seen = self._stamps
-        while seen != (now := self._now()):
-            seen = now
+    def _wait_until_stable(self) -> None:
+        earlier_stamps = self._stamps
+        while earlier_stamps != (stamps_now := self._current_stamps()):
+            earlier_stamps = stamps_now
             time.sleep(POLL_SECONDS)
 
-    def _note(self, files: Sequence[TextFile]) -> None:
-        """Write down in which order files are read, for whoever asks about them."""
+    def _write_manifest(self, files: Sequence[TextFile]) -> None:
+        """Write the manifest: the order in which files are read, for commands that ask about the folder."""
         try:
             order = [(file.name, file.digest) for file in files]
-            disk_cache_documents.record_folder(self._cache, WatchedFolder(self._folder, self._each, order))
+            disk_cache_documents.record_folder(self._cache, WatchedFolder(self._folder, self._per_file, order))
         except OSError as error:
             LOG.warning("disk cache: the manifest is not kept: %s", error)
 
     def _documents(self, files: Sequence[TextFile]) -> Iterator[tuple[str, tuple[str, ...], str]]:
         """Yield the name of each document, the digests of its files, and its text."""
-        if not self._each:
+        if not self._per_file:
             yield self._folder.name, tuple(file.name + file.digest for file in files), joined(files)
         else:
             yield from ((file.name, (file.digest,), file.text) for file in files)
 
-    def _read_document(self, name: str, parts: tuple[str, ...], text: str) -> None:
-        """Read a document, if that was not done before. Raises RequestError for a folder that is too long."""
-        if parts in self._done:
+    def _read_document(self, name: str, digests: tuple[str, ...], text: str) -> None:
+        """Read a document unless it was read before. Raises RequestError for a folder longer than the context."""
+        if digests in self._finished_digests:
             return
-        ids = self._ids(text)
+        ids = self._prompt_ids(text)
         context = self._llm.target.config.context
         if len(ids) >= context:
             too_long = f"{name} has {len(ids):,} tokens, and the context is {context:,}"
-            if not self._each:
+            if not self._per_file:
                 raise RequestError(f"{too_long}; name a smaller folder, or add --each to read every file for itself")
-            self.tell(f"{too_long}: it is left out")
+            self.report(f"{too_long}: it is left out")
         elif output := self._prefill(ids):
-            self.tell(f"{name}: {output.prompt_tokens:,} tokens, {output.cached_tokens:,} of them read before")
-        self._done.add(parts)
+            self.report(f"{name}: {output.prompt_tokens:,} tokens, {output.cached_tokens:,} of them read before")
+        self._finished_digests.add(digests)
 
     def _prefill(self, ids: list[int]) -> RequestOutput | None:
-        """Read a prompt, and tell how far that is."""
+        """Prefill a prompt with a progress bar; return its output. Raises _FolderChanged if the folder changes."""
         output = None
         with Prefill(self._silent) as progress:
 
             def report(done: int, total: int) -> None:
                 progress(done, total)
-                if perf_counter() > self._look:
-                    self._look = perf_counter() + POLL_SECONDS
-                    if self._now() != self._stamps:
-                        raise _Changed
+                if perf_counter() > self._next_check:
+                    self._next_check = perf_counter() + POLL_SECONDS
+                    if self._current_stamps() != self._stamps:
+                        raise _FolderChanged
 
             params = self._llm.sampling_params(max_tokens=1)
-            for piece in self._llm.stream(ids, params, on_prefill=report):
-                output = piece if isinstance(piece, RequestOutput) else None
+            for chunk in self._llm.stream(ids, params, on_prefill=report):
+                output = chunk if isinstance(chunk, RequestOutput) else None
         return output
 
-    def _ids(self, text: str) -> list[int]:
-        """Return how every question about a text begins, by the model's chat template; without one, the text."""
+    def _prompt_ids(self, text: str) -> list[int]:
+        """Return the token ids with which every question about a text begins, by the model's chat template.
+
+        Without a template, these are the text's.
+        """
         with Tokenization(self._silent):
             if not self._tokenizer.chats:
                 return self._llm.encode(text)
-            one, other = (self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is"))
-        return one[: common_prefix(one, other)]
+            first_ids, second_ids = (
+                self._tokenizer.chat(Conversation(document=text).messages(word)) for word in ("What", "Is")
+            )
+        return first_ids[: common_prefix(first_ids, second_ids)]

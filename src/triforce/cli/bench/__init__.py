@@ -1,4 +1,4 @@
-"""`triforce bench`: speed, the certificate, kernels, the start, a file for each; other engines, in a checkout."""
+"""`triforce bench`: speed, the certificate, kernels and the start, a module for each; other engines, in a checkout."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 
 OF_CHECKOUT = {"compare": "benchmarks.compare.command"}
-"""Modules of parts that are not in the package."""
+"""Parts that are not in the package, and their modules in a checkout."""
 
 
 def run(options: Namespace) -> int:
-    """Run one of the parts; --json writes all figures, with the commit as it is before they are measured.
+    """Run one part; --json writes all figures, with the commit as it is before they are measured.
 
-    Raises RequestError for a part of a checkout where this is none.
+    Raises RequestError for a part of a checkout outside a checkout.
     """
     module = OF_CHECKOUT.get(options.bench)
     if module:
@@ -32,7 +32,7 @@ def run(options: Namespace) -> int:
 
 
 def _find_checkout(part: str, module: str) -> None:
-    """Let the modules beside `src` be imported. Raises RequestError after an installation from a wheel."""
+    """Make the modules beside `src` importable. Raises RequestError if triforce was installed from a wheel."""
     root = Path(str(triforce.__file__)).parents[2]
     if not root.joinpath(*module.split(".")).with_suffix(".py").is_file():
         raise RequestError(

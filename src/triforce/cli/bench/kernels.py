@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 
 
 def run(options: Namespace) -> int:
-    """Print a line for each row as it is measured, and last of all a line of JSON. Raises RequestError."""
+    """Print a line for each row as it is measured, and at the end a line of JSON. Raises RequestError."""
     if min(options.contexts) < 2:
         raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
     names = [known("shape", name, [*shapes.SHAPES, *FAMILY_SHAPES]) for name in options.shapes]
@@ -30,10 +30,12 @@ def run(options: Namespace) -> int:
 
 def _line(row: dict[str, Any]) -> str:
     name = " ".join(str(row[key]) for key in ("kernel", "shape") if key in row)
-    where = " ".join(f"{key} {row[key]:,}" for key in ("context", "width", "vocabulary", "temperature") if key in row)
-    took = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
-    speed = f"{row['gb_per_second']:>7.1f} GB/s" if "gb_per_second" in row else ""
-    flops = f" {row['gflop_per_second']:,.0f} GFLOP/s" if "gflop_per_second" in row else ""
-    union = f", {row['union']:.1f} x the experts" if "union" in row else ""
-    share = f", {row['fraction']:.0%} of what can be" if "fraction" in row else ""
-    return f"{name:<28} {where:<34} {took} {speed}{flops}{share}{union}"
+    axes_text = " ".join(
+        f"{key} {row[key]:,}" for key in ("context", "width", "vocabulary", "temperature") if key in row
+    )
+    microseconds_text = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
+    bandwidth_text = f"{row['gb_per_second']:>7.1f} GB/s" if "gb_per_second" in row else ""
+    flops_text = f" {row['gflop_per_second']:,.0f} GFLOP/s" if "gflop_per_second" in row else ""
+    union_text = f", {row['union']:.1f} x the experts" if "union" in row else ""
+    share_text = f", {row['fraction']:.0%} of what can be" if "fraction" in row else ""
+    return f"{name:<28} {axes_text:<34} {microseconds_text} {bandwidth_text}{flops_text}{share_text}{union_text}"

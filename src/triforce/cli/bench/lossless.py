@@ -1,4 +1,4 @@
-"""`triforce bench lossless`: the certificate. Exit code 1 if anything differs."""
+"""`triforce bench lossless`: the certificate. Exit code 1 if any text differs."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ from triforce.llm import LLM
 
 AXES = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
 SETTINGS = ("model", "draft", "texts", "dtype", "kv_dtype", "modes", "lower_tiers", "retrieval_budget", *AXES)
-"""Settings that must be the same for a file that is not whole to be continued."""
+"""Settings that must be the same for an unfinished file to be continued."""
 
 
 def run(options: Namespace) -> int:
-    """Prints what was compared, and last of all a line of JSON. A file that was cut off goes on where it ended."""
-    _require_sense(options)
+    """Print the comparison, and at the end a line of JSON. An unfinished file is continued."""
+    _require_valid_options(options)
     settings = {name: getattr(options, name) for name in SETTINGS}
     results = ResultsFile(options.json, about() | settings, SETTINGS, "lossless")
     print(machine())
-    for lower in options.lower_tiers:
-        llm = load(Namespace(**vars(options) | {"lower_tiers": lower}))
+    for lower_tiers in options.lower_tiers:
+        llm = load(Namespace(**vars(options) | {"lower_tiers": lower_tiers}))
         plan = _plan(llm, options)
         texts = sources(llm, options.texts)
         cells = rows(llm, texts, plan, partial(Prefill, options.quiet), results.cells)
-        for found in tqdm(cells, desc=f"lossless, {lower}", disable=options.quiet or None, leave=False):
-            results.add(found)
+        for cell_rows in tqdm(cells, desc=f"lossless, {lower_tiers}", disable=options.quiet or None, leave=False):
+            results.add(cell_rows)
     return _report(results.rows, options.json)
 
 
-def _report(found: list[dict[str, Any]], file: str | None) -> int:
-    verdict = certificate(found)
-    show(tables(found))
+def _report(measured_rows: list[dict[str, Any]], file: str | None) -> int:
+    verdict = certificate(measured_rows)
+    show(tables(measured_rows))
     for row in verdict["where"]:
         print(f"DIFFERS: {json.dumps(row)}")
     result = about() | verdict
-    write(file, result | {"rows": found})
+    write(file, result | {"rows": measured_rows})
     print(json.dumps(result))
     return 0 if verdict["lossless"] else 1
 
@@ -59,14 +59,14 @@ def _plan(llm: LLM, options: Namespace) -> LosslessConfig:
     return LosslessConfig(modes=names, **{name: getattr(options, name) for name in AXES})
 
 
-def _require_sense(options: Namespace) -> None:
-    """Raises RequestError for what cannot be compared, before a model is loaded."""
-    lists = (
+def _require_valid_options(options: Namespace) -> None:
+    """Raise RequestError for values that cannot be compared, before a model is loaded."""
+    checks = (
         (options.couplings, "coupling", COUPLINGS),
         (options.workloads, "workload", WORKLOADS),
         (options.lower_tiers, "lower_tiers", LOWER_TIERS),
     )
-    for values, kind, allowed in lists:
+    for values, kind, allowed in checks:
         for value in values:
             known(kind, value, allowed)
     if min(options.tokens, *options.batches) < 1 or min(options.contexts) < 2:

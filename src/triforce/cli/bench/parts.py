@@ -1,4 +1,4 @@
-"""The parts of `triforce bench`, and which arguments each takes. Imports nothing heavy."""
+"""The parts of `triforce bench`, and the arguments of each. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _MODES = f"of {', '.join(options.MODES)}"
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_subparsers(dest="bench", metavar="|".join(name for name, _, _ in PARTS))
+    subparsers = parser.add_subparsers(dest="bench", metavar="|".join(name for name, _, _ in PARTS))
     for name, summary, add in PARTS:
-        part = what.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        part = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         add(part)
         options.json_file(part)
 
@@ -25,8 +25,8 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     _cells(parser)
     options.number(parser, "--top-p", "of the sampled texts", 0.9, float, "X")
-    usual = "ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft"
-    _several(parser, "--modes", str, "MODE", f"{_MODES} (default: {usual})")
+    default_modes = "ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft"
+    _several(parser, "--modes", str, "MODE", f"{_MODES} (default: {default_modes})")
     options.number(parser, "--tokens", "new tokens of each text", 128)
     text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
     options.number(parser, "--repeats", text)
@@ -104,7 +104,7 @@ def _start(parser: argparse.ArgumentParser) -> None:
     add("--shape", metavar="NAME", help=text)
     _several(parser, "--modes", str, "MODE", _MODES, ["ar", "auto"])
     add("--prompt-file", type=path, metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
-    options.number(parser, "--prompt-tokens", "so many tokens of the text")
+    options.number(parser, "--prompt-tokens", "use the first N tokens of the text")
     options.load_cache(parser)
     options.number(parser, "--repeats", "processes of each kind", 5)
     options.placement(parser, context=False)
@@ -119,7 +119,7 @@ def _models_and_texts(parser: argparse.ArgumentParser) -> None:
 def _several(
     parser: argparse.ArgumentParser, flag: str, kind: type, metavar: str, text: str, default: list[Any] | None = None
 ) -> None:
-    """Add an option that takes values with commas between."""
+    """Add an option that takes values separated by commas."""
     parser.add_argument(flag, type=options.several(kind), default=default, metavar=f"{metavar},...", help=text)
 
 

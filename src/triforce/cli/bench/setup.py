@@ -1,4 +1,4 @@
-"""The model and the texts that a part of `triforce bench` measures."""
+"""The model and the texts that a part of `triforce bench` measures, and the output of its figures."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 OWN_CODE = "triforce.py"
-"""Name of the package's own source as a text."""
+"""Name of the text that is the package's own source."""
 
 
 def load(options: Namespace) -> LLM:
-    """Return the engine that the arguments describe; what is not given has its default."""
+    """Return the engine that the arguments describe; a setting that is missing or None has the engine's default."""
     draft = draft_named(options)
-    given = {
+    settings = {
         name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
     }
     with loading(options):
         import_torch()
         from triforce.llm import LLM
 
-        return LLM(options.model, draft, **{name: value for name, value in given.items() if value is not None})
+        return LLM(options.model, draft, **{name: value for name, value in settings.items() if value is not None})
 
 
-def modes(llm: LLM, given: Sequence[str] | None, usual: Iterable[str]) -> list[str]:
-    """Return the modes that were named, or the default ones that these models can run. Raises RequestError."""
+def modes(llm: LLM, requested_modes: Sequence[str] | None, default_modes: Iterable[str]) -> list[str]:
+    """Return the requested modes, or the default modes that these models can run. Raises RequestError."""
     from triforce.engine.inputs import known
     from triforce.engine.tier_builder import MODES
 
-    if given:
-        return [known("mode", mode, MODES) for mode in given]
-    return [mode for mode in usual if mode in llm.modes]
+    if requested_modes:
+        return [known("mode", mode, MODES) for mode in requested_modes]
+    return [mode for mode in default_modes if mode in llm.modes]
 
 
 def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
@@ -60,7 +60,7 @@ def sources(llm: LLM, paths: Sequence[str] | None) -> Sources:
 
 
 def sources_of(tokenizer: Tokenizer, paths: Sequence[str] | None) -> Sources:
-    """Return the same for a tokenizer alone. Raises RequestError."""
+    """Return the same texts for a tokenizer without a model. Raises RequestError."""
     from triforce.bench.prompts import Sources
     from triforce.eval import encode_texts
 
@@ -68,7 +68,7 @@ def sources_of(tokenizer: Tokenizer, paths: Sequence[str] | None) -> Sources:
 
 
 def make_folder(option: str, folder: Path) -> None:
-    """Make the folder that an option names. Raises RequestError where that fails."""
+    """Make the folder that `option` names. Raises RequestError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -87,7 +87,7 @@ __all__ = ["about", "machine", "measured_roofline", "show", "write"]
 
 
 def about(command: str | None = None, device: torch.device | None = None) -> dict[str, Any]:
-    """Return the command of figures, that of this process if None, and what they were measured on and with."""
+    """Return provenance of figures: `command` (None: this process's), and the machine and software."""
     return {"command": command or "triforce " + " ".join(sys.argv[1:])} | provenance(device)
 
 
@@ -113,10 +113,10 @@ def _rich(table: Table) -> bool:
         from rich.table import Table as Rich
     except ImportError:
         return False
-    made = Rich(title=table.title, caption=escape(table.note), caption_justify="left")
+    rich_table = Rich(title=table.title, caption=escape(table.note), caption_justify="left")
     for n, name in enumerate(table.header):
-        made.add_column(escape(name), justify="right" if n else "left")
+        rich_table.add_column(escape(name), justify="right" if n else "left")
     for row in table.rows:
-        made.add_row(*map(escape, row))
-    Console().print(made)
+        rich_table.add_row(*map(escape, row))
+    Console().print(rich_table)
     return True

@@ -25,11 +25,11 @@ SETTINGS = (
 )  # fmt: skip
 """Settings that must be the same for a file of rows to be continued."""
 
-MODELS_OWN = "model", "modes", "temperatures", "batches", "workloads", "cells", "caches", "texts"
+MODEL_OPTIONS = "model", "modes", "temperatures", "batches", "workloads", "cells", "caches", "texts"
 """Options that `--synthetic` does not have."""
 
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
-"""Default modes: plain decoding, the fixed settings that may be best, and `auto`."""
+"""Default modes: plain decoding, the fixed modes that may be fastest, and `auto`."""
 
 DEFAULT_AXES: dict[str, list[Any]] = {
     "contexts": [4096, 16_384],
@@ -37,7 +37,7 @@ DEFAULT_AXES: dict[str, list[Any]] = {
     "temperatures": [0.0, 0.6],
     "workloads": ["books"],
 }
-"""Defaults of the axes that are not given, where another one is."""
+"""Defaults of the other axes if at least one axis is given."""
 
 HEAD = (
     f"{'mode':<10} {'context':>8} {'batch':>5} {'T':>4} {'workload':<9} prefill/s  tokens/s  speedup  spread  "
@@ -46,15 +46,15 @@ HEAD = (
 
 
 def run(options: Namespace) -> int:
-    """Print a line for each row as it is measured, then what was lost, and a line of JSON. Raises RequestError."""
-    _require_sense(options)
+    """Print a line for each row as it is measured, then the lost cells, and a line of JSON. Raises RequestError."""
+    _require_valid_options(options)
     if options.synthetic:
         return _synthetic(options)
     cells = _cells(options)
     llm = load(options)
-    if beyond := [cell for cell in cells if cell.context > llm.target.config.context]:
-        cells = [cell for cell in cells if cell not in beyond]
-        print(f"{len(beyond)} cells are left out: the model has {llm.target.config.context:,} positions")
+    if oversized_cells := [cell for cell in cells if cell.context > llm.target.config.context]:
+        cells = [cell for cell in cells if cell not in oversized_cells]
+        print(f"{len(oversized_cells)} cells are left out: the model has {llm.target.config.context:,} positions")
     if not cells:
         raise RequestError("no cell is left to measure; give smaller --contexts")
     return _report(_measure(llm, cells, modes(llm, options.modes, MODES), options))
@@ -67,7 +67,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     settings = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
     results = ResultsFile(options.json, about() | settings, SETTINGS)
-    left = [cell for cell in cells if str(cell) not in results.cells]
+    unmeasured_cells = [cell for cell in cells if str(cell) not in results.cells]
     print(f"{machine()}\n{HEAD}")
     for row in results.rows:
         print(line(row))
@@ -75,9 +75,9 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(options.caches or temporary)
         make_folder("--caches", folder)
-        kept = PromptCache(llm, folder, partial(Prefill, options.quiet))
+        prompts = PromptCache(llm, folder, partial(Prefill, options.quiet))
         texts = sources(llm, options.texts)
-        for rows in speed.rows(llm, texts, left, plan, kept, keep=bool(options.caches)):
+        for rows in speed.rows(llm, texts, unmeasured_cells, plan, prompts, keep=bool(options.caches)):
             results.add(rows)
             for row in rows:
                 print(line(row), flush=True)
@@ -87,35 +87,37 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 def _report(rows: list[Row]) -> int:
     from triforce.bench.speed import speed_tables, verdict
 
-    found = verdict(rows)
+    summary = verdict(rows)
     show(speed_tables(rows))
-    if found["mean"] is not None:
-        of_best = found["of_best"]
-        best = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
-        print(f"auto: {found['mean']:.2f} times plain decoding in the mean of {found['cells']} cells{best}")
-        lost = "not known, as one turn has no spread" if found["lost"] is None else ", ".join(found["lost"]) or "none"
-        print(f"cells lost: {lost}")
-    print(json.dumps(found))
+    if summary["mean"] is not None:
+        of_best = summary["of_best"]
+        best_note = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
+        print(f"auto: {summary['mean']:.2f} times plain decoding in the mean of {summary['cells']} cells{best_note}")
+        lost_cells = (
+            "not known, as one turn has no spread" if summary["lost"] is None else ", ".join(summary["lost"]) or "none"
+        )
+        print(f"cells lost: {lost_cells}")
+    print(json.dumps(summary))
     return 0
 
 
 def _cells(options: Namespace) -> list[Cell]:
     from triforce.engine.inputs import known
 
-    given = {name: values for name in DEFAULT_AXES if (values := getattr(options, name)) is not None}
-    if bool(given) + bool(options.cells) + options.full > 1:
+    axis_values = {name: values for name in DEFAULT_AXES if (values := getattr(options, name)) is not None}
+    if bool(axis_values) + bool(options.cells) + options.full > 1:
         raise RequestError("--cells, --full and the lists of values exclude one another; give one of them")
     if options.full:
         return grid()
     if options.cells and options.cells != ["paper"]:
         return cells_named(options.cells)
-    for workload in given.get("workloads", []):
+    for workload in axis_values.get("workloads", []):
         known("workload", workload, WORKLOADS)
-    return grid(**(DEFAULT_AXES | given)) if given else covering(grid())
+    return grid(**(DEFAULT_AXES | axis_values)) if axis_values else covering(grid())
 
 
-def _require_sense(options: Namespace) -> None:
-    """Raises RequestError for numbers that nothing can be measured with."""
+def _require_valid_options(options: Namespace) -> None:
+    """Raise RequestError for values that cannot be measured."""
     contexts = options.contexts or DEFAULT_AXES["contexts"]
     if min(contexts) < 2:
         raise RequestError(f"--contexts {min(contexts)}: give prompts of at least 2 tokens")
@@ -124,12 +126,12 @@ def _require_sense(options: Namespace) -> None:
         raise RequestError("--repeats, --tokens and --batches must be at least 1")
     for name in ("shapes", "layers"):
         if getattr(options, name) and not options.synthetic:
-            raise RequestError(f"--{name} is of random weights for --synthetic; give that as well, or leave it out")
+            raise RequestError(f"--{name} is for the random weights of --synthetic; give that as well, or leave it out")
     if options.layers is not None and options.layers < 1:
         raise RequestError("--layers must be at least 1")
     if options.synthetic:
-        if given := [name for name in MODELS_OWN if getattr(options, name)]:
-            raise RequestError(f"--{given[0]} is for a model; with --synthetic leave it out")
+        if model_options := [name for name in MODEL_OPTIONS if getattr(options, name)]:
+            raise RequestError(f"--{model_options[0]} is for a model; with --synthetic leave it out")
         if len(options.synthetic) != 2 or not all(0 <= rate <= 1 for rate in options.synthetic):
             raise RequestError("--synthetic takes two probabilities, OUTER,INNER, such as 0.95,0.6")
         if min(contexts) < 256 or options.retrieval_budget.endswith("%"):
@@ -144,7 +146,7 @@ def _synthetic(options: Namespace) -> int:
     from triforce.kvcache import RetrievalConfig
     from triforce.kvcache.retrieval_config import Budget
 
-    setting = SpeculativeConfig(
+    speculation = SpeculativeConfig(
         options.draft_tokens,
         options.speculative_tokens,
         retrieval=RetrievalConfig(Budget.parse(options.retrieval_budget)),
@@ -153,21 +155,23 @@ def _synthetic(options: Namespace) -> int:
     contexts = options.contexts or DEFAULT_AXES["contexts"]
     repeats = options.repeats or speed.USUAL_TURNS
     shapes = [known("shape", shape, [*SHAPES, *FAMILY_SHAPES]) for shape in options.shapes or ["30m"]]
-    kept = tuple(options.synthetic)
+    acceptance_rates = tuple(options.synthetic)
     int8 = options.kv_dtype == "int8"
     rows = []
     print(f"{machine()}\n{HEAD}")
     for shape in shapes:
-        for row in synthetic.rows(shape, contexts, kept, setting, options.tokens, repeats, int8, options.layers):
+        for row in synthetic.rows(
+            shape, contexts, acceptance_rates, speculation, options.tokens, repeats, int8, options.layers
+        ):
             rows.append({"shape": shape, "lower_tiers": options.lower_tiers} | row)
-            best = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
-            print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{best}; {counted(row)}", flush=True)
+            bound_note = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
+            print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{bound_note}; {verification_note(row)}", flush=True)
             write(options.json, about() | {"rows": rows})
     return 0
 
 
 def line(row: Row) -> str:
-    """A row for people."""
+    """Return a row as text for people."""
     prefill = row["prefill_tokens_per_second"]
     shares = " ".join(f"{name} {share:.2f}" for name, share in row["acceptance"].items() if share is not None)
     return (
@@ -181,8 +185,8 @@ def _spread(row: Row) -> str:
     return f"{row['spread']:.2f}" if row["turns"] > 1 else "-"
 
 
-def counted(row: Row) -> str:
-    """Tokens a verification beside those to expect by the acceptance that was asked for."""
-    made = row["tokens_per_verification"]
-    expected = row["expected_tokens_per_verification"]
-    return f"{made:.2f} tokens a verification, {expected:.2f} +- {row['deviation']:.2f} to expect"
+def verification_note(row: Row) -> str:
+    """Return text that compares measured tokens per verification with the number expected by the acceptance rates."""
+    measured_rate = row["tokens_per_verification"]
+    expected_rate = row["expected_tokens_per_verification"]
+    return f"{measured_rate:.2f} tokens a verification, {expected_rate:.2f} +- {row['deviation']:.2f} to expect"

@@ -1,4 +1,4 @@
-"""`triforce bench start`: from the command to the first token, and where the time goes."""
+"""`triforce bench start`: seconds from the command to the first token, by step."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from triforce.eval import Table
 
 SHORT = "It was"
 POSITIONS = 32_768
-"""Context of the models of random weights."""
+"""Context of models with random weights."""
 
 
 def run(options: Namespace) -> int:
-    """Print a table at the end, and last of all a line of JSON. Raises RequestError."""
+    """Print a table at the end, and then a line of JSON. Raises RequestError."""
     for mode in options.modes:
         known("mode", mode, MODES)
     if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
         raise RequestError("--repeats and --prompt-tokens must be at least 1")
     print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        found = list(rows(options.modes, _task(options, Path(folder)), options.repeats))
-    show([_table(found)])
-    print(json.dumps({"machine": machine(), "rows": found}))
-    write(options.json, about() | {"repeats": options.repeats, "rows": found})
+        measured_rows = list(rows(options.modes, _task(options, Path(folder)), options.repeats))
+    show([_table(measured_rows)])
+    print(json.dumps({"machine": machine(), "rows": measured_rows}))
+    write(options.json, about() | {"repeats": options.repeats, "rows": measured_rows})
     return 0
 
 
 def _task(options: Namespace, folder: Path) -> dict[str, Any]:
-    """Return the task of each process. A model of random weights is written to `folder`. Raises TriforceError."""
+    """Return the task of each process. A model with random weights is written to `folder`. Raises TriforceError."""
     model = options.model
     if options.shape:
         if model:
@@ -55,7 +55,10 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
 
 
 def _prompt(options: Namespace, model: str | None) -> str | list[int]:
-    """The text; or its first tokens, if so many are wanted; random ones for a model without a tokenizer."""
+    """Return the text, or the ids of its first --prompt-tokens tokens; random ids for a model without a tokenizer.
+
+    Raises RequestError if the text has fewer tokens.
+    """
     files = open_model(model or SHIPPED[0])
     count = options.prompt_tokens
     if not files.has_tokenizer:
@@ -71,12 +74,12 @@ def _prompt(options: Namespace, model: str | None) -> str | list[int]:
     return ids
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
+def _table(measured_rows: list[dict[str, Any]]) -> Table:
     lines = []
-    for row in found:
-        steps = [f"{row['steps'][step]:.2f}" if "steps" in row else "-" for step in STEPS]
-        total = [f"{row['seconds']:.2f}", f"{row['spread']:.2f}", f"{row['of_import']:.2f}"]
-        lines.append([row["mode"], row["process"], *total, *steps])
+    for row in measured_rows:
+        step_cells = [f"{row['steps'][step]:.2f}" if "steps" in row else "-" for step in STEPS]
+        seconds_cells = [f"{row['seconds']:.2f}", f"{row['spread']:.2f}", f"{row['of_import']:.2f}"]
+        lines.append([row["mode"], row["process"], *seconds_cells, *step_cells])
     note = (
         "Seconds, medians. The first process finds no cache folder, the second what the first left there. Imports "
         "begin with the command; the prompt is read with its saved KV, if there is any; after the token comes the exit."

@@ -1,6 +1,6 @@
-"""`triforce chat`: questions and answers, about a document if one is given.
+"""`triforce chat`: questions and answers, about a document if one is named.
 
-On a terminal with commands, and Ctrl-C for an answer that is too long; else each line of stdin is one question.
+On a terminal, lines may be commands, and Ctrl-C ends an answer; else each line of stdin is one question.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from argparse import Namespace
 from typing import Any
 
 from triforce.cli import MISTAKE, tensor_parallel
-from triforce.cli.answer_output import of_chats
-from triforce.cli.chat.commands import Leave, question, run_command
+from triforce.cli.answer_output import chat_sampling
+from triforce.cli.chat.commands import LeaveChat, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, follow, remark
 from triforce.cli.counts import counted
@@ -22,18 +22,18 @@ from triforce.errors import ModelError, RankError, RequestError, TriforceError, 
 
 
 def run(options: Namespace) -> int:
-    """Run in one process, or in several ranks that share the model; Ctrl-C is for the first of them."""
+    """Run in one process, or in several ranks that share the model; rank 0 handles Ctrl-C."""
     return tensor_parallel.run(options, chat, graceful=True)
 
 
 def chat(options: Namespace, ranks: TPGroup) -> int:
     """Run one session, whose turns share a KV cache. Rank 0 reads, decides and prints. Raises ModelError."""
-    read: Any = None
+    session_inputs: Any = None
     if not ranks.rank:
-        read = sampling(options), _document(options)
-    given, document = ranks.broadcast(read)
+        session_inputs = sampling(options), _document(options)
+    sampling_values, document = ranks.broadcast(session_inputs)
     llm = load(options, ranks if ranks.count > 1 else None, Conversation(options.system).messages("?"))
-    params = llm.sampling_params(chat=True, **given)
+    params = llm.sampling_params(chat=True, **sampling_values)
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer; chat needs one with a chat template")
     from triforce.session import Session
@@ -44,15 +44,15 @@ def chat(options: Namespace, ranks: TPGroup) -> int:
         return 0
     dialogue = Dialogue(session, llm.tokenizer, params, Conversation(options.system, document), options)
     dialogue.require(dialogue.conversation)
-    attended = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
-    said = "" if options.quiet else _banner(dialogue, of_chats(llm.sampling_defaults, given))
-    code = _attend(dialogue, said) if attended else _read(dialogue)
+    on_terminal = sys.stdin.isatty() and (sys.stdout.isatty() or sys.stderr.isatty())
+    banner = "" if options.quiet else _banner(dialogue, chat_sampling(llm.sampling_defaults, sampling_values))
+    code = _chat_on_terminal(dialogue, banner) if on_terminal else _chat_from_stdin(dialogue)
     ranks.broadcast(None)
     return code
 
 
 def _document(options: Namespace) -> str:
-    """The text to talk about; empty without one. Raises RequestError, for a file without text too."""
+    """Return the text to talk about; empty without --file. Raises RequestError, also for a file without text."""
     if options.file is None:
         return ""
     if not (document := read_document(options.file, options)).strip():
@@ -60,11 +60,11 @@ def _document(options: Namespace) -> str:
     return document
 
 
-def _attend(dialogue: Dialogue, banner: str) -> int:
-    """Run with somebody at a terminal: mistakes are told, and remedies offered. banner: said first, if anything."""
+def _chat_on_terminal(dialogue: Dialogue, banner: str) -> int:
+    """Run on a terminal: mistakes are printed, remedies offered. banner: printed first, unless it is empty."""
     from triforce.cli.chat import terminal
 
-    dialogue.agrees = terminal.agrees
+    dialogue.confirm = terminal.confirm
     if banner:
         remark(banner)
     with dialogue.interrupts:
@@ -74,7 +74,7 @@ def _attend(dialogue: Dialogue, banner: str) -> int:
                     remark(terminal.LEAVE)
                 if not run_command(dialogue, text):
                     dialogue.ask(question(text))
-            except Leave:
+            except LeaveChat:
                 break
             except RankError:
                 raise
@@ -83,8 +83,8 @@ def _attend(dialogue: Dialogue, banner: str) -> int:
     return 0
 
 
-def _read(dialogue: Dialogue) -> int:
-    """Each line of stdin that says something is one question. Code 2 if one of them could not be asked."""
+def _chat_from_stdin(dialogue: Dialogue) -> int:
+    """Ask each nonempty line of stdin as one question. Return MISTAKE if one of them could not be asked, else 0."""
     code = 0
     for line in stdin_lines():
         try:

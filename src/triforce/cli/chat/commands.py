@@ -1,4 +1,4 @@
-"""Commands to the chat itself: lines that begin with a slash."""
+"""Commands of the chat: lines that begin with a slash."""
 
 from __future__ import annotations
 
@@ -13,57 +13,58 @@ from triforce.errors import RequestError, printable, suggest
 from triforce.interface.byte_size import user_path
 
 
-class Leave(Exception):
+class LeaveChat(Exception):
     """The chat is over."""
 
 
 class Command(NamedTuple):
-    """`takes`: what is to follow its name; in brackets if it may be left out."""
+    """A command of the chat. takes: the argument behind its name; in brackets if it may be left out."""
 
     takes: str
-    does: str
+    summary: str
     run: Callable[[Dialogue, str], None]
 
 
 def run_command(dialogue: Dialogue, line: str) -> bool:
-    """Do what a line says that is a command; whether it is one. Raises RequestError, or Leave.
+    """Run a line that is a command; return whether it is one. Raises RequestError, or LeaveChat.
 
-    Two slashes ask what follows the first of them; several lines are a question, whatever they begin with.
+    Of a line that begins with two slashes, the text behind the first one is a question. Several lines are always a
+    question.
     """
     if not line.startswith("/") or line.startswith("//") or "\n" in line:
         return False
-    typed, _, rest = line.partition(" ")
-    name = SAME.get(typed, typed)
-    if name in ELSEWHERE:
-        raise RequestError(f"{name} is not a command: {ELSEWHERE[name]}; see /help")
+    typed, _, argument_text = line.partition(" ")
+    name = ALIASES.get(typed, typed)
+    if name in FOREIGN_COMMANDS:
+        raise RequestError(f"{name} is not a command: {FOREIGN_COMMANDS[name]}; see /help")
     if name not in COMMANDS:
         raise RequestError(f"{name} is not a command{suggest(name, COMMANDS)}; see /help, or ask it as /{name}")
     command = COMMANDS[name]
-    given = rest.strip()
-    if given and not command.takes:
-        raise RequestError(f"{name} takes nothing; {given!r} was not understood")
-    if not given and command.takes.isalpha():
+    argument = argument_text.strip()
+    if argument and not command.takes:
+        raise RequestError(f"{name} takes nothing; {argument!r} was not understood")
+    if not argument and command.takes.isalpha():
         raise RequestError(f"{name} needs more: {name} {command.takes}")
-    command.run(dialogue, given)
+    command.run(dialogue, argument)
     return True
 
 
 def question(line: str) -> str:
-    """Return the question in a line that is no command."""
+    """Return the question in a line that is no command, without the slash that escapes another."""
     return line[1:] if line.startswith("//") and "\n" not in line else line
 
 
-def _help(dialogue: Dialogue, given: str) -> None:
+def _help(dialogue: Dialogue, argument: str) -> None:
     for name, command in COMMANDS.items():
-        remark(f"{f'{name} {command.takes}':<15} {command.does}")
+        remark(f"{f'{name} {command.takes}':<15} {command.summary}")
     remark(KEYS)
 
 
-def _exit(dialogue: Dialogue, given: str) -> None:
-    raise Leave
+def _exit(dialogue: Dialogue, argument: str) -> None:
+    raise LeaveChat
 
 
-def _reset(dialogue: Dialogue, given: str) -> None:
+def _reset(dialogue: Dialogue, argument: str) -> None:
     dialogue.conversation.turns.clear()
     remark("[all turns are forgotten; the document and the system message stay]")
 
@@ -72,9 +73,9 @@ def _system(dialogue: Dialogue, text: str) -> None:
     if not text:
         remark(f"[the system message: {dialogue.conversation.system or 'none'}]")
         return
-    changed = replace(dialogue.conversation, system=text)
-    dialogue.require(changed)
-    dialogue.conversation = changed
+    changed_conversation = replace(dialogue.conversation, system=text)
+    dialogue.require(changed_conversation)
+    dialogue.conversation = changed_conversation
     remark("[the system message is set; all is read again with the next question]")
 
 
@@ -84,16 +85,16 @@ def _save(dialogue: Dialogue, file: str) -> None:
 
 
 def _load(dialogue: Dialogue, file: str) -> None:
-    found = conversation.load(user_path(file))
-    dialogue.require(found)
-    dialogue.conversation = found
+    loaded_conversation = conversation.load(user_path(file))
+    dialogue.require(loaded_conversation)
+    dialogue.conversation = loaded_conversation
     remark(f"[loaded from {printable(file)}, in the place of what was here: {_counts(dialogue)}]")
 
 
 def _counts(dialogue: Dialogue) -> str:
-    said = dialogue.conversation
-    document = f", a document of {counted(len(said.document), 'character')}" if said.document else ""
-    return f"{counted(len(said.turns), 'turn')}{document}{', a system message' if said.system else ''}"
+    conversation = dialogue.conversation
+    document = f", a document of {counted(len(conversation.document), 'character')}" if conversation.document else ""
+    return f"{counted(len(conversation.turns), 'turn')}{document}{', a system message' if conversation.system else ''}"
 
 
 COMMANDS = {
@@ -105,16 +106,16 @@ COMMANDS = {
     "/load": Command("FILE", "go on with a conversation from such a file", _load),
 }
 
-SAME = {"/?": "/help", "/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/clear": "/reset"}
-"""Words of other chats, and the command that does the same."""
+ALIASES = {"/?": "/help", "/bye": "/exit", "/quit": "/exit", "/q": "/exit", "/clear": "/reset"}
+"""Commands of other chats, and the command here that does the same."""
 
-ELSEWHERE = {
-    "/set": "what an answer is sampled with is said where the chat begins, such as: triforce chat MODEL --temperature "
+FOREIGN_COMMANDS = {
+    "/set": "options of the command set how answers are sampled, such as: triforce chat MODEL --temperature "
     "0.5; /system TEXT sets the system message",
-    "/show": "what a model is says: triforce info MODEL",
+    "/show": "for a model's properties: triforce info MODEL",
     "/model": "a chat is with one model; for another: triforce chat MODEL",
 }
-"""Words of other chats for what is done elsewhere."""
+"""Commands of other chats that have no counterpart here, and where their work is done."""
 
 KEYS = """\
 //...           ask what begins with a slash; several lines are a question anyway

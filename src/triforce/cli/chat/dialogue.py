@@ -1,4 +1,4 @@
-"""Asks, shows what is answered, and sees to it that the conversation fits the context."""
+"""Turns of a chat: asks, prints answers, and keeps the conversation within the context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from triforce.checkpoint.hub import model_name
-from triforce.cli.answer_output import Painter, legend, passes_per_token, read_before, show
+from triforce.cli.answer_output import Painter, cached_note, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation, Turn
 from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill, Tokenization
@@ -26,76 +26,79 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """Ctrl-C while it is entered: noted, however often, and looked at where an answer can end."""
+    """Context manager that records Ctrl-C in `pending`, where an answer can end; repeats change nothing."""
 
     def __init__(self) -> None:
-        self.noted = False
-        self._before: Any = None
+        self.pending = False
+        self._earlier_handler: Any = None
 
     def __enter__(self) -> Interrupts:
-        self._before = signal.signal(signal.SIGINT, self._note)
+        self._earlier_handler = signal.signal(signal.SIGINT, self._record)
         return self
 
     def __exit__(self, *error: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        signal.signal(signal.SIGINT, self._earlier_handler)
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.noted = True
+    def _record(self, number: int, frame: FrameType | None) -> None:
+        self.pending = True
 
 
-class _Enough(Exception):
-    """The answer is not wanted any more, and its first token is not there yet."""
+class _AnswerStopped(Exception):
+    """The answer was stopped before its first token."""
 
 
 def answer(
     session: Session,
     ids: Sequence[int],
     params: SamplingParams,
-    ended: Callable[[], bool],
+    stop_requested: Callable[[], bool],
     on_prefill: OnPrefill | None = None,
 ) -> Iterator[OutputChunk | RequestOutput]:
-    """Answer as `Session.ask` does, until rank 0 finds it `ended`: between two chunks, or two prefill passes."""
+    """Answer as `Session.ask` does, until `stop_requested` is true on rank 0.
+
+    The check is made between two chunks and between two prefill passes.
+    """
     ranks = session.llm.ranks
 
-    def read(done: int, total: int) -> None:
+    def check_stop(done: int, total: int) -> None:
         if on_prefill:
             on_prefill(done, total)
-        if ranks.broadcast(ended()):
-            raise _Enough
+        if ranks.broadcast(stop_requested()):
+            raise _AnswerStopped
 
-    pieces = session.ask(ids, params, read)
+    chunks = session.ask(ids, params, check_stop)
     try:
-        for piece in pieces:
-            yield piece
-            if ranks.broadcast(ended()):
+        for chunk in chunks:
+            yield chunk
+            if ranks.broadcast(stop_requested()):
                 return
-    except _Enough:
+    except _AnswerStopped:
         return
     finally:
-        pieces.close()
+        chunks.close()
 
 
 def follow(session: Session, params: SamplingParams) -> None:
-    """Run a rank other than the first: the same answers, until there are no more questions."""
-    unheard: list[int] | None = None
-    while ids := session.llm.ranks.broadcast(unheard):
+    """Run a rank other than 0: the same answers, until there are no more questions."""
+    placeholder_ids: list[int] | None = None
+    while ids := session.llm.ranks.broadcast(placeholder_ids):
         try:
             for _ in answer(session, ids, params, lambda: False):
                 pass
         except RankError:
             raise
-        except TriforceError:  # rank 0 has it, too, and tells of it
+        except TriforceError:  # rank 0 raises the same error, and reports it
             continue
 
 
-ROOM = 8
-"""Share of the context for an answer, one part in so many, if --max-tokens asks for as much."""
+ANSWER_SHARE = 8
+"""The context divided by this is the room that an answer gets, unless --max-tokens asks for less."""
 
-SHOWN = 40  # characters of a question that is dropped
+SHOWN_CHARACTERS = 40  # of a question that is dropped
 
 
 class Dialogue:
-    """A conversation with one session."""
+    """A conversation in one session."""
 
     def __init__(
         self,
@@ -111,8 +114,8 @@ class Dialogue:
         self.conversation = conversation
         self.model = model_name(options.model)
         self.interrupts = Interrupts()
-        self.agrees: Callable[[str], bool] | None = None
-        """Asks whoever sits at a terminal, if anybody does."""
+        self.confirm: Callable[[str], bool] | None = None
+        """Asks the user a yes-or-no question; None without a terminal."""
         self._color = options.color
         self._quiet = options.quiet
 
@@ -122,43 +125,43 @@ class Dialogue:
         return self.session.llm.target.config.context
 
     def require(self, conversation: Conversation) -> None:
-        """Raise RequestError unless the model's template can lay it out and something can be asked about it."""
+        """Raise RequestError unless the template accepts the conversation and the context has room for a question."""
         from triforce.engine.inputs import more_context, require_size
 
         config = self.session.llm.target.config
         for text in (conversation.system, conversation.document):
             require_size(text, self.tokenizer, config)
-        needed = len(self._laid_out(Conversation(conversation.system, conversation.document), "?"))
-        if needed >= self.context:
+        needed_tokens = len(self._encode(Conversation(conversation.system, conversation.document), "?"))
+        if needed_tokens >= self.context:
             raise RequestError(
-                f"the document and the system message are {needed:,} tokens, and the context is {self.context:,}; "
-                f"give less, or {more_context(config)}"
+                f"the document and the system message are {needed_tokens:,} tokens, and the context is "
+                f"{self.context:,}; give less, or {more_context(config)}"
             )
-        self._laid_out(conversation, "?")
+        self._encode(conversation, "?")
 
     def ask(self, question: str) -> None:
-        """Take one turn. Raises RequestError for a question that cannot be asked, and changes nothing then."""
-        ids = self._fitted(question)
-        self.interrupts.noted = False
-        text, output = self._listen(self.session.llm.ranks.broadcast(ids))
+        """Take one turn. Raises RequestError for a question that cannot be asked; the conversation then stays."""
+        ids = self._fit_context(question)
+        self.interrupts.pending = False
+        text, output = self._print_answer(self.session.llm.ranks.broadcast(ids))
         if output is None and not text:
             remark("[stopped before the answer began: the question is not kept]")
             return
         self.conversation.turns.append(Turn(question, output.outputs[0].text if output else text))
-        if mark := self._mark(output):
+        if mark := self._cut_remark(output):
             remark(mark)
         if output and not self._quiet:
             remark(_statistics(output, self._color))
 
-    def _listen(self, ids: list[int]) -> tuple[str, RequestOutput | None]:
-        """Print an answer as it comes: its text, and all of it if it came to an end."""
+    def _print_answer(self, ids: list[int]) -> tuple[str, RequestOutput | None]:
+        """Print an answer as it comes. Return its text, and the output; None if the answer was stopped."""
         painter = Painter(self.tokenizer, ids) if self._color else None
         progress = Prefill(self._quiet)
-        pieces = answer(self.session, ids, self.params, lambda: self.interrupts.noted, progress)
-        return show(pieces, painter, progress)
+        chunks = answer(self.session, ids, self.params, lambda: self.interrupts.pending, progress)
+        return show(chunks, painter, progress)
 
-    def _mark(self, output: RequestOutput | None) -> str:
-        """Return the remark on an answer that was cut."""
+    def _cut_remark(self, output: RequestOutput | None) -> str:
+        """Return the remark on an answer that was stopped or cut; empty for others."""
         if output is None:
             return "[stopped; what was said is kept]"
         if output.outputs[0].finish_reason != "length":
@@ -167,46 +170,53 @@ class Dialogue:
             return f"[cut: the context of {self.context:,} tokens is full]"
         return f"[cut at --max-tokens {self.params.max_tokens}]"
 
-    def _fitted(self, question: str) -> list[int]:
-        """Token ids that fit; what the oldest turns are dropped for is agreed. Raises RequestError."""
-        room = min(self.params.max_tokens, self.context // ROOM)
-        laid_out = [self._laid_out(self.conversation, question)]
-        count = len(self.conversation.turns)
-        while len(laid_out[-1]) + room > self.context and len(laid_out) <= count:
-            laid_out.append(self._laid_out(self.conversation, question, after=len(laid_out)))
-        whole = laid_out[0]
-        dropped = len(laid_out) - 1
-        needs = f"this takes {len(whole):,} tokens and {room:,} for the answer, and the context is {self.context:,}"
-        if dropped and len(laid_out[-1]) < self.context and self._may_drop(needs, dropped):
-            return laid_out[-1]
-        if len(whole) >= self.context:
-            advice = "/reset forgets all turns" if count else "ask less at a time, or give a shorter document"
-            raise RequestError(f"{needs}; nothing was asked: {advice}")
-        return whole
+    def _fit_context(self, question: str) -> list[int]:
+        """Return token ids that fit the context. The oldest turns are dropped only if the user confirms.
 
-    def _laid_out(self, conversation: Conversation, question: str, after: int = 0) -> list[int]:
-        """Return token ids of a conversation without its first turns, and of a question. Raises RequestError."""
+        Raises RequestError.
+        """
+        answer_tokens = min(self.params.max_tokens, self.context // ANSWER_SHARE)
+        candidates = [self._encode(self.conversation, question)]
+        turn_count = len(self.conversation.turns)
+        while len(candidates[-1]) + answer_tokens > self.context and len(candidates) <= turn_count:
+            candidates.append(self._encode(self.conversation, question, first_turn=len(candidates)))
+        full_ids = candidates[0]
+        dropped_turns = len(candidates) - 1
+        size_note = (
+            f"this takes {len(full_ids):,} tokens and {answer_tokens:,} for the answer, and the context is "
+            f"{self.context:,}"
+        )
+        if dropped_turns and len(candidates[-1]) < self.context and self._drop_turns(size_note, dropped_turns):
+            return candidates[-1]
+        if len(full_ids) >= self.context:
+            advice = "/reset forgets all turns" if turn_count else "ask less at a time, or give a shorter document"
+            raise RequestError(f"{size_note}; nothing was asked: {advice}")
+        return full_ids
+
+    def _encode(self, conversation: Conversation, question: str, first_turn: int = 0) -> list[int]:
+        """Return token ids of a conversation from `first_turn` on, and of a question. Raises RequestError."""
         with Tokenization(self._quiet):
-            return self.tokenizer.chat(conversation.messages(question, after=after))
+            return self.tokenizer.chat(conversation.messages(question, first_turn=first_turn))
 
-    def _may_drop(self, needs: str, count: int) -> bool:
-        """Forget the oldest turns, if that is agreed to."""
-        said = self.conversation.turns
+    def _drop_turns(self, size_note: str, dropped_count: int) -> bool:
+        """Drop the oldest turns if the user confirms; return whether that was done."""
+        turns = self.conversation.turns
         if not (
-            self.agrees and self.agrees(f"{needs}. Drop the oldest {counted(count, 'turn')} of {len(said)}? [y/n] ")
+            self.confirm
+            and self.confirm(f"{size_note}. Drop the oldest {counted(dropped_count, 'turn')} of {len(turns)}? [y/n] ")
         ):
             return False
-        first = " ".join(said[0].question.split())
-        short = first if len(first) <= SHOWN else f"{first[:SHOWN]} ..."
-        left = counted(len(said) - count, "turn")
-        remark(f'[dropped {counted(count, "turn")}, from "{short}" on; {left} and all else stay]')
-        del said[:count]
+        question = " ".join(turns[0].question.split())
+        shown_text = question if len(question) <= SHOWN_CHARACTERS else f"{question[:SHOWN_CHARACTERS]} ..."
+        kept_turns = counted(len(turns) - dropped_count, "turn")
+        remark(f'[dropped {counted(dropped_count, "turn")}, from "{shown_text}" on; {kept_turns} and all else stay]')
+        del turns[:dropped_count]
         return True
 
 
 def _statistics(output: RequestOutput, color: bool) -> str:
     line = (
-        f"[prompt {counted(output.prompt_tokens, 'token')}{read_before(output)} in {output.prefill_seconds:.2f} s; "
+        f"[prompt {counted(output.prompt_tokens, 'token')}{cached_note(output)} in {output.prefill_seconds:.2f} s; "
         f"{output.completion_tokens:,} new, {output.tokens_per_second:.1f} tokens/s, "
         f"{passes_per_token(output):.2f} full passes per token; seed {output.outputs[0].seed}]"
     )
@@ -214,5 +224,5 @@ def _statistics(output: RequestOutput, color: bool) -> str:
 
 
 def remark(line: str) -> None:
-    """Print a remark of the chat itself to stderr: answers alone go to stdout."""
+    """Print a remark of the chat to stderr: only answers go to stdout."""
     print(line, file=sys.stderr, flush=True)

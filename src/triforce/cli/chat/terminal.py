@@ -1,4 +1,4 @@
-"""Questions from a terminal: lines that can be edited, several of them at a time, and those asked before."""
+"""Questions from a terminal: editable text of one or several lines, with a history."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from triforce.cli.chat.dialogue import remark
 
 LEAVE = "[Ctrl-D or /exit leaves the chat]"
 WORDS_TO_LEAVE = ("exit", "quit", "bye", "exit()", "quit()")
-"""Questions before which LEAVE is said: other programs end on them, and here they are asked."""
+"""Questions before which LEAVE is printed: other programs end on these words; here they are asked."""
 
 
 def questions() -> Iterator[str]:
-    """Yield the lines typed that say something, until Ctrl-D."""
-    typed = PromptSession[str](
+    """Yield the nonempty texts typed, until Ctrl-D."""
+    prompt_session = PromptSession[str](
         output=create_output(always_prefer_tty=True),
         key_bindings=_keys(),
         multiline=True,
@@ -29,35 +29,35 @@ def questions() -> Iterator[str]:
     )
     while True:
         try:
-            text = typed.prompt("> ", handle_sigint=False).strip()
+            text = prompt_session.prompt("> ", handle_sigint=False).strip()
         except EOFError:
             return
         if text:
             yield text
 
 
-def agrees(question: str) -> bool:
-    """Whether the answer is yes; no answer is none."""
-    asked = PromptSession[str](output=create_output(always_prefer_tty=True))
+def confirm(question: str) -> bool:
+    """Whether the user answers yes. Ctrl-C and Ctrl-D count as no."""
+    prompt_session = PromptSession[str](output=create_output(always_prefer_tty=True))
     try:
-        return asked.prompt(question, handle_sigint=False).strip().lower() in ("y", "yes")
+        return prompt_session.prompt(question, handle_sigint=False).strip().lower() in ("y", "yes")
     except (EOFError, KeyboardInterrupt):
         return False
 
 
 def _keys() -> KeyBindings:
     keys = KeyBindings()
-    typing = has_focus(DEFAULT_BUFFER)
+    in_prompt = has_focus(DEFAULT_BUFFER)
 
-    @keys.add("enter", filter=typing)
+    @keys.add("enter", filter=in_prompt)
     def ask(event: KeyPressEvent) -> None:
         event.current_buffer.validate_and_handle()
 
-    @keys.add("escape", "enter", filter=typing)
+    @keys.add("escape", "enter", filter=in_prompt)
     def new_line(event: KeyPressEvent) -> None:
         event.current_buffer.newline()
 
-    @keys.add("c-c", filter=typing)
+    @keys.add("c-c", filter=in_prompt)
     def clear(event: KeyPressEvent) -> None:
         if event.current_buffer.text:
             event.current_buffer.reset()
