@@ -35,7 +35,7 @@ _ARGUMENT = re.compile("\x02(\\w+)(?:=([^\x03]*))?\x03")
 
 def argument(name: str, *value: object) -> str:
     """Return an argument of `LLM`, its methods or `SamplingParams`, perhaps with a value, to stand in an error."""
-    return f"\x02{name}{''.join(f'={one!r}' for one in value)}\x03"
+    return f"\x02{name}{''.join(f'={setting!r}' for setting in value)}\x03"
 
 
 def as_keyword(name: str, value: str | None) -> str:
@@ -57,12 +57,12 @@ _wording: Wording = as_keyword
 def wording(words: Wording) -> Iterator[None]:
     """Have arguments in texts of errors written in these words, in the whole process."""
     global _wording
-    before = _wording
+    outer_wording = _wording
     _wording = words
     try:
         yield
     finally:
-        _wording = before
+        _wording = outer_wording
 
 
 def worded(text: str, words: Wording | None = None) -> str:
@@ -132,10 +132,14 @@ def require_bool(name: str, value: object) -> None:
         raise RequestError(f"{argument(name)} must be True or False, not {value!r}")
 
 
-def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:
+def require_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> None:
     """Raise RequestError unless an argument is an integer that is at least, and perhaps at most, so large."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= (most or int(value)):
-        allowed = f"from {least} to {most}" if most else f"of at least {least}"
+    if (
+        not isinstance(value, Integral)
+        or isinstance(value, bool)
+        or not minimum <= int(value) <= (maximum or int(value))
+    ):
+        allowed = f"from {minimum} to {maximum}" if maximum else f"of at least {minimum}"
         raise RequestError(f"{argument(name)} must be an integer {allowed}, not {value!r}")
 
 

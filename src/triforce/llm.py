@@ -92,9 +92,9 @@ class LLMLifetime:
 
     def _end(self, reason: str) -> None:
         if not self._over:
-            lost = frozenset(self.__dict__)
+            attribute_names = frozenset(self.__dict__)
             self.__dict__.clear()
-            self.__dict__.update(_reason=reason, _lost=lost)
+            self.__dict__.update(_reason=reason, _lost=attribute_names)
 
 
 _LIVING: WeakSet[LLMLifetime] = WeakSet()
@@ -177,13 +177,13 @@ class LLM(LLMInputs, LLMLifetime):
         ranks = required_group(ranks)
         retrieval = RetrievalConfig.parse(retrieval_budget, retrieval_chunk, retrieval_refresh, searched_layers)
         offload = OffloadConfig.parse(kv_offload, kv_memory, kv_resident_layers)
-        given = draft_tokens, speculative_tokens, retrieval_policy, retrieval
-        self.speculation = SpeculativeConfig(*given, lower_tiers=lower_tiers, strict=strict, offload=offload)
+        tier_settings = draft_tokens, speculative_tokens, retrieval_policy, retrieval
+        self.speculation = SpeculativeConfig(*tier_settings, lower_tiers=lower_tiers, strict=strict, offload=offload)
         self.coupling = known(argument("coupling"), coupling, COUPLINGS)
         self.mode = known(argument("mode"), mode, MODES)
         disk = DiskCacheSettings.parse(disk_cache, disk_cache_size, disk_cache_network, ranks)
-        where: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
-        pair = load_pair(model, draft, self.speculation, **where, ranks=ranks)
+        load_options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
+        pair = load_pair(model, draft, self.speculation, **load_options, ranks=ranks)
         self.target = pair.target
         self.draft = pair.draft
         self.features = pair.features
@@ -228,12 +228,12 @@ class LLM(LLMInputs, LLMLifetime):
         are not read again. Returns an output for each prompt. Raises TriforceError, TypeError, or Interruption, which
         has the outputs that are done.
         """
-        several = one_or_many(prompts)
-        wanted = params_of_each(params, len(several))
+        prompt_batch = one_or_many(prompts)
+        batch_params = params_of_each(params, len(prompt_batch))
         requests = []
-        for i, (prompt, each) in enumerate(zip(several, wanted, strict=True)):
-            with one_of("prompts", i, len(several)):
-                requests.append(self.request(prompt, each, mode))
+        for i, (prompt, prompt_params) in enumerate(zip(prompt_batch, batch_params, strict=True)):
+            with one_of("prompts", i, len(prompt_batch)):
+                requests.append(self.request(prompt, prompt_params, mode))
         if not requests:
             return []
         return collected(requests, self.engines.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
@@ -258,12 +258,14 @@ class LLM(LLMInputs, LLMLifetime):
         TypeError, or Interruption.
         """
         prompts = list[list[int]]()
-        several = conversations(messages)
-        for i, conversation in enumerate(several):
-            with one_of("conversations", i, len(several)):
+        conversation_batch = conversations(messages)
+        for i, conversation in enumerate(conversation_batch):
+            with one_of("conversations", i, len(conversation_batch)):
                 prompts.append(inputs.token_ids(self.encode_chat(conversation, tools), self.target))
-        wanted = [each or self.sampling_params(chat=True) for each in params_of_each(params, len(prompts))]
-        return self.generate(prompts, wanted, mode=mode, on_prefill=on_prefill, use_tqdm=use_tqdm)
+        batch_params = [
+            chat_params or self.sampling_params(chat=True) for chat_params in params_of_each(params, len(prompts))
+        ]
+        return self.generate(prompts, batch_params, mode=mode, on_prefill=on_prefill, use_tqdm=use_tqdm)
 
     def stream(
         self,
@@ -337,7 +339,9 @@ class LLM(LLMInputs, LLMLifetime):
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)
-        held = [compiled.follow() if compiled else None for _ in range(params.n)]
-        sequences = [TokenSequence(ids, params, seed, i, stop_ids, scope, one) for i, one in enumerate(held)]
+        matchers = [compiled.follow() if compiled else None for _ in range(params.n)]
+        sequences = [
+            TokenSequence(ids, params, seed, i, stop_ids, scope, matcher) for i, matcher in enumerate(matchers)
+        ]
         streams = [OutputStream(sequence, self.tokenizer) for sequence in sequences]
         return Request(ids, streams, mode, self.coupling, text=prompt if isinstance(prompt, str) else None)

@@ -77,9 +77,9 @@ class Session:
     ) -> Generator[OutputChunk, None, RequestOutput]:
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
-        kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
-        self._mark.go_back(0, kept)
-        self._memory.rewind(ints([self._memory.rewindable(0, kept)]))
+        cached_tokens = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
+        self._mark.go_back(0, cached_tokens)
+        self._memory.rewind(ints([self._memory.rewindable(0, cached_tokens)]))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:

@@ -86,31 +86,31 @@ class PlanReport:
     headroom: float  # seconds that a plan may still risk
 
 
-def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
+def since(start: PlanSegment, end: PlanSegment) -> PlanSegment:
     """Return what happened between two segments, each of which counts all that was before."""
-    counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
-    return replace(began, **counts)
+    counts = {name: getattr(end, name) - getattr(start, name) for name in ("proposals", "tokens", "seconds")}
+    return replace(start, **counts)
 
 
 def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
     """Return plans, and for how many proposals each was used."""
-    found: dict[str, int] = {}
+    proposal_counts: dict[str, int] = {}
     for segment in timeline:
-        found[segment.plan] = found.get(segment.plan, 0) + segment.proposals
-    return found
+        proposal_counts[segment.plan] = proposal_counts.get(segment.plan, 0) + segment.proposals
+    return proposal_counts
 
 
 def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
     """Add up statistics of several outputs, tier by tier. Of seconds the most count, as outputs share passes."""
     sums: dict[str, TierStats] = {}
     for tier in (tier for tiers in outputs for tier in tiers):
-        into = sums.setdefault(tier.name, TierStats(tier.name))
-        into.proposed += tier.proposed
-        into.accepted += tier.accepted
-        into.passes += tier.passes
-        into.seconds = max(into.seconds, tier.seconds)
-        into.visible_tokens = tier.visible_tokens
-        into.histogram = [x + y for x, y in zip_longest(into.histogram, tier.histogram, fillvalue=0)]
+        tier_sums = sums.setdefault(tier.name, TierStats(tier.name))
+        tier_sums.proposed += tier.proposed
+        tier_sums.accepted += tier.accepted
+        tier_sums.passes += tier.passes
+        tier_sums.seconds = max(tier_sums.seconds, tier.seconds)
+        tier_sums.visible_tokens = tier.visible_tokens
+        tier_sums.histogram = [x + y for x, y in zip_longest(tier_sums.histogram, tier.histogram, fillvalue=0)]
     return list(sums.values())
 
 
@@ -186,12 +186,12 @@ def explain(
 
     report: of the first text.
     """
-    (_, decoding), texts, new = seconds, len(tokens), sum(tokens)
-    speed = new / decoding if decoding else 0.0
-    ours = Explanation(
+    (_, decoding), texts, new_tokens = seconds, len(tokens), sum(tokens)
+    speed = new_tokens / decoding if decoding else 0.0
+    explanation = Explanation(
         mode,
         prompt,
-        new,
+        new_tokens,
         speed,
         _predicted(timelines[0], "predicted", texts),
         _plain(mode, timelines[0], tiers, texts, speed),
@@ -201,23 +201,25 @@ def explain(
         report,
     )
     by_name = {tier.name: tier for tier in tiers}
-    plainly = list(_on_plain_decoding(ours, by_name))
-    advice = [*(plainly or _on_drafts(ours, by_name)), *_on_the_rest(ours, by_name, seconds)]
-    ours.advice.extend(map(worded, advice))
-    return ours
+    plain_advice = list(_on_plain_decoding(explanation, by_name))
+    advice = [*(plain_advice or _on_drafts(explanation, by_name)), *_on_the_rest(explanation, by_name, seconds)]
+    explanation.advice.extend(map(worded, advice))
+    return explanation
 
 
 def _part(tier: TierStats, decoding: float) -> TierReport:
-    each = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
-    time = tier.seconds / decoding if decoding else 0.0
-    return TierReport(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.visible_tokens)
+    pass_milliseconds = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
+    time_share = tier.seconds / decoding if decoding else 0.0
+    return TierReport(
+        tier.name, tier.passes, pass_milliseconds, time_share, tier.proposed, tier.acceptance, tier.visible_tokens
+    )
 
 
-def _predicted(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
+def _predicted(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
     """Return the mean of a speed over the time for which there was one, of all texts."""
-    known = [segment for segment in timeline if getattr(segment, what)]
-    seconds = sum(segment.seconds for segment in known)
-    return texts * sum(getattr(s, what) * s.seconds for s in known) / seconds if seconds else None
+    predicted_segments = [segment for segment in timeline if getattr(segment, speed_field)]
+    seconds = sum(segment.seconds for segment in predicted_segments)
+    return texts * sum(getattr(s, speed_field) * s.seconds for s in predicted_segments) / seconds if seconds else None
 
 
 def _plain(
@@ -231,40 +233,45 @@ def _plain(
     return _predicted(timeline, "plain", texts) or verified
 
 
-def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+def _on_plain_decoding(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice where plain decoding is best."""
-    chosen = plans(ours.timeline)
-    if sum(chosen.values()) >= ENOUGH and chosen.get(PLAIN, 0) > 0.5 * sum(chosen.values()):
+    proposal_counts = plans(explanation.timeline)
+    if sum(proposal_counts.values()) >= ENOUGH and proposal_counts.get(PLAIN, 0) > 0.5 * sum(proposal_counts.values()):
         lower = by_name.get("retrieval")
-        if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
+        if lower and lower.visible_tokens is not None and lower.visible_tokens < explanation.prompt_tokens / 2:
             yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
         else:
             yield (
-                f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
-                f"{ours.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
+                f"your prompt is short: plain decoding is best. A pass over its {explanation.prompt_tokens:,} tokens "
+                f"takes {explanation.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
             )
-    if ours.mode not in ("ar", "auto") and ours.plain and ours.plain >= CLEAR * ours.tokens_per_second:
+    if (
+        explanation.mode not in ("ar", "auto")
+        and explanation.plain
+        and explanation.plain >= CLEAR * explanation.tokens_per_second
+    ):
         yield (
-            f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use "
+            f"this mode is slower than plain decoding, which would give {explanation.plain:.0f} tokens/s or more: use "
             f"{argument('mode', 'auto')}, which goes back to plain decoding where draft tokens do not pay"
         )
 
 
-def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+def _on_drafts(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice for better drafts, where these pay."""
     tier = by_name.get("retrieval")
-    chosen = [segment.budget for segment in ours.timeline if segment.budget]
-    refused = ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0])  # more was weighed, and promised less
-    if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not refused:
+    budgets = [segment.budget for segment in explanation.timeline if segment.budget]
+    # `auto` weighed larger budgets, and they promised less
+    budget_settled = explanation.mode == "auto" and not (budgets and budgets[-1] > budgets[0])
+    if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not budget_settled:
         accepted = tier.accepted / tier.proposed
-        if accepted < GOOD and tier.visible_tokens < ours.prompt_tokens:
-            most = f" {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries" if chosen else ""
+        if accepted < GOOD and tier.visible_tokens < explanation.prompt_tokens:
+            advice = f" {2 * budgets[-1]}; {budgets[-1]:,} is the most that auto tries" if budgets else ""
             yield (
                 f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
-                f"{ours.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
-                f"({argument('retrieval_budget')}{most})"
+                f"{explanation.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
+                f"({argument('retrieval_budget')}{advice})"
             )
-    tier = list(by_name.values())[-2] if len(by_name) > 1 and ours.mode not in ("auto", "draft") else None
+    tier = list(by_name.values())[-2] if len(by_name) > 1 and explanation.mode not in ("auto", "draft") else None
     if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
         yield (
             f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger "
@@ -278,10 +285,12 @@ def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[
         )
 
 
-def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]) -> Iterator[str]:
+def _on_the_rest(
+    explanation: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]
+) -> Iterator[str]:
     """Yield advice that holds whatever the tiers did."""
     (prefill, decoding), tier = seconds, by_name.get("ngram")
-    if tier and tier.accepted >= max(ENOUGH, ours.new_tokens / 2):
+    if tier and tier.accepted >= max(ENOUGH, explanation.new_tokens / 2):
         yield (
             f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "
             "speed of a text that does not"

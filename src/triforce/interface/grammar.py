@@ -56,17 +56,17 @@ def closed_objects(schema: JSONSchema) -> JSONSchema:
 def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
     """Return the schemas that describe values, and whether each is part of a composition; none if one is not found."""
     states: dict[int, tuple[JSONSchema, bool]] = {}
-    waiting: list[tuple[Any, bool]] = [(root, False)]
-    while waiting:
-        part, is_composed = waiting.pop()
-        known = states.get(id(part))
-        if not isinstance(part, dict) or (known and known[1] >= is_composed):
+    pending: list[tuple[Any, bool]] = [(root, False)]
+    while pending:
+        part, is_composed = pending.pop()
+        state = states.get(id(part))
+        if not isinstance(part, dict) or (state and state[1] >= is_composed):
             continue
         if ELSEWHERE & part.keys() or ("$id" in part and part is not root):
             return []
         states[id(part)] = part, is_composed
         try:
-            waiting += _parts(root, part, is_composed)
+            pending += _parts(root, part, is_composed)
         except LookupError:
             return []
     return [*states.values()]
@@ -79,15 +79,15 @@ def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tu
     if optional is not None:
         yield optional, is_composed
         return
-    beside = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
+    in_composition = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
     if "$ref" in part:
-        yield _resolved(root, part["$ref"]), beside
-    if beside and not is_composed:  # this schema itself
+        yield _resolved(root, part["$ref"]), in_composition
+    if in_composition and not is_composed:  # this schema itself
         yield part, True
-    inner = beside or "patternProperties" in part or "contains" in part
+    inner_composed = in_composition or "patternProperties" in part or "contains" in part
     for keyword in constraints:
         for value in _schemas(part, keyword):
-            yield value, inner
+            yield value, inner_composed
 
 
 def _optional(part: JSONSchema) -> Any:
@@ -95,8 +95,8 @@ def _optional(part: JSONSchema) -> Any:
     alternatives = part.get("anyOf", part.get("oneOf"))
     if not isinstance(alternatives, list):
         return None
-    others = [alternative for alternative in alternatives if alternative != {"type": "null"}]
-    return others[0] if len(others) == 1 else None
+    value_alternatives = [alternative for alternative in alternatives if alternative != {"type": "null"}]
+    return value_alternatives[0] if len(value_alternatives) == 1 else None
 
 
 def _schemas(part: JSONSchema, keyword: str) -> Iterable[Any]:
@@ -127,13 +127,17 @@ def _resolved(root: JSONSchema, reference: Any) -> Any:
 
 def _lists_all(part: JSONSchema) -> bool:
     """Return whether the properties that a schema lists are all that its objects need."""
-    listed = part.get("properties")
-    if not isinstance(listed, dict) or OTHER_PROPERTIES & part.keys():
+    properties = part.get("properties")
+    if not isinstance(properties, dict) or OTHER_PROPERTIES & part.keys():
         return False
     required = part.get("required", [])
-    least = part.get("minProperties", 0)
-    enough = isinstance(least, int | float) and least <= len(listed)
-    return enough and isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)
+    min_properties = part.get("minProperties", 0)
+    lists_enough = isinstance(min_properties, int | float) and min_properties <= len(properties)
+    return (
+        lists_enough
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
 
 
 WRAPPER = {"description", "name", "schema", "strict"}
@@ -193,11 +197,11 @@ class Grammar:
     @classmethod
     def choices(cls, texts: Iterable[str]) -> Self:
         """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
-        given = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-        if not given or not all(isinstance(text, str) and text for text in given):
-            shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else given
+        alternatives = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+        if not alternatives or not all(isinstance(text, str) and text for text in alternatives):
+            shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else alternatives
             raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {shown!r}')
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
+        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in alternatives)
         return cls("lark", f"start: TEXT\nTEXT: {listed}")  # one terminal: rules may have 2,000 alternatives
 
     @classmethod
@@ -221,15 +225,15 @@ def _closed(text: str) -> str:
         return text
 
 
-def _schema(given: Any) -> Any:
+def _schema(schema: Any) -> Any:
     """Return a schema as `json.dumps` takes it. Models and type adapters of pydantic make their own."""
-    if given is None:
+    if schema is None:
         return {"type": "object"}
-    if get_origin(given) and "pydantic" in sys.modules:  # list[Model], say
+    if get_origin(schema) and "pydantic" in sys.modules:  # list[Model], say
         from pydantic import TypeAdapter
 
-        given = TypeAdapter(given)
-    if isinstance(given, dict) and isinstance(given.get("schema"), dict | bool) and not given.keys() - WRAPPER:
+        schema = TypeAdapter(schema)
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict | bool) and not schema.keys() - WRAPPER:
         raise RequestError('the schema is wrapped as in "response_format"; pass what its "schema" holds')
-    make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
-    return make() if callable(make) else given
+    make = getattr(schema, "model_json_schema", None) or getattr(schema, "json_schema", None)
+    return make() if callable(make) else schema

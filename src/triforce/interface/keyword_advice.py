@@ -89,19 +89,19 @@ def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
     return call
 
 
-def _advice(unknown: str, known: Collection[str]) -> str:
+def _advice(keyword: str, parameters: Collection[str]) -> str:
     """Return what to do about a keyword, to stand behind its name; nothing where nothing is known of it."""
-    rows = [(ours, told) for names, ours, told in _ROWS if unknown in names.split()] or [(unknown, "")]
-    for ours, told in rows:
-        if ours in known:
-            return f": {told or f'it is called {ours} here'}"
-    ours, told = rows[0]
+    rows = [(ours, advice) for names, ours, advice in _ROWS if keyword in names.split()] or [(keyword, "")]
+    for ours, advice in rows:
+        if ours in parameters:
+            return f": {advice or f'it is called {ours} here'}"
+    ours, advice = rows[0]
     match _OWNERS.get(ours):
-        case "SamplingParams" if "params" in known:
-            chat = "chat=True, " if "messages" in known else ""
-            more = f"; {told}" if told else ""
-            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...){more}"
+        case "SamplingParams" if "params" in parameters:
+            chat = "chat=True, " if "messages" in parameters else ""
+            advice_suffix = f"; {advice}" if advice else ""
+            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...){advice_suffix}"
         case str(owner):
-            taken = f"{owner} takes it" if ours == unknown else f"{owner} takes it, as {ours}"
-            return f": {told or taken}"
-    return f": {told}" if told else suggest(unknown, known)
+            taken = f"{owner} takes it" if ours == keyword else f"{owner} takes it, as {ours}"
+            return f": {advice or taken}"
+    return f": {advice}" if advice else suggest(keyword, parameters)

@@ -46,8 +46,8 @@ def _turn(message: Any, place: str) -> dict[str, Any]:
     content = fields.get("content")
     calls = fields.get("tool_calls") or []
     if role not in ROLES:
-        near = suggest(str(role), ROLES)
-        raise RequestError(f"{place}.role: {role!r} is not known{near}; choose from {', '.join(ROLES)}")
+        suggestion = suggest(str(role), ROLES)
+        raise RequestError(f"{place}.role: {role!r} is not known{suggestion}; choose from {', '.join(ROLES)}")
     if calls and role != "assistant":
         raise RequestError(f"{place}.tool_calls: calls are the assistant's; leave them out of a turn of the {role}")
     if "tool_call_id" in fields and role != "tool":

@@ -17,8 +17,8 @@ MOST = 0.10
 def repeated(ids: Sequence[int], prompt: Sequence[int] = ()) -> float:
     """Return the share of 8-grams that stood before in the same text, or in its prompt."""
     grams = _grams(ids)
-    before = set(_grams(prompt))
-    return (len(grams) - len(set(grams) - before)) / max(1, len(grams))
+    prompt_grams = set(_grams(prompt))
+    return (len(grams) - len(set(grams) - prompt_grams)) / max(1, len(grams))
 
 
 def _grams(ids: Sequence[int]) -> list[tuple[int, ...]]:

@@ -148,10 +148,10 @@ def _integer(name: str, value: object, allowed: str, fits: Callable[[int], bool]
 
 
 def _stop(stop: object) -> tuple[str, ...]:
-    given = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(given, Sequence) or not all(isinstance(text, str) and text for text in given):
+    stop_texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop_texts, Sequence) or not all(isinstance(text, str) and text for text in stop_texts):
         raise _refusal(argument("stop"), "a non-empty string, or a list of them", stop)
-    return tuple(given)
+    return tuple(stop_texts)
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:

@@ -79,8 +79,8 @@ def replicated(
     except BaseException:
         leave()
         raise
-    most = limits.waiting + count * limits.rows
-    return frontend, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
+    max_requests = limits.waiting + count * limits.rows
+    return frontend, Replicas(handle.options(stream=True), max_requests, lambda: _status(name)[0], leave)
 
 
 def connect(address: str | None) -> None:
@@ -117,16 +117,16 @@ def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: 
         needs = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
 
-    most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
-    enough = [cpus for cpus in range(ranks, most + 1, ranks) if room(cpus) >= count]
-    if not enough:
+    max_cpus = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
+    sufficient_cpus = [cpus for cpus in range(ranks, max_cpus + 1, ranks) if room(cpus) >= count]
+    if not sufficient_cpus:
         need = "a GPU and a processor" if gpus else "a processor"
-        of_each = "each" if ranks == 1 else f"for each of their {ranks} ranks"
+        share_text = "each" if ranks == 1 else f"for each of their {ranks} ranks"
         raise RequestError(
-            f"{count} replicas need {need} {of_each}, and this Ray has them for {room(ranks)}; give that many "
+            f"{count} replicas need {need} {share_text}, and this Ray has them for {room(ranks)}; give that many "
             "with --replicas, or start Ray on more machines"
         )
-    return ClusterPlan(count, enough[-1], gpus, ranks)
+    return ClusterPlan(count, sufficient_cpus[-1], gpus, ranks)
 
 
 def _bound(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:

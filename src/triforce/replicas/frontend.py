@@ -51,8 +51,8 @@ class ReplicaFrontend:
         rope = llm.target.config.rope
         # It travels to where there may be no such device, and without the tables that it has grown.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
-        about = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
-        return cls(llm.target.path, config, llm.tokenizer, *about)
+        model_facts = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
+        return cls(llm.target.path, config, llm.tokenizer, *model_facts)
 
     @property
     def target(self) -> PromptSource:

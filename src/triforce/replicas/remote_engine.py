@@ -70,11 +70,11 @@ class _Answer:
 
     async def _whole(self) -> RequestOutput:
         """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
-        for left in reversed(range(TRIES)):
+        for remaining_tries in reversed(range(TRIES)):
             try:
                 return await self._from_one()
             except ReplicaLost:
-                if self.started or not left:
+                if self.started or not remaining_tries:
                     raise
                 self.message = self.waited = None
         raise AssertionError("the last try returns or raises")
@@ -113,11 +113,11 @@ class Replicas:
     `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
     """
 
-    def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:
+    def __init__(self, handle: Any, max_requests: int, running: Callable[[], int], release: Callable[[], None]) -> None:
         self._handle = handle
-        self._most = most
+        self._most = max_requests
         self._running = running
-        self._leave = leave
+        self._leave = release
         self.answers: dict[_Answer, None] = {}
         self._open = True
         self._alive = True
@@ -197,11 +197,11 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # to look again at once would be to look all the time
         alive = {replica.replica_id: replica for replica in candidate_replicas}
-        homes = (alive.get(self._homes.get(key)) for key in reversed(beginnings(pending_request)))
-        home = next((replica for replica in homes if replica), None)
+        prefix_holders = (alive.get(self._homes.get(key)) for key in reversed(beginnings(pending_request)))
+        prefix_holder = next((replica for replica in prefix_holders if replica), None)
         await sleep(0)  # those that were routed before are sent first, and so counted
         # In any order, as of those that are equally busy the first one is taken.
-        return [[home] if home else [], sample(candidate_replicas, len(candidate_replicas))]
+        return [[prefix_holder] if prefix_holder else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Remember that this replica has the request's prefixes."""

@@ -83,8 +83,8 @@ class Replica:
 
 def load(settings: dict[str, Any], limits: Limits, ranks: int, exact: bool) -> LLM:
     """Return the first of so many ranks, each with its share of this process's processors. Raises TriforceError."""
-    given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
-    dispatch.use_threads(threads := max(1, given // ranks))
+    cpu_count = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
+    dispatch.use_threads(threads := max(1, cpu_count // ranks))
     return LLM(**settings | (accompanied(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
 
 

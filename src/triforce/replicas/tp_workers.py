@@ -60,10 +60,10 @@ def run() -> None:
 
 
 def _joined(device: str, exact: bool) -> dict[str, Any]:
-    own = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
-    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), own, exact)
+    rank_device = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
+    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), rank_device, exact)
     ranks.barrier()  # nobody looks into the folder any more
-    return {"device": own, "ranks": ranks}
+    return {"device": rank_device, "ranks": ranks}
 
 
 def _end_with(process: subprocess.Popen[bytes]) -> None:

@@ -33,16 +33,16 @@ def read_keys(file: str | None) -> list[str]:
         lines = decode(read_file(file, KEY_FILE)).splitlines() if file else []
     except NotTextError as error:
         raise RequestError(f"{file} {error}") from error
-    found = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
-    if file and not any(key for _, key in found):
+    placed_keys = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
+    if file and not any(key for _, key in placed_keys):
         raise RequestError(f"the key file {file} has no key in it; write one a line")
     listed = os.environ.get(KEYS_VARIABLE, "").split(",")
-    found += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
-    for place, key in found:
+    placed_keys += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
+    for place, key in placed_keys:
         if key and (len(key) < _SHORTEST_KEY or not key.isascii()):
             raise RequestError(f"{place} is no key, as it is shorter than {_SHORTEST_KEY} characters or not ASCII; "
                                "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
-    return [key for _, key in found if key]
+    return [key for _, key in placed_keys if key]
 
 
 def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:

@@ -188,8 +188,8 @@ def _service(request: Request, model: str | None = None) -> Service:
 
 
 async def _card(service: Service) -> dict[str, Any]:
-    about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
-    found = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file, and weighs many contexts
-    can = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
-    can |= {"pays_from": found.tokens, "pays": found.sentence}
-    return about | {"max_model_len": service.parser.context, "triforce": can}
+    card = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
+    break_even = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file, and weighs many contexts
+    capabilities = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
+    capabilities |= {"pays_from": break_even.tokens, "pays": break_even.sentence}
+    return card | {"max_model_len": service.parser.context, "triforce": capabilities}

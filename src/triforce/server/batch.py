@@ -112,11 +112,11 @@ class Tally:
 
     def commonest(self) -> str:
         """Return how many lines are refused for the commonest kind of reason, and the first such reason."""
-        (kind, times), *others = self._refused.most_common(2)
+        (kind, line_count), *other_kinds = self._refused.most_common(2)
         if self.refused == 1:
             return f"The reason: {self._first[kind]}"
-        which = "the commonest" if others else "one"
-        return f"{times:,} line{'s' * (times > 1)} for {which} reason, the first: {self._first[kind]}"
+        which = "the commonest" if other_kinds else "one"
+        return f"{line_count:,} line{'s' * (line_count > 1)} for {which} reason, the first: {self._first[kind]}"
 
 
 _BEGINNING = b'{"id": "batch_req_'
@@ -335,7 +335,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Response:
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
-    start, *rest = sent
-    text = b"".join(message.get("body", b"") for message in rest)
+    start, *body_messages = sent
+    text = b"".join(message.get("body", b"") for message in body_messages)
     request_id = dict(start["headers"])[b"x-request-id"].decode()
     return {"status_code": start["status"], "request_id": request_id, "body": json.loads(text)}

@@ -38,12 +38,12 @@ class ChatWriter:
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        nothing = {"index": 0, "delta": {}, "finish_reason": None}
-        yield self._chunk(nothing, prompt_progress=progress.told())
+        empty_choice = {"index": 0, "delta": {}, "finish_reason": None}
+        yield self._chunk(empty_choice, prompt_progress=progress.told())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         parsed = self._parsers[piece.index]
-        text, calls = parsed.add(piece.text, last=piece.finish_reason is not None)
+        text, calls = parsed.add(piece.text, is_final=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
         yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
@@ -59,7 +59,7 @@ class ChatWriter:
 
     def _choice(self, new: CompletionOutput) -> dict[str, Any]:
         parsed = _AnswerParser(self._tools)
-        text, calls = parsed.add(new.text, last=True)
+        text, calls = parsed.add(new.text, is_final=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
             listed = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
@@ -72,8 +72,8 @@ class ChatWriter:
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
+    def _chunk(self, choice: dict[str, Any], **extra_fields: Any) -> bytes:
+        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | extra_fields)
 
     def _frame(self, data: dict[str, Any]) -> bytes:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)
@@ -86,9 +86,9 @@ class _AnswerParser:
         self._parser = parser_of(tools)
         self._calls = 0
 
-    def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
+    def add(self, text: str, is_final: bool) -> tuple[str, list[dict[str, Any]]]:
         """Return the text to show and the calls, in the order in which they were made."""
-        parsed = self._parser.add(text, last)
+        parsed = self._parser.add(text, is_final)
         calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 

@@ -60,16 +60,18 @@ class CompletionWriter:
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         echo = ""
-        read = []
-        unread = output.prompt_token_ids
+        echoed_ids = []
+        preceding_ids = output.prompt_token_ids
         if self._echoes:
             echo = self._echoes[prompt]
-            read = unread
-            unread = []
+            echoed_ids = preceding_ids
+            preceding_ids = []
         for new in output.outputs:
             choice = self._choice(prompt, new.index, echo + new.text, new.finish_reason)
             entries = None if new.logprobs is None else [*(output.prompt_logprobs or ()), *new.logprobs]
-            yield choice | self._report(choice["index"], unread, [*read, *new.token_ids], entries, new.origins)
+            yield choice | self._report(
+                choice["index"], preceding_ids, [*echoed_ids, *new.token_ids], entries, new.origins
+            )
 
     def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
         choice = {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}
@@ -78,21 +80,21 @@ class CompletionWriter:
     def _report(
         self,
         choice: int,
-        before: Sequence[int],
+        preceding_ids: Sequence[int],
         ids: Sequence[int],
         entries: Sequence[TokenLogprobs | None] | None,
         origins: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the log-probabilities and tiers of tokens that follow those of `before`, where they are wanted."""
+        """Return the requested log-probabilities and tiers of tokens that follow `preceding_ids`."""
         report: dict[str, Any] = {"token_tiers": origins} if self._tiers else {}
         if entries is not None:
             if choice not in self._logprobs:
-                self._logprobs[choice] = TextLogprobs(self._tokenizer, before)
+                self._logprobs[choice] = TextLogprobs(self._tokenizer, preceding_ids)
             report["logprobs"] = self._logprobs[choice].add(ids, entries)
         return report
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
+    def _chunk(self, choice: dict[str, Any], **extra_fields: Any) -> bytes:
+        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | extra_fields)
 
 
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:

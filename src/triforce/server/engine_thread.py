@@ -121,10 +121,10 @@ class TPMirror:
         if not self._places:
             return
         places = {group: place for place, group in enumerate(self.texts.core.scheduler.waiting, 1)}
-        for number, told in self._places.items():
+        for number, reported_place in self._places.items():
             request = self._requests[number]
             place = places.get(request.groups[0], 0)
-            if request.started is None and place != told:
+            if request.started is None and place != reported_place:
                 self._places[number] = place
                 self._progress[number] = PrefillProgress(len(request.prompt), 0, 0, 0, place)
 
@@ -234,8 +234,8 @@ class Worker:
     def stop(self) -> None:
         self.drain()
         with self._changed:
-            ended = list(self._answers.values())
-        for answer in ended:
+            unfinished = list(self._answers.values())
+        for answer in unfinished:
             answer.put(ShuttingDown())
             answer.cancel()
 
@@ -267,10 +267,10 @@ class Worker:
 
     def _turn(self, answers: list[_Answer]) -> None:
         cancelled = [answer.number for answer in answers if answer.cancelled]
-        fresh = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
-        for answer in fresh:
+        new_answers = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
+        for answer in new_answers:
             answer.sent = True
-        commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in fresh])
+        commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in new_answers])
         try:
             for number, event in self.mirror.apply(self._ranks.broadcast(commands)):
                 self._dispatch(number, event)

@@ -63,16 +63,16 @@ def _chosen_by_type(parts: list[str]) -> bool:
 
 def text_of(error: dict[str, Any]) -> str:
     """Return what an error of the schema says, without words of Python."""
-    about = error.get("ctx", {})
+    context = error.get("ctx", {})
     match error["type"]:
         case "too_long":
-            return f"at most {about['max_length']} are taken; send fewer"
+            return f"at most {context['max_length']} are taken; send fewer"
         case "too_short":
-            return f"it is too short; send at least {about['min_length']}"
+            return f"it is too short; send at least {context['min_length']}"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be an object"
         case "union_tag_invalid":
-            return f"type must be one of {about['expected_tags']}"
+            return f"type must be one of {context['expected_tags']}"
         case "union_tag_not_found":
             return "it must be an object with a type"
     return str(error["msg"])
@@ -231,18 +231,18 @@ def _invalid(error: RequestValidationError) -> ApiError:
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
     # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
     # and so is what was understood farthest.
-    meant = [e for e in errors if place_of(e)[:1] == place[:1]]
-    said = next((e for e in meant if e["type"] == UNKNOWN), None)
-    if said:
-        field = ".".join(filter(None, (field_of(error.body, said), said["ctx"]["field"])))
-        return wrong(field, f"{field}: {said['ctx']['advice']}")
+    candidates = [e for e in errors if place_of(e)[:1] == place[:1]]
+    advice_error = next((e for e in candidates if e["type"] == UNKNOWN), None)
+    if advice_error:
+        field = ".".join(filter(None, (field_of(error.body, advice_error), advice_error["ctx"]["field"])))
+        return wrong(field, f"{field}: {advice_error['ctx']['advice']}")
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    meant = [e for e in meant if e["type"] == "too_long"] or meant
-    field = field_of(error.body, farthest := max(meant, key=reach_of))
-    if farthest["type"] != "missing" and is_null(error.body, field):
+    candidates = [e for e in candidates if e["type"] == "too_long"] or candidates
+    field = field_of(error.body, farthest_error := max(candidates, key=reach_of))
+    if farthest_error["type"] != "missing" and is_null(error.body, field):
         return wrong(field, f"{field}: it is required, and null says nothing; send a value")
-    texts = dict.fromkeys(text_of(e) for e in meant if field_of(error.body, e) == field)
+    texts = dict.fromkeys(text_of(e) for e in candidates if field_of(error.body, e) == field)
     return wrong(field, f"{field}: {', or '.join(texts)}")
 
 
@@ -277,8 +277,8 @@ def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
         return ApiError(404, _absence(request.url.path, addresses)).response()
 
     async def other_method(request: Request, error: HTTPException) -> JSONResponse:
-        taken = (error.headers or {}).get("Allow", "another method")
-        text = f"this address takes {taken}, not {request.method[:20]}; see /openapi.json"
+        allowed_methods = (error.headers or {}).get("Allow", "another method")
+        text = f"this address takes {allowed_methods}, not {request.method[:20]}; see /openapi.json"
         return ApiError(405, text, headers=error.headers).response()
 
     app.add_exception_handler(404, absent)  # type: ignore[arg-type]
@@ -288,24 +288,24 @@ def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
 def _absence(path: str, addresses: Iterable[str]) -> str:
     """Return what is so where nothing is at `path`."""
     parts = path.strip("/").split("/")
-    meant = _meant(path, addresses)
+    similar_address = _meant(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
     if {"completions", "responses"} & set(parts[:-1]):
         reason = NOT_KEPT
-    if reason and not meant:
+    if reason and not similar_address:
         return f"{reason}; /openapi.json lists what there is"
     if parts == ["v1"]:
         return "this is the base of other addresses, such as /v1/models; /openapi.json lists them"
-    nearest = f" (did you mean {meant}?)" if meant else suggest(path[:_LONGEST], addresses)
+    nearest = f" (did you mean {similar_address}?)" if similar_address else suggest(path[:_LONGEST], addresses)
     return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
 
 
 def _meant(path: str, addresses: Iterable[str]) -> str:
     """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
-    bare = f"/{path.strip('/')}"[:_LONGEST]
-    behind = [address for address in addresses if address.endswith(bare)]
-    within = [address for address in addresses if bare.endswith(address)]
-    return min(behind, key=len, default="") or max(within, key=len, default="")
+    address_end = f"/{path.strip('/')}"[:_LONGEST]
+    longer_addresses = [address for address in addresses if address.endswith(address_end)]
+    shorter_addresses = [address for address in addresses if address_end.endswith(address)]
+    return min(longer_addresses, key=len, default="") or max(shorter_addresses, key=len, default="")
 
 
 class HeadAsGet:
@@ -321,6 +321,6 @@ class HeadAsGet:
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        asked = {**scope, "method": "GET"}
-        await self.app(asked, receive, send_head)
-        scope["route"] = asked.get("route")  # the access log names it
+        get_scope = {**scope, "method": "GET"}
+        await self.app(get_scope, receive, send_head)
+        scope["route"] = get_scope.get("route")  # the access log names it

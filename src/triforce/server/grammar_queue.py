@@ -49,32 +49,32 @@ class GrammarQueue:
         if compiling:
             compiling.cancel()
 
-    def take(self, patience: float) -> list[tuple[int, GenerationRequest | Exception]]:
+    def take(self, timeout: float) -> list[tuple[int, GenerationRequest | Exception]]:
         """Remove the first requests whose grammars every rank has tried; return them compiled, or what is wrong.
 
-        patience: seconds that a rank waits for the first of them.
+        timeout: seconds that a rank waits for the first of them.
         """
-        taken: list[tuple[int, GenerationRequest | Exception]] = []
+        outcomes: list[tuple[int, GenerationRequest | Exception]] = []
         while self._waiting:
             number, (generation, compiling) = next(iter(self._waiting.items()))
-            wait([compiling], 0 if taken else patience)
+            wait([compiling], 0 if outcomes else timeout)
             if not self._llm.ranks.all_true(compiling.done()):
                 break
             del self._waiting[number]
             error = compiling.exception()
             if self._llm.ranks.all_true(error is None):
-                taken.append((number, replace(generation, compiled=compiling.result())))
+                outcomes.append((number, replace(generation, compiled=compiling.result())))
             else:
-                taken.append((number, error if isinstance(error, Exception) else failed_elsewhere()))
-        return taken
+                outcomes.append((number, error if isinstance(error, Exception) else failed_elsewhere()))
+        return outcomes
 
     def _begun(self, generation: GenerationRequest) -> CompilingGrammar:
         grammar = generation.params.grammar
         assert grammar
         if generation.compiled:
-            ready = CompilingGrammar()
-            ready.set_result(generation.compiled)
-            return ready
+            finished_future = CompilingGrammar()
+            finished_future.set_result(generation.compiled)
+            return finished_future
         if generation.tried:
             return self._thread.submit(lambda: self._llm.grammars.compile_tried(grammar))
         return self._thread.submit(lambda: self._llm.grammars.compile(grammar))
@@ -171,7 +171,7 @@ class GrammarPool:
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
         """Return a grammar compiled, at once if it was before. Raises RequestError, or ApiError beyond the share."""
-        if known := self._compiler.known(grammar):
-            return known
+        if compiled := self._compiler.known(grammar):
+            return compiled
         trial = GrammarTrial(grammar)
         return await self._slots.run(key, partial(self._compiler.compile, grammar, trial), trial.cancel)

@@ -66,15 +66,15 @@ class Connection(H11Protocol):
         While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
         is added to what is not sent yet: that must become less.
         """
-        now = self.loop.time()
+        loop_time = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
-        adding = not (self._idle or self.flow.write_paused or self.transport.is_closing())
-        if adding or unsent < self._unsent:
-            self.since = now
+        is_producing = not (self._idle or self.flow.write_paused or self.transport.is_closing())
+        if is_producing or unsent < self._unsent:
+            self.since = loop_time
         self._unsent = unsent
         if unsent:
-            return "answer_not_read" if now - self.since > self._limits.stall_seconds else None
-        return "headers_late" if now - self.since > self._limits.header_seconds else None
+            return "answer_not_read" if loop_time - self.since > self._limits.stall_seconds else None
+        return "headers_late" if loop_time - self.since > self._limits.header_seconds else None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP in the shape of all errors, unless it comes in the middle of an answer; close."""
@@ -87,8 +87,8 @@ class Connection(H11Protocol):
 
     def end(self) -> None:
         """Close it at once, with an answer where a request has begun to come."""
-        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if self.waits and begun:
+        has_partial_request = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if self.waits and has_partial_request:
             self.transport.write(_LATE)
         self.transport.abort()
 
@@ -105,8 +105,8 @@ class Connections:
 
     def full(self, address: str | None = None) -> bool:
         """Whether all places are taken, or all that one address may have."""
-        most = self._limits.connections if address is None else self._limits.connections_of_one_address
-        return len(self._of(address)) >= most
+        limit = self._limits.connections if address is None else self._limits.connections_of_one_address
+        return len(self._of(address)) >= limit
 
     def make_room(self, address: str | None = None) -> bool:
         """Whether one of them waits; the one that has waited longest is closed, at the next turn of the event loop."""
@@ -297,24 +297,26 @@ class Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Stop on SIGHUP, too: a terminal that closes, or a service manager. Where it is ignored, it stays so."""
         with super().capture_signals():
-            before = signal.getsignal(signal.SIGHUP)
-            taken = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-            if taken:
+            previous_handler = signal.getsignal(signal.SIGHUP)
+            handles_sighup = (
+                previous_handler is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+            )
+            if handles_sighup:
                 signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
-                if taken:
-                    signal.signal(signal.SIGHUP, before)
+                if handles_sighup:
+                    signal.signal(signal.SIGHUP, previous_handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
-        now = monotonic()
-        if self.should_exit and now - self._stop_time < TWICE:
+        signal_time = monotonic()
+        if self.should_exit and signal_time - self._stop_time < TWICE:
             return
         # a second signal: at once
         self.force_exit = self.should_exit
-        self._stop_time = now
+        self._stop_time = signal_time
         self.should_exit = True
         self._loop.call_soon_threadsafe(self._wind_down)
 

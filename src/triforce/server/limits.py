@@ -29,21 +29,21 @@ CONNECTIONS = 1024
 """Connections open at a time by default, where the process may have so many descriptors."""
 
 
-def connection_limit(wanted: int | None) -> int:
+def connection_limit(requested_connections: int | None) -> int:
     """Return how many connections may be open: three quarters of the descriptors that this process may have hold them.
 
     The rest is for models, KV files and what the process talks through. Raises RequestError if more are wanted.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors * 3 // 4
-    if wanted is None:
-        return min(CONNECTIONS, most)
-    if wanted > most:
+    max_connections = sys.maxsize if descriptors == resource.RLIM_INFINITY else descriptors * 3 // 4
+    if requested_connections is None:
+        return min(CONNECTIONS, max_connections)
+    if requested_connections > max_connections:
         raise RequestError(
-            f"--max-connections {wanted} needs more file descriptors than this process may have: {descriptors}; "
-            f"raise that (ulimit -n), or give {most} at most"
+            f"--max-connections {requested_connections} needs more file descriptors than this process "
+            f"may have: {descriptors}; raise that (ulimit -n), or give {max_connections} at most"
         )
-    return wanted
+    return requested_connections
 
 
 @dataclass(frozen=True, slots=True)

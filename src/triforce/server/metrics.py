@@ -66,26 +66,26 @@ class Metrics:
 
     async def watch(self, answer: GenerationStream, started: float) -> AsyncGenerator[Event, None]:
         """Yield the events of an answer, counted as they pass; its request came at `started`."""
-        first = None
-        done = False
+        first_token_time = None
+        is_finished = False
         try:
             async for event in answer:
                 if isinstance(event, OutputChunk):
-                    first = first or perf_counter()
+                    first_token_time = first_token_time or perf_counter()
                 elif isinstance(event, RequestOutput):
-                    done = True
-                    self._finish(answer, event, started, first or perf_counter())
+                    is_finished = True
+                    self._finish(answer, event, started, first_token_time or perf_counter())
                 yield event
         except (GeneratorExit, CancelledError):
-            if not done:
+            if not is_finished:
                 self.cancelled.labels(self._model).inc()
             raise
 
-    def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first: float) -> None:
-        new = output.completion_tokens
-        now = perf_counter()
+    def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first_token_time: float) -> None:
+        new_tokens = output.completion_tokens
+        end_time = perf_counter()
         self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
-        self.new_tokens.labels(self._model).inc(new)
+        self.new_tokens.labels(self._model).inc(new_tokens)
         self._kv_dtype.labels(self._model, output.kv_dtype).set(1)
         for completion in output.outputs:
             self.finished.labels(self._model, completion.finish_reason).inc()
@@ -93,15 +93,17 @@ class Metrics:
             (self.queue_time, answer.waited or 0.0),
             (self.prefill_time, output.prefill_seconds),
             (self.decode_time, output.decode_seconds),
-            (self.first_token, first - started),
-            (self.whole, now - started),
+            (self.first_token, first_token_time - started),
+            (self.whole, end_time - started),
             (self.prompt_length, output.prompt_tokens),
-            (self.new_length, new),
+            (self.new_length, new_tokens),
         ):
             histogram.labels(self._model).observe(value)
-        if new > 1:  # of prompts that others of their request are sent before, much is there at once
-            each = max((now - first) / (new - 1), output.decode_seconds / new)
-            self.per_token.labels(self._model).observe(each)
+        if new_tokens > 1:  # of prompts that others of their request are sent before, much is there at once
+            seconds_per_token = max(
+                (end_time - first_token_time) / (new_tokens - 1), output.decode_seconds / new_tokens
+            )
+            self.per_token.labels(self._model).observe(seconds_per_token)
         self._tiers(output.tiers)
 
     def _tiers(self, tiers: list[TierStats]) -> None:

@@ -68,18 +68,18 @@ async def sample() -> FileResponse:
 @router.get("/documents", include_in_schema=False)
 async def documents(request: Request) -> JSONResponse:
     """List what was read into the disk cache on purpose, where that is shown."""
-    found = await asyncio.to_thread(_watched, request)
-    return JSONResponse({"documents": [{"id": each.id, "name": each.name} for each in found]})
+    watched_documents = await asyncio.to_thread(_watched, request)
+    return JSONResponse({"documents": [{"id": entry.id, "name": entry.name} for entry in watched_documents]})
 
 
 @router.get("/documents/{name}", include_in_schema=False)
 async def document(name: str, request: Request) -> PlainTextResponse:
     """Return the text of such a document as it is now. Raises ApiError or RequestError."""
-    found = await asyncio.to_thread(_watched, request)
-    wanted = next((each for each in found if each.id == name), None)
-    if wanted is None:
+    watched_documents = await asyncio.to_thread(_watched, request)
+    requested_document = next((entry for entry in watched_documents if entry.id == name), None)
+    if requested_document is None:
         raise ApiError(404, "there is no such document here; /documents lists those there are")
-    return PlainTextResponse(await asyncio.to_thread(wanted.text))
+    return PlainTextResponse(await asyncio.to_thread(requested_document.text))
 
 
 def _watched(request: Request) -> list[disk_cache_documents.Document]:

@@ -108,8 +108,8 @@ class Body(BaseModel):
     @property
     def ignored(self) -> list[str]:
         """Names of the fields that were left out, here and within."""
-        within = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
-        return sorted({*self._ignored, *within})
+        nested_names = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
+        return sorted({*self._ignored, *nested_names})
 
     @property
     def headers(self) -> dict[str, str]:
@@ -130,18 +130,24 @@ class Body(BaseModel):
                 raise PydanticCustomError("example", "Input should be an object: {example}", {"example": cls.example})
             return handler(data)
         required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
-        others = {name for name in data.keys() - required.keys() if data[name] is not None}
-        named = {*cls.skipped, *(IGNORED if cls.is_request else ())}
-        for name in sorted(others - named - (HARMLESS if cls.is_request else set())):
+        unknown_names = {name for name in data.keys() - required.keys() if data[name] is not None}
+        ignorable_names = {*cls.skipped, *(IGNORED if cls.is_request else ())}
+        for name in sorted(unknown_names - ignorable_names - (HARMLESS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
                 advice = cls.called.get(name) or advice or (cls.is_request and CALLED.get(name)) or ""
                 raise unknown_field(name, advice or _unknown(name, required))
-        said = {name: data[name] for name in data.keys() & required if data[name] is not None or required[name]}
-        body = handler(said)
+        stated_fields = {
+            name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
+        }
+        body = handler(stated_fields)
         body._ignored = [
             *body._ignored,
-            *(name for name in others & named if data[name] is not False and data[name] not in NOTHING),
+            *(
+                name
+                for name in unknown_names & ignorable_names
+                if data[name] is not False and data[name] not in NOTHING
+            ),
         ]
         return body
 
@@ -167,5 +173,5 @@ class CacheFields(Body):
         return f"{key}\n{self.cache_salt}" if self.cache_salt else key
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    return f"there is no such field here{suggest(name[:MOST_SALT], known)}; leave it out"
+def _unknown(name: str, field_names: Iterable[str]) -> str:
+    return f"there is no such field here{suggest(name[:MOST_SALT], field_names)}; leave it out"

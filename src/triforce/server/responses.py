@@ -40,21 +40,26 @@ class ResponsesWriter:
     def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         new = outputs[0].outputs[0]
         status = _status(outputs)
-        for _ in (*self._items.add(new.text, last=True), *self._items.end(status)):
+        for _ in (*self._items.add(new.text, is_final=True), *self._items.end(status)):
             pass
         return self._done(outputs)
 
     def opening(self) -> Iterable[bytes]:
-        begun = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        yield self._event("created", {"response": begun})
-        yield self._event("in_progress", {"response": begun})
+        initial_response = self._head | {
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        yield self._event("created", {"response": initial_response})
+        yield self._event("in_progress", {"response": initial_response})
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         return ()  # there is no such event of responses, and no field that asks for it
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         self._origins += piece.origins
-        for kind, fields in self._items.add(piece.text, last=piece.finish_reason is not None):
+        for kind, fields in self._items.add(piece.text, is_final=piece.finish_reason is not None):
             yield self._event(kind, fields | (self._report() if kind.endswith(".delta") else {}))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
@@ -69,14 +74,14 @@ class ResponsesWriter:
         counts = usage(outputs, self._tiers, ("input", "output"))
         counts |= {"output_tokens_details": {"reasoning_tokens": 0}}
         counts["input_tokens_details"] |= {"cache_write_tokens": 0}
-        said = {"output": self._items.items, "usage": counts}
-        return self._head | {"status": status, "incomplete_details": details} | said
+        output_fields = {"output": self._items.items, "usage": counts}
+        return self._head | {"status": status, "incomplete_details": details} | output_fields
 
     def _report(self) -> dict[str, Any]:
         """Return the tier of each token since the last report, where the request wants it."""
-        new = self._origins
+        pending_origins = self._origins
         self._origins = []
-        return {"token_tiers": new} if self._tiers and new else {}
+        return {"token_tiers": pending_origins} if self._tiers and pending_origins else {}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         self._sent += 1
@@ -93,9 +98,9 @@ class Items:
         self._parser = parser
         self._open = False
 
-    def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
+    def add(self, text: str, is_final: bool) -> Iterator[ItemEvent]:
         """Add text of the answer, and yield its events."""
-        for parsed in self._parser.add(text, last):
+        for parsed in self._parser.add(text, is_final):
             yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
 
     def end(self, status: str) -> Iterator[ItemEvent]:

@@ -163,37 +163,41 @@ InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESS
 
 def turns(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
     """Instructions and input of a response, with the calls of functions in the turns that made them."""
-    said: list[Message] = [Message(role="system", content=instructions)] if instructions else []
+    messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(items, str):
-        return [*said, Message(role="user", content=items)]
+        return [*messages, Message(role="user", content=items)]
     for item in items:
         if isinstance(item, Item):
-            said.append(item)
+            messages.append(item)
         elif isinstance(item, CallItem):
-            _call(said, item)
+            _call(messages, item)
         else:
-            said.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-    return said
+            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+    return messages
 
 
-def _call(said: list[Message], item: CallItem) -> None:
+def _call(messages: list[Message], item: CallItem) -> None:
     """The assistant's turn has a call, too; if somebody else spoke last, it is a turn of its own."""
     call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    last = said[-1] if said and said[-1].role == "assistant" else None
-    if last and last.tool_calls:
-        last.tool_calls.append(call)
+    assistant_message = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if assistant_message and assistant_message.tool_calls:
+        assistant_message.tool_calls.append(call)
         return
-    if last:
-        said.pop()
-    said.append(ChatMessage(role="assistant", content=last.content if last else None, tool_calls=[call]))
+    if assistant_message:
+        messages.pop()
+    messages.append(
+        ChatMessage(
+            role="assistant", content=assistant_message.content if assistant_message else None, tool_calls=[call]
+        )
+    )
 
 
 def characters(message: Message) -> int:
     """Return the length of what a message says, and of the arguments of its calls."""
     content = message.content or ""
-    said = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
-    said += len(getattr(message, "name", None) or "")
-    return said + sum(len(call.function.arguments) for call in message.tool_calls or ())
+    length = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
+    length += len(getattr(message, "name", None) or "")
+    return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
 def plain(message: Message) -> dict[str, Any]:
@@ -370,8 +374,8 @@ class ThinkingField(Body):
         """Return the field that says whether the model thinks, and what it says."""
         if self.thinking is not None:
             return "thinking", self.thinking.type == "enabled"
-        told = self.chat_template_kwargs
-        return "chat_template_kwargs", told.enable_thinking if told else None
+        keywords = self.chat_template_kwargs
+        return "chat_template_kwargs", keywords.enable_thinking if keywords else None
 
 
 CUT = "A text ends with the context, whatever is asked for: finish_reason length"
@@ -448,13 +452,13 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
-        spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
+        has_calls = any(message.tool_calls or message.role == "tool" for message in self.messages)
         listed = enumerate(self.tools or ())
         functions = {f"tools.{i}.function.parameters": tool.function for i, tool in listed if tool}
         several = self.parallel_tool_calls is not False
         form = self.output_format
-        field = self.prompt_field if spoken else None
-        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
+        field = self.prompt_field if has_calls else None
+        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
 
 
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
@@ -489,13 +493,13 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
+        has_calls = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
         several = self.parallel_tool_calls is not False
         choice = self.tool_choice
         form = self.output_format
         functions = {f"tools.{i}.parameters": tool for i, tool in enumerate(self.tools or ()) if tool}
-        field = self.prompt_field if spoken else None
-        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
+        field = self.prompt_field if has_calls else None
+        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
 
 
 class TokenizeBody(ThinkingField, ModelField):

@@ -72,22 +72,22 @@ class ApiKeyAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
-            given = self._given(scope)
-            if given is None:
+            key_digest = self._given(scope)
+            if key_digest is None:
                 text = "this key is not known here" if _bearer(scope) else "a key is needed"
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
-            scope.setdefault("state", {})["scope"] = given.hex()  # KV is shared among requests of one key only
+            scope.setdefault("state", {})["scope"] = key_digest.hex()  # KV is shared among requests of one key only
         await self.app(scope, receive, send)
 
     def _given(self, scope: Scope) -> bytes | None:
         """The digest of the key, if it is one of ours."""
         key = _bearer(scope)
-        given = _digest(key)
+        key_digest = _digest(key)
         # Every key is compared, each in constant time: how long it takes says nothing about them.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return given if key and any(matches) else None
+        matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
+        return key_digest if key and any(matches) else None
 
 
 class BodyLimit:
@@ -100,18 +100,18 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        coming = _Coming(receive)
-        most = self.limits.body_bytes
+        incoming = _Coming(receive)
+        max_bytes = self.limits.body_bytes
         if scope["path"] in OPEN:
-            most = min(most, OPEN_BYTES)
+            max_bytes = min(max_bytes, OPEN_BYTES)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                body = await _read(Headers(scope=scope), coming, most)
+                body = await _read(Headers(scope=scope), incoming, max_bytes)
         except TimeoutError:
             text = f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
             return await ApiError(408, text).response()(scope, receive, send)
         except ApiError as refusal:
-            return await _answer_early(refusal.response(), scope, coming, send)
+            return await _answer_early(refusal.response(), scope, incoming, send)
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -133,35 +133,35 @@ class _Coming:
         return message
 
 
-async def _read(headers: Headers, coming: _Coming, most: int) -> bytes:
-    announced = headers.get("content-length", "0")
-    _check(float(announced) if announced.isdecimal() else 0, most)
+async def _read(headers: Headers, incoming: _Coming, max_bytes: int) -> bytes:
+    content_length = headers.get("content-length", "0")
+    _check(float(content_length) if content_length.isdecimal() else 0, max_bytes)
     chunks = []
     size = 0
-    while coming.more:
-        chunks.append((await coming()).get("body", b""))
+    while incoming.more:
+        chunks.append((await incoming()).get("body", b""))
         size += len(chunks[-1])
-        _check(size, most)
+        _check(size, max_bytes)
     return b"".join(chunks)
 
 
-def _check(size: float, most: int) -> None:
-    if size > most:
-        advice = "send less" if most <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
-        raise ApiError(413, f"the body is larger than {most} bytes; {advice}", headers={"Connection": "close"})
+def _check(size: float, max_bytes: int) -> None:
+    if size > max_bytes:
+        advice = "send less" if max_bytes <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
+        raise ApiError(413, f"the body is larger than {max_bytes} bytes; {advice}", headers={"Connection": "close"})
 
 
-async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: Send) -> None:
+async def _answer_early(response: ASGIApp, scope: Scope, incoming: _Coming, send: Send) -> None:
     """Answer, and drop for a while what still comes: a connection that is closed before that may lose the answer."""
 
     async def send_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    await response(scope, coming, send_open)
+    await response(scope, incoming, send_open)
     with suppress(TimeoutError):
         async with asyncio.timeout(LINGER):
-            while coming.more:
-                await coming()
+            while incoming.more:
+                await incoming()
     await send({"type": "http.response.body"})
 
 

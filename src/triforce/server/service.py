@@ -105,32 +105,33 @@ def held_to_room(
     Raises ApiError, or ContextLengthError, where there is no room.
     """
     rows = min(params.n, limits.rows)
-    room = min(params.max_tokens, context - prompt)
-    most = limits.room(context)
-    if rows * (prompt + room) <= most:
+    answer_tokens = min(params.max_tokens, context - prompt)
+    kv_tokens = limits.room(context)
+    if rows * (prompt + answer_tokens) <= kv_tokens:
         return params
-    server = f"the {most} tokens that this server has room for (--max-kv-tokens)"
-    if prompt >= most:
+    server = f"the {kv_tokens} tokens that this server has room for (--max-kv-tokens)"
+    if prompt >= kv_tokens:
         text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
         raise ContextLengthError(text)
     field = body.sent_as.get("max_tokens", "max_tokens")
-    left = most // rows - prompt
-    if getattr(body, field) is None and left > 0:
-        return replace(params, max_tokens=left)
+    remaining_tokens = kv_tokens // rows - prompt
+    if getattr(body, field) is None and remaining_tokens > 0:
+        return replace(params, max_tokens=remaining_tokens)
     if rows > 1:
-        text = f"{rows} texts of {prompt} + {room} tokens need more than {server}; lower n"
-        raise wrong("n", f"{text} or {field}" if left > 0 else text)
-    raise wrong(field, f"{prompt} + {room} tokens need more than {server}; lower {field} to {left}, or leave it out")
+        text = f"{rows} texts of {prompt} + {answer_tokens} tokens need more than {server}; lower n"
+        raise wrong("n", f"{text} or {field}" if remaining_tokens > 0 else text)
+    text = f"{prompt} + {answer_tokens} tokens need more than {server}"
+    raise wrong(field, f"{text}; lower {field} to {remaining_tokens}, or leave it out")
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
     """Raise ApiError where an echo of prompts would be too large an answer."""
-    told = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
-    if told > MOST_ECHOED:
+    logprob_count = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
+    if logprob_count > MOST_ECHOED:
         raise wrong("logprobs", f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells "
-                    f"{told} log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs")  # fmt: skip
-    if (most := limits.body_bytes) < characters * params.n:
-        raise wrong("echo", f"{params.n} echoes of {characters} characters are more than {most}; lower n")
+                    f"{logprob_count} log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs")  # fmt: skip
+    if (max_characters := limits.body_bytes) < characters * params.n:
+        raise wrong("echo", f"{params.n} echoes of {characters} characters are more than {max_characters}; lower n")
 
 
 def mode_of(name: str, modes: Sequence[str]) -> str:
@@ -141,14 +142,14 @@ def mode_of(name: str, modes: Sequence[str]) -> str:
     return known(argument("mode"), name, modes)
 
 
-def biases(given: Mapping[str, Any] | None) -> dict[int, Any] | None:
+def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
     """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
-    if given is None:
+    if token_biases is None:
         return None
-    unknown = next((key for key in given if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
-    if unknown is not None:
-        raise wrong("logit_bias", f"logit_bias names {unknown[:30]!r}, which is no token id; keys are integers")
-    return {int(key): value for key, value in given.items()}
+    invalid_key = next((key for key in token_biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
+    if invalid_key is not None:
+        raise wrong("logit_bias", f"logit_bias names {invalid_key[:30]!r}, which is no token id; keys are integers")
+    return {int(key): value for key, value in token_biases.items()}
 
 
 LARGE_PORTION = 1 / 2
@@ -179,9 +180,9 @@ class RequestParser:
         prompts = one_or_many(body.prompt)
         if not prompts:
             raise wrong("prompt", "the prompt is empty; give at least one token of text")
-        most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
-        if len(prompts) > most:
-            raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
+        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
+        if len(prompts) > max_prompts:
+            raise wrong("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
         if body.echo and body.stream and body.logprobs is not None:
             raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = self._params(
@@ -217,8 +218,8 @@ class RequestParser:
         tools = self.tools(body)
         grammar = await _grammar(body, body.text.format if body.text else None, tools)
         params = self._params(body, grammar, max_tokens=body.max_output_tokens)
-        said = turns(body.instructions, body.input)
-        ids = await self.conversation(said, key, tools, body.thinks, "input")
+        messages = turns(body.instructions, body.input)
+        ids = await self.conversation(messages, key, tools, body.thinks, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
@@ -258,16 +259,16 @@ class RequestParser:
         length = sum(map(characters, messages))
         with about(field):
             self._bound(length)
-        named, thinks = thinking
+        thinking_field, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise wrong(named, "this model's chat template has no thinking to turn on; leave it out")
+            raise wrong(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
 
-        def laid_out() -> list[int]:
-            said = [plain(message) for message in messages]
-            return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
+        def encode() -> list[int]:
+            template_messages = [plain(message) for message in messages]
+            return self.llm.encode(self.tokenizer.chat(template_messages, tools.shown if tools else None, thinks))
 
         with about(field, {"messages": field}):
-            return await self.apart(length, key, laid_out)
+            return await self.apart(length, key, encode)
 
     async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
@@ -275,10 +276,10 @@ class RequestParser:
 
     def _bound(self, characters: int) -> None:
         """Raise ContextLengthError for a text that is too long whatever its tokens are."""
-        longest = self.context * self.limits.characters_per_token
-        if characters > longest:
-            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {longest} at most"
-            raise ContextLengthError(f"{text}. Shorten it")
+        max_characters = self.context * self.limits.characters_per_token
+        if characters > max_characters:
+            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {max_characters}"
+            raise ContextLengthError(f"{text} at most. Shorten it")
 
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
@@ -314,18 +315,18 @@ class RequestParser:
         return GenerationRequest(ids, seeded, mode, progress=progress)
 
     def _params(
-        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
+        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **logprob_params: int | None
     ) -> SamplingParams:
         values: dict[str, Any] = {
             name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
         }
         check_limit(body, max_tokens, self.context)
-        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
+        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | logprob_params
         if isinstance(body, CompletionFields):
-            check_fields(body, more.get("logprobs"), self.limits)
+            check_fields(body, logprob_params.get("logprobs"), self.limits)
             values["logit_bias"] = biases(body.logit_bias)
-        named = self.llm.sampling_defaults
-        defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
+        model_defaults = self.llm.sampling_defaults
+        defaults = model_defaults if isinstance(body, CompletionBody) else chat_defaults(model_defaults)
         return checked_params(body, defaults | values, grammar)
 
 
@@ -392,10 +393,10 @@ LEAST = -9999.0
 class TextLogprobs:
     """`logprobs` of text completions, for one choice from its first token to its last."""
 
-    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
-        """`after` is what the first token continues. Offsets count characters from there."""
+    def __init__(self, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> None:
+        """`prefix_ids` is what the first token continues. Offsets count characters from there."""
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(after)
+        self._stream = tokenizer.stream(prefix_ids)
         self._offset = 0
 
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
@@ -412,10 +413,10 @@ class TextLogprobs:
         }
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
-            found.setdefault(other.text, _finite(other.logprob))
-        return found
+        logprob_by_text: dict[str, float] = {}
+        for alternative in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
+            logprob_by_text.setdefault(alternative.text, _finite(alternative.logprob))
+        return logprob_by_text
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
@@ -428,7 +429,9 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
             "bytes": list(tokenizer.bytes_of(token.token_id)),
         }
 
-    content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
+    content = [
+        one(entry.chosen) | {"top_logprobs": [one(alternative) for alternative in entry.top]} for entry in entries
+    ]
     return {"content": content, "refusal": None}
 
 
@@ -436,38 +439,50 @@ def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
     """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
-    read = sum(o.prompt_tokens for o in outputs)
-    made = sum(o.completion_tokens for o in outputs)
-    counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
+    prompt_tokens = sum(o.prompt_tokens for o in outputs)
+    new_tokens = sum(o.completion_tokens for o in outputs)
+    counts: dict[str, Any] = {
+        f"{names[0]}_tokens": prompt_tokens,
+        f"{names[1]}_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+    }
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
     counts |= {f"{names[0]}_tokens_details": details}
     if tiers:
-        made_of = [completion for output in outputs for completion in output.outputs]
-        counts |= {"tiers": _tiers(total(each.tiers for each in made_of)), "reread": [o.reread for o in outputs]}
-        counts["repeated_8_grams"] = [round(repeated(each.token_ids), 4) for each in made_of]
+        completions = [choice for output in outputs for choice in output.outputs]
+        counts |= {
+            "tiers": _tiers(total(choice.tiers for choice in completions)),
+            "reread": [o.reread for o in outputs],
+        }
+        counts["repeated_8_grams"] = [round(repeated(choice.token_ids), 4) for choice in completions]
     return counts
 
 
 def without_text(event: Event) -> Event:
     """Drop the one token of an answer that was drawn only because the engine draws at least one."""
-    nothing = dict[str, Any](text="", token_ids=[], origins=[])
+    empty_fields = dict[str, Any](text="", token_ids=[], origins=[])
     if isinstance(event, OutputChunk):
         finish = event.finish_reason and "length"
-        return replace(event, **nothing, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
+        return replace(event, **empty_fields, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
     if isinstance(event, RequestOutput):
-        nothing["finish_reason"] = "length"
-        made = [replace(made, **nothing, logprobs=made.logprobs and []) for made in event.outputs]
-        return replace(event, outputs=made)
+        empty_fields["finish_reason"] = "length"
+        completions = [replace(choice, **empty_fields, logprobs=choice.logprobs and []) for choice in event.outputs]
+        return replace(event, outputs=completions)
     return event
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
     """Return the state of the decoding of a text, where the request wants a trace."""
-    look = piece.trace
-    if look is None:
+    snapshot = piece.trace
+    if snapshot is None:
         return {}
-    where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
-    return {"token_characters": piece.characters, "trace": where}
+    trace_fields = {
+        "tokens": snapshot.tokens,
+        "seconds": round(snapshot.seconds, 4),
+        "seen": snapshot.seen,
+        "tiers": _tiers(snapshot.tiers),
+    }
+    return {"token_characters": piece.characters, "trace": trace_fields}
 
 
 def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
@@ -542,7 +557,10 @@ class Service:
         scope = body.scope(key)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
-        report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
+        report |= {
+            "prompts": len(generations),
+            "prompt_tokens": sum(len(generation.prompt) for generation in generations),
+        }
 
         events = self._events(answers, body.scored_only)
 
@@ -620,13 +638,13 @@ async def _collect(events: AsyncGenerator[tuple[int, Event], None]) -> list[Requ
 def _entries(generation: GenerationRequest, output: RequestOutput) -> int:
     """Return how many tokens an answer tells of, alternatives among them."""
     params = generation.params
-    read = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
-    return (read + output.completion_tokens) * (1 + (params.logprobs or 0))
+    prompt_entries = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
+    return (prompt_entries + output.completion_tokens) * (1 + (params.logprobs or 0))
 
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the fields of the access log."""
-    cached = sum(o.cached_tokens for o in outputs)
+    cached_tokens = sum(o.cached_tokens for o in outputs)
     reread = [o.reread for o in outputs if o.reread]
-    told = {"cached_tokens": cached, "reread": reread} if reread else {"cached_tokens": cached}
-    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | told
+    cache_fields = {"cached_tokens": cached_tokens, "reread": reread} if reread else {"cached_tokens": cached_tokens}
+    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | cache_fields

@@ -37,7 +37,7 @@ Parsed = str | Call
 class ToolCallParser:
     """Separates calls from other text while it grows. What only looks like a call is text; here all is text."""
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
         """Return the parts that are certain by now; all that are left, where this is the last text."""
         return [text]
 
@@ -55,8 +55,8 @@ class CallFormat:
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, (place, function) in enumerate(functions.items()):
-            before = f'{opening}"name": "{function.name}", "{self.arguments}": '
-            rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
+            prefix = f'{opening}"name": "{function.name}", "{self.arguments}": '
+            rules.append(f"call_{i}: {json.dumps(prefix)} arguments_{i} {json.dumps(closing)}")
             try:
                 arguments = closed_objects(function.parameters or NOTHING) | {"type": "object"}
                 rules.append(f"arguments_{i}: {schema_grammar(arguments)}")
@@ -118,15 +118,15 @@ class _BufferedParser(ToolCallParser):
         self._buffer = ""
 
     def _release(self, length: int) -> list[Parsed]:
-        shown = self._buffer[:length]
+        released_text = self._buffer[:length]
         self._buffer = self._buffer[length:]
-        return [shown] if shown else []
+        return [released_text] if released_text else []
 
 
 class _Tagged(_BufferedParser):
     _called = False
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
         parsed: list[Parsed] = []
         while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
@@ -138,9 +138,9 @@ class _Tagged(_BufferedParser):
             self._buffer = self._buffer.partition(CLOSE)[2]
             self._called = True
         # Text before `certain` is no part of a call, which begins or may begin there.
-        certain = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
-        parsed += self._release(len(self._buffer[:certain].rstrip()))
-        if last:
+        text_end = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
+        parsed += self._release(len(self._buffer[:text_end].rstrip()))
+        if is_final:
             parsed += self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
         return parsed
 
@@ -148,12 +148,12 @@ class _Tagged(_BufferedParser):
 class _Whole(_BufferedParser):
     _plain = False
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
         self._plain = self._plain or self._buffer.lstrip()[:1] not in ("", "{")
-        if last and not self._plain and (call := self._form.call(self._buffer, self._names)):
+        if is_final and not self._plain and (call := self._form.call(self._buffer, self._names)):
             return [call]
-        return self._release(len(self._buffer)) if last or self._plain else []
+        return self._release(len(self._buffer)) if is_final or self._plain else []
 
 
 MOST_TOOLS = 128
@@ -168,10 +168,10 @@ def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
     level = list[Any]([schema])
     count = 0
     for _ in range(MOST_LEVELS):
-        count += sum(len(whole) for whole in level)
+        count += sum(len(container) for container in level)
         if count > MOST_PARTS_OF_SCHEMA:
             raise PydanticCustomError("too_large", "this schema has too many parts; simplify it")
-        level = [part for whole in level for part in _parts(whole) if isinstance(part, dict | list)]
+        level = [part for container in level for part in _parts(container) if isinstance(part, dict | list)]
         if not level:
             return schema
     raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
@@ -190,8 +190,8 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _parts(whole: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return whole.values() if isinstance(whole, dict) else whole
+def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 class Function(Body):
@@ -250,15 +250,15 @@ class ToolFields(Body):
         tools = data.get("tools") if isinstance(data, dict) else None
         if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
             return handler(data)
-        if asked := _other_kind(data.get("tool_choice")):
-            raise unknown_field("tool_choice", f"{asked} is no function, and only functions are called here")
-        skipped = {kind for tool in tools if (kind := _other_kind(tool))}
-        kept = [None if _other_kind(tool) else tool for tool in tools]  # each has its place, for errors to name
-        if skipped and not any(kept):
-            none = "none of them is a function, and only functions are called here; leave them out"
-            raise unknown_field("tools", none)
-        body = handler(data | {"tools": kept} if skipped else data)
-        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped)]
+        if chosen_kind := _other_kind(data.get("tool_choice")):
+            raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
+        skipped_kinds = {kind for tool in tools if (kind := _other_kind(tool))}
+        functions = [None if _other_kind(tool) else tool for tool in tools]  # each has its place, for errors to name
+        if skipped_kinds and not any(functions):
+            advice = "none of them is a function, and only functions are called here; leave them out"
+            raise unknown_field("tools", advice)
+        body = handler(data | {"tools": functions} if skipped_kinds else data)
+        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped_kinds)]
         return body
 
 
@@ -293,8 +293,8 @@ class ToolChoice:
     @property
     def shown(self) -> list[dict[str, Any]]:
         """The tools as chat templates take them."""
-        shown = {"name", "description", "parameters"}
-        dumped = [tool.model_dump(include=shown, exclude_none=True) for tool in self.tools.values()]
+        template_fields = {"name", "description", "parameters"}
+        dumped = [tool.model_dump(include=template_fields, exclude_none=True) for tool in self.tools.values()]
         return [{"type": "function", "function": function} for function in dumped]
 
 
@@ -309,18 +309,18 @@ def choose_tools(
     choice: str | FunctionName | None,
     *,
     several: bool,
-    spoken: str | None,
+    calls_field: str | None,
     output_format: str | None,
 ) -> ToolChoice | None:
     """Return the tools that may be called; None if there are none. Raises ApiError.
 
     functions: by the place of their parameters in the body. several: whether an answer may have several calls.
-    spoken: the field of the turns, if calls, or what they gave, are among them. output_format: the field that holds the
-    answer to a format.
+    calls_field: the field of the turns, where they contain calls or results of calls. output_format: the field that
+    holds the answer to a format.
     """
     form = call_format(template)
     choice = choice or "auto"
-    if form is None and (field := "tools" if functions else spoken):
+    if form is None and (field := "tools" if functions else calls_field):
         raise wrong(field, "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
                     "Qwen write them); leave them out")  # fmt: skip
     if choice not in ("none", "auto") and not functions:
