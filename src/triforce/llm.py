@@ -65,8 +65,8 @@ class LLMLifetime:
         trim_heap()
 
     def __enter__(self) -> Self:
-        if self._over:
-            raise RequestError(self._over)
+        if self._end_reason:
+            raise RequestError(self._end_reason)
         return self
 
     def __exit__(
@@ -81,17 +81,17 @@ class LLMLifetime:
 
         def __getattr__(self, name: str) -> NoReturn:
             if name in self.__dict__.get("_lost", ()):
-                raise RequestError(self._over)
+                raise RequestError(self._end_reason)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     @property
-    def _over(self) -> str:
+    def _end_reason(self) -> str:
         """Reason of the end; empty while it lives."""
         reason: str = self.__dict__.get("_reason", "")
         return reason
 
     def _end(self, reason: str) -> None:
-        if not self._over:
+        if not self._end_reason:
             attribute_names = frozenset(self.__dict__)
             self.__dict__.clear()
             self.__dict__.update(_reason=reason, _lost=attribute_names)
@@ -202,8 +202,8 @@ class LLM(LLMInputs, LLMLifetime):
         compare(ranks, "models, settings or kernels", (*pair.facts, self.speculation, self.coupling, self.mode))
 
     def __repr__(self) -> str:
-        if self._over:
-            return f"<{self._over}>"
+        if self._end_reason:
+            return f"<{self._end_reason}>"
         (model, draft), device = self.names, str(self.target.decoder.device)
         context = self.target.config.context
         return f"LLM({model=}, {draft=}, mode={self.mode!r}, {device=}, {context=})"

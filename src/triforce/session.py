@@ -39,8 +39,8 @@ class Session:
         pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
-        self._seen: list[int] = []
-        self._mark = WindowMark(pool)
+        self._cached_ids: list[int] = []
+        self._window_mark = WindowMark(pool)
         self._answering = Lock()
 
     def __repr__(self) -> str:
@@ -77,16 +77,16 @@ class Session:
     ) -> Generator[OutputChunk, None, RequestOutput]:
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
-        cached_tokens = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
-        self._mark.go_back(0, cached_tokens)
+        cached_tokens = min(common_prefix(self._cached_ids, ids), reusable, int(self._memory.lengths_B[0]))
+        self._window_mark.go_back(0, cached_tokens)
         self._memory.rewind(ints([self._memory.rewindable(0, cached_tokens)]))
-        self._seen = list(ids)
+        self._cached_ids = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
                 if isinstance(piece, RequestOutput):
                     return piece
-                if len(self._seen) == len(ids):
-                    self._mark.take(0)
-                self._seen += piece.token_ids
+                if len(self._cached_ids) == len(ids):
+                    self._window_mark.take(0)
+                self._cached_ids += piece.token_ids
                 yield piece
         raise AssertionError("a stream ends with its output")

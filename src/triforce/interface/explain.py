@@ -130,12 +130,12 @@ def json_value(value: Any) -> Any:
 PLAIN = "full"
 """The plan that is plain decoding."""
 
-ENOUGH = 40  # guesses, or proposals, to say something of
+MIN_SAMPLES = 40  # guesses, or proposals, to say something of
 # shares of guesses kept
-POOR = 0.4
-GOOD = 0.8
-ALL = 0.9
-CLEAR = 1.1  # times as fast: less is noise
+LOW_ACCEPTANCE = 0.4
+GOOD_ACCEPTANCE = 0.8
+HIGH_ACCEPTANCE = 0.9
+MIN_SPEEDUP = 1.1  # times as fast: less is noise
 
 
 @fields_frozen
@@ -195,19 +195,19 @@ def explain(
         speed,
         _predicted(timelines[0], "predicted", texts),
         _plain(mode, timelines[0], tiers, texts, speed),
-        [_part(tier, decoding) for tier in tiers],
+        [_tier_report(tier, decoding) for tier in tiers],
         timelines[0],
         [],
         report,
     )
     by_name = {tier.name: tier for tier in tiers}
-    plain_advice = list(_on_plain_decoding(explanation, by_name))
-    advice = [*(plain_advice or _on_drafts(explanation, by_name)), *_on_the_rest(explanation, by_name, seconds)]
+    plain_advice = list(_plain_decoding_advice(explanation, by_name))
+    advice = [*(plain_advice or _draft_advice(explanation, by_name)), *_general_advice(explanation, by_name, seconds)]
     explanation.advice.extend(map(worded, advice))
     return explanation
 
 
-def _part(tier: TierStats, decoding: float) -> TierReport:
+def _tier_report(tier: TierStats, decoding: float) -> TierReport:
     pass_milliseconds = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
     time_share = tier.seconds / decoding if decoding else 0.0
     return TierReport(
@@ -233,10 +233,12 @@ def _plain(
     return _predicted(timeline, "plain", texts) or verified
 
 
-def _on_plain_decoding(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+def _plain_decoding_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice where plain decoding is best."""
     proposal_counts = plans(explanation.timeline)
-    if sum(proposal_counts.values()) >= ENOUGH and proposal_counts.get(PLAIN, 0) > 0.5 * sum(proposal_counts.values()):
+    if sum(proposal_counts.values()) >= MIN_SAMPLES and proposal_counts.get(PLAIN, 0) > 0.5 * sum(
+        proposal_counts.values()
+    ):
         lower = by_name.get("retrieval")
         if lower and lower.visible_tokens is not None and lower.visible_tokens < explanation.prompt_tokens / 2:
             yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
@@ -248,7 +250,7 @@ def _on_plain_decoding(explanation: Explanation, by_name: Mapping[str, TierStats
     if (
         explanation.mode not in ("ar", "auto")
         and explanation.plain
-        and explanation.plain >= CLEAR * explanation.tokens_per_second
+        and explanation.plain >= MIN_SPEEDUP * explanation.tokens_per_second
     ):
         yield (
             f"this mode is slower than plain decoding, which would give {explanation.plain:.0f} tokens/s or more: use "
@@ -256,15 +258,15 @@ def _on_plain_decoding(explanation: Explanation, by_name: Mapping[str, TierStats
         )
 
 
-def _on_drafts(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice for better drafts, where these pay."""
     tier = by_name.get("retrieval")
     budgets = [segment.budget for segment in explanation.timeline if segment.budget]
     # `auto` weighed larger budgets, and they promised less
     budget_settled = explanation.mode == "auto" and not (budgets and budgets[-1] > budgets[0])
-    if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not budget_settled:
+    if tier and tier.visible_tokens is not None and tier.proposed >= MIN_SAMPLES and not budget_settled:
         accepted = tier.accepted / tier.proposed
-        if accepted < GOOD and tier.visible_tokens < explanation.prompt_tokens:
+        if accepted < GOOD_ACCEPTANCE and tier.visible_tokens < explanation.prompt_tokens:
             advice = f" {2 * budgets[-1]}; {budgets[-1]:,} is the most that auto tries" if budgets else ""
             yield (
                 f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
@@ -272,25 +274,25 @@ def _on_drafts(explanation: Explanation, by_name: Mapping[str, TierStats]) -> It
                 f"({argument('retrieval_budget')}{advice})"
             )
     tier = list(by_name.values())[-2] if len(by_name) > 1 and explanation.mode not in ("auto", "draft") else None
-    if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
+    if tier and sum(tier.histogram) >= MIN_SAMPLES / 2 and (tier.acceptance or 0.0) >= HIGH_ACCEPTANCE:
         yield (
             f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger "
             f"{argument('speculative_tokens')} would save passes of the full tier; {argument('mode', 'auto')} finds it"
         )
     tier = by_name.get("draft")
-    if tier and tier.proposed >= ENOUGH and (accepted := tier.accepted / tier.proposed) < POOR:
+    if tier and tier.proposed >= MIN_SAMPLES and (accepted := tier.accepted / tier.proposed) < LOW_ACCEPTANCE:
         yield (
             f"the draft model drafts poorly here, {accepted:.0%} is accepted: another {argument('draft')}, or a lower "
             "temperature, would help more than another budget"
         )
 
 
-def _on_the_rest(
+def _general_advice(
     explanation: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]
 ) -> Iterator[str]:
     """Yield advice that holds whatever the tiers did."""
     (prefill, decoding), tier = seconds, by_name.get("ngram")
-    if tier and tier.accepted >= max(ENOUGH, explanation.new_tokens / 2):
+    if tier and tier.accepted >= max(MIN_SAMPLES, explanation.new_tokens / 2):
         yield (
             f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "
             "speed of a text that does not"

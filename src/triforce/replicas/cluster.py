@@ -41,7 +41,7 @@ class ClusterPlan:
     ranks: int = 1
 
 
-def replicated(
+def start_replicas(
     settings: dict[str, Any],
     limits: Limits,
     count: int,
@@ -59,17 +59,17 @@ def replicated(
     """
     connect(address)
 
-    def leave() -> None:
+    def release() -> None:
         if address is not None:
             serve.delete(name)
         ray.shutdown()
 
     try:
-        plan = planned(ray.nodes(), count, settings["device"], ranks)
+        plan = plan_cluster(ray.nodes(), count, settings["device"], ranks)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
         serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
         serve.run_many(
-            [serve.RunTarget(_bound(plan, settings, limits, exact), name)], wait_for_applications_running=False
+            [serve.RunTarget(_deployment(plan, settings, limits, exact), name)], wait_for_applications_running=False
         )
         _wait(name, on_wait)
         handle = serve.get_app_handle(name)
@@ -77,10 +77,10 @@ def replicated(
         if isinstance(frontend, TriforceError):
             raise frontend
     except BaseException:
-        leave()
+        release()
         raise
     max_requests = limits.waiting + count * limits.rows
-    return frontend, Replicas(handle.options(stream=True), max_requests, lambda: _status(name)[0], leave)
+    return frontend, Replicas(handle.options(stream=True), max_requests, lambda: _status(name)[0], release)
 
 
 def connect(address: str | None) -> None:
@@ -92,7 +92,7 @@ def connect(address: str | None) -> None:
         raise RequestError(f"{address} is for Ray's client; give the address of the cluster, such as 10.0.0.1:6379")
     try:
         if address and address != "auto":
-            _knock(address)
+            _check_reachable(address)
         ray.init(address or "local", **options)
     except (OSError, RuntimeError, ValueError) as error:
         what = f"the Ray at {address} cannot be joined" if address else "Ray cannot be started"
@@ -100,36 +100,36 @@ def connect(address: str | None) -> None:
         raise RequestError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
-def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
+def plan_cluster(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
     """Plan replicas whose ranks share all processors evenly. Raises RequestError if a rank would have none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
         raise RequestError(f"--device {device} is one device, and each replica has its own; use --device cuda")
 
-    def room(cpus: int) -> int:
+    def replica_capacity(cpus: int) -> int:
         needs = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
 
     max_cpus = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
-    sufficient_cpus = [cpus for cpus in range(ranks, max_cpus + 1, ranks) if room(cpus) >= count]
+    sufficient_cpus = [cpus for cpus in range(ranks, max_cpus + 1, ranks) if replica_capacity(cpus) >= count]
     if not sufficient_cpus:
         need = "a GPU and a processor" if gpus else "a processor"
         share_text = "each" if ranks == 1 else f"for each of their {ranks} ranks"
         raise RequestError(
-            f"{count} replicas need {need} {share_text}, and this Ray has them for {room(ranks)}; give that many "
-            "with --replicas, or start Ray on more machines"
+            f"{count} replicas need {need} {share_text}, and this Ray has them for {replica_capacity(ranks)}; give "
+            "that many with --replicas, or start Ray on more machines"
         )
     return ClusterPlan(count, sufficient_cpus[-1], gpus, ranks)
 
 
-def _bound(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
+def _deployment(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
     deployment = serve.deployment(
         name=_DEPLOYMENT,
         num_replicas=plan.count,

@@ -16,7 +16,7 @@ import ray.data
 from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
-from triforce.replicas.cluster import ClusterPlan, connect, planned
+from triforce.replicas.cluster import ClusterPlan, connect, plan_cluster
 from triforce.replicas.replica import load
 from triforce.server.app import create_app
 from triforce.server.batch import LIMITS, Answers, BatchLine, post
@@ -71,7 +71,7 @@ def answer(
         connect(address)
         try:
             for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
-                plan = planned(ray.nodes(), engines, settings["device"], ranks)
+                plan = plan_cluster(ray.nodes(), engines, settings["device"], ranks)
                 _ask(lines, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()

@@ -62,24 +62,24 @@ class _Answer:
     async def _consume(self) -> None:
         end: Event | Exception
         try:
-            end = await self._whole()
+            end = await self._run_with_retries()
         except Exception as error:
             end = error
         self._done(self)  # who hears of the end finds it gone
         self.put(end)
 
-    async def _whole(self) -> RequestOutput:
+    async def _run_with_retries(self) -> RequestOutput:
         """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
         for remaining_tries in reversed(range(TRIES)):
             try:
-                return await self._from_one()
+                return await self._run_on_replica()
             except ReplicaLost:
                 if self.started or not remaining_tries:
                     raise
                 self.message = self.waited = None
         raise AssertionError("the last try returns or raises")
 
-    async def _from_one(self) -> RequestOutput:
+    async def _run_on_replica(self) -> RequestOutput:
         messages = self._handle.answer.remote(self.generation)
         end = None
         arrived = None
@@ -115,9 +115,9 @@ class Replicas:
 
     def __init__(self, handle: Any, max_requests: int, running: Callable[[], int], release: Callable[[], None]) -> None:
         self._handle = handle
-        self._most = max_requests
+        self._max_requests = max_requests
         self._running = running
-        self._leave = release
+        self._release = release
         self.answers: dict[_Answer, None] = {}
         self._open = True
         self._alive = True
@@ -127,7 +127,7 @@ class Replicas:
     def submit(self, generations: list[GenerationRequest]) -> Sequence[_Answer]:
         if not self._open:
             raise ShuttingDown
-        if len(self.answers) + len(generations) > self._most:
+        if len(self.answers) + len(generations) > self._max_requests:
             raise QueueFull(self.load().waiting)
         answers = [_Answer(generation, self._handle, self._forget) for generation in generations]
         self.answers |= dict.fromkeys(answers)
@@ -162,7 +162,7 @@ class Replicas:
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self._closed.is_set():
             self._closed.set()
-            await asyncio.to_thread(self._leave)
+            await asyncio.to_thread(self._release)
             self._alive = False
 
     def _forget(self, answer: _Answer) -> None:
@@ -176,9 +176,9 @@ class Replicas:
                 self._alive = False
 
 
-LEAST = 512
+MIN_PREFIX_TOKENS = 512
 """Tokens of the shortest prefix that counts: less is read in a moment, wherever it is."""
-REMEMBERED = 1 << 16
+MAX_PREFIXES = 1 << 16
 """Prefixes remembered; the least recently used are dropped."""
 
 
@@ -187,7 +187,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
     def initialize_state(self) -> None:
         """Ray's constructor."""
-        self._homes: OrderedDict[int, ReplicaID] = OrderedDict()
+        self._replicas_by_prefix: OrderedDict[int, ReplicaID] = OrderedDict()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -197,7 +197,9 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
             return [candidate_replicas]
         pending_request.routing_context.should_backoff = True  # to look again at once would be to look all the time
         alive = {replica.replica_id: replica for replica in candidate_replicas}
-        prefix_holders = (alive.get(self._homes.get(key)) for key in reversed(beginnings(pending_request)))
+        prefix_holders = (
+            alive.get(self._replicas_by_prefix.get(key)) for key in reversed(prefix_hashes(pending_request))
+        )
         prefix_holder = next((replica for replica in prefix_holders if replica), None)
         await sleep(0)  # those that were routed before are sent first, and so counted
         # In any order, as of those that are equally busy the first one is taken.
@@ -205,17 +207,17 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
         """Remember that this replica has the request's prefixes."""
-        for key in beginnings(pending_request):
-            self._homes[key] = replica_id
-            self._homes.move_to_end(key)
-        while len(self._homes) > REMEMBERED:
-            self._homes.popitem(last=False)
+        for key in prefix_hashes(pending_request):
+            self._replicas_by_prefix[key] = replica_id
+            self._replicas_by_prefix.move_to_end(key)
+        while len(self._replicas_by_prefix) > MAX_PREFIXES:
+            self._replicas_by_prefix.popitem(last=False)
 
 
-def beginnings(request: PendingRequest) -> list[int]:
+def prefix_hashes(request: PendingRequest) -> list[int]:
     """Return hashes of the request's prefixes, shortest first. Other scopes have other hashes."""
     keys = []
-    size = LEAST
+    size = MIN_PREFIX_TOKENS
     for generation in request.args:
         while isinstance(generation, GenerationRequest) and size <= len(generation.prompt):
             keys.append(hash((generation.scope, *generation.prompt[:size])))

@@ -14,7 +14,7 @@ from triforce.backends import dispatch
 from triforce.errors import TriforceError
 from triforce.llm import LLM
 from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
-from triforce.replicas.tp_workers import accompanied
+from triforce.replicas.tp_workers import start_ranks
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.errors import ReplicaLost, ShuttingDown
@@ -85,7 +85,7 @@ def load(settings: dict[str, Any], limits: Limits, ranks: int, exact: bool) -> L
     """Return the first of so many ranks, each with its share of this process's processors. Raises TriforceError."""
     cpu_count = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
     dispatch.use_threads(threads := max(1, cpu_count // ranks))
-    return LLM(**settings | (accompanied(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
+    return LLM(**settings | (start_ranks(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
 
 
 def _keep_to_loopback() -> None:

@@ -25,7 +25,7 @@ GRACE = 1.0
 _RUN = "from triforce.replicas.tp_workers import run; run()"
 
 
-def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
+def start_ranks(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
     """Start the other ranks and join them as the first of `count`; return the settings of LLM that change.
 
     All have so many threads, and of the limits they keep what `TPMirror` does. Raises RankError or RequestError.
@@ -36,20 +36,20 @@ def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: boo
         for rank in range(1, count):
             variables = spawn.rank_environment(rank, count, Path(folder))
             process = spawn.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
-            Thread(target=_end_with, args=(process,), daemon=True).start()
+            Thread(target=_exit_after, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
                 stdin.write(payload)
         os.close(lifeline)
         os.environ |= spawn.rank_environment(0, count, Path(folder))
-        return _joined(settings["device"], exact)
+        return _join_group(settings["device"], exact)
 
 
 def run() -> None:
     """Run one of them. A mistake in the settings is reported by the first."""
     settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
     dispatch.use_threads(threads)
-    joined = _joined(settings["device"], exact)
+    joined = _join_group(settings["device"], exact)
     try:
         llm = LLM(**settings | joined)
     except RankError:
@@ -59,14 +59,14 @@ def run() -> None:
     follow(llm, limits)
 
 
-def _joined(device: str, exact: bool) -> dict[str, Any]:
+def _join_group(device: str, exact: bool) -> dict[str, Any]:
     rank_device = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
     ranks = spawn.join(int(os.environ["WORLD_SIZE"]), rank_device, exact)
     ranks.barrier()  # nobody looks into the folder any more
     return {"device": rank_device, "ranks": ranks}
 
 
-def _end_with(process: subprocess.Popen[bytes]) -> None:
+def _exit_after(process: subprocess.Popen[bytes]) -> None:
     """End this process with that one. Ray starts another replica, with other ranks."""
     if process.wait():
         sleep(GRACE)

@@ -67,7 +67,7 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     except NotTextError as error:
         return BatchLine(number, error=f"line {number} {error}")
     except (ValueError, RecursionError) as error:
-        return BatchLine(number, error=f"line {number} is not JSON: {_told(error)}")
+        return BatchLine(number, error=f"line {number} is not JSON: {_json_reason(error)}")
     name = request.get("custom_id") if isinstance(request, dict) else None
     if not isinstance(name, str) or not name:
         return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
@@ -80,7 +80,7 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     return BatchLine(name, url, json.dumps(body).encode())
 
 
-def _told(error: Exception) -> str:
+def _json_reason(error: Exception) -> str:
     """Return why a text is not JSON. Its parser counts lines in it, of which there is one."""
     return f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
@@ -97,7 +97,7 @@ class Tally:
     skipped: int = 0
     _refused: Counter[str] = field(default_factory=Counter)
     """Refusals by the kinds of their reasons, with counts."""
-    _first: dict[str, str] = field(default_factory=dict)
+    _first_reasons: dict[str, str] = field(default_factory=dict)
     """The first reason of each kind."""
 
     @property
@@ -108,15 +108,15 @@ class Tally:
         """Count a line that is refused. name: of the line, where the reason does not say which it is."""
         kind = _VALUE.sub("", reason)
         self._refused[kind] += 1
-        self._first.setdefault(kind, f"{name}: {reason}" if name else reason)
+        self._first_reasons.setdefault(kind, f"{name}: {reason}" if name else reason)
 
     def commonest(self) -> str:
         """Return how many lines are refused for the commonest kind of reason, and the first such reason."""
         (kind, line_count), *other_kinds = self._refused.most_common(2)
         if self.refused == 1:
-            return f"The reason: {self._first[kind]}"
+            return f"The reason: {self._first_reasons[kind]}"
         which = "the commonest" if other_kinds else "one"
-        return f"{line_count:,} line{'s' * (line_count > 1)} for {which} reason, the first: {self._first[kind]}"
+        return f"{line_count:,} line{'s' * (line_count > 1)} for {which} reason, the first: {self._first_reasons[kind]}"
 
 
 _BEGINNING = b'{"id": "batch_req_'
@@ -203,10 +203,10 @@ def _answer(line: bytes) -> tuple[Name, bool]:
     """Return the name of the line that an output's line is of, and whether it answers that, and is no refusal."""
     answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
-    return name, bool(answer["response"] and _good(answer["response"]))
+    return name, bool(answer["response"] and _succeeded(answer["response"]))
 
 
-def _good(response: Response) -> bool:
+def _succeeded(response: Response) -> bool:
     return bool(response["status_code"] == 200)
 
 
@@ -279,7 +279,7 @@ class Answers(AbstractContextManager["Answers"]):
             raise _unwritable(self._path, failure) from failure
         if response is None:
             self.tally.refuse(str(line.error))
-        elif not _good(response):
+        elif not _succeeded(response):
             self.tally.refuse(str(response["body"]["error"]["message"]), str(line.name))
         else:
             self.tally.answered += 1

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from triforce.sandbox import ChildProcess
 from triforce.server import json_reader
-from triforce.server.errors import ApiError, later, not_json
+from triforce.server.errors import ApiError, not_json, retryable
 from triforce.server.json_reader import parsed
 from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
 from triforce.server.service import Service, key_of, unless_disconnected
@@ -61,7 +61,7 @@ async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
     reading = service.parser.large.run(key_of(request), work, child.end)
     written = await unless_disconnected(request.receive, reading)
     if written is None:
-        raise later(503, "the body could not be parsed in time; send it again", code="busy")
+        raise retryable(503, "the body could not be parsed in time; send it again", code="busy")
     outcome: tuple[str, Any] = marshal.loads(written)
     return outcome
 

@@ -29,7 +29,7 @@ class ChatWriter:
         self._head["system_fingerprint"] = service.fingerprint
         self._seed = {"seed": generations[0].params.seed}
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._choice(new) for output in outputs for new in output.outputs]
         return self._head | {"object": "chat.completion", "choices": choices, "usage": usage(outputs, self._tiers)}
 
@@ -39,7 +39,7 @@ class ChatWriter:
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         empty_choice = {"index": 0, "delta": {}, "finish_reason": None}
-        yield self._chunk(empty_choice, prompt_progress=progress.told())
+        yield self._chunk(empty_choice, prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         parsed = self._parsers[piece.index]

@@ -13,7 +13,7 @@ from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
-from triforce.server.errors import wrong
+from triforce.server.errors import field_error
 from triforce.server.limits import MOST_VALUES
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
 from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, decoding_trace, frame, usage
@@ -34,7 +34,7 @@ class CompletionWriter:
         self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
         self._logprobs: dict[int, TextLogprobs] = {}  # by choice, as far as it has come
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [choice for prompt, output in enumerate(outputs) for choice in self._choices(prompt, output)]
         return self._head | {"choices": choices, "usage": usage(outputs, self._tiers)}
 
@@ -44,7 +44,7 @@ class CompletionWriter:
                 yield self._chunk(self._choice(prompt, index, echo, None))
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.told())
+        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
@@ -100,25 +100,27 @@ class CompletionWriter:
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
     """Return the answer to a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise wrong("prompt", "send prompt or messages, one of them")
+        raise field_error("prompt", "send prompt or messages, one of them")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
         ids = await parser.conversation(body.messages, key, thinking=body.thinks)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MOST_VALUES:
-        raise wrong(field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
+        raise field_error(
+            field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts"
+        )
 
-    def written() -> Response:
+    def write_answer() -> Response:
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
         return JSONResponse(answer)
 
-    return await parser.apart(len(ids), key, written)
+    return await parser.in_thread(len(ids), key, write_answer)
 
 
 async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
     """Return the answer to token ids. Raises ApiError."""
     ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
-    return await parser.apart(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))
+    return await parser.in_thread(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

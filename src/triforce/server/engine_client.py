@@ -33,7 +33,7 @@ class PrefillProgress:
     queue_place: int = 0
     """Its place among the prompts that wait, 1 for the next one; 0 once its turn has come."""
 
-    def told(self) -> dict[str, int]:
+    def client_fields(self) -> dict[str, int]:
         """Return the fields that a client is sent: the place only where there is one."""
         return {name: value for name, value in asdict(self).items() if value or name != "queue_place"}
 

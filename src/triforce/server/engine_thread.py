@@ -16,7 +16,7 @@ from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, PrefillProgress
 from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
-from triforce.server.grammar_queue import GrammarQueue, failed_elsewhere
+from triforce.server.grammar_queue import GrammarQueue, failed_on_other_rank
 from triforce.server.limits import Limits
 
 IDLE_SECONDS = 0.05
@@ -37,7 +37,7 @@ class TPMirror:
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self.llm = llm
-        self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
+        self.engine = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._grammars = GrammarQueue(llm)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
@@ -61,7 +61,7 @@ class TPMirror:
                 outcomes.append((number, self._start(number, generation)))
         for number, compiled in self._grammars.take(0 if self._requests else IDLE_SECONDS):
             outcomes.append((number, compiled if isinstance(compiled, Exception) else self._start(number, compiled)))
-        events = self.texts.step()
+        events = self.engine.step()
         self._note_places()
         outcomes += self._progress.items()
         self._progress.clear()
@@ -74,11 +74,11 @@ class TPMirror:
 
     def write_behind(self, stop: Callable[[], object]) -> None:
         """Hand what the disk cache is to keep to its thread, until `stop` says so."""
-        self.texts.core.write_behind(stop)
+        self.engine.core.write_behind(stop)
 
     def close(self) -> None:
         """Cancel all requests."""
-        self.texts.close()
+        self.engine.close()
         self._requests.clear()
         self._numbers.clear()
         self._progress.clear()
@@ -95,10 +95,12 @@ class TPMirror:
         except Exception as reason:
             error = reason
         if not self.llm.ranks.all_true(error is None):
-            return error or failed_elsewhere()
+            return error or failed_on_other_rank()
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.progress else None)
+            self.engine.submit(
+                [request], on_prefill=partial(self._note_progress, number) if generation.progress else None
+            )
         except Exception as reason:
             return reason
         if generation.progress:
@@ -107,7 +109,7 @@ class TPMirror:
         self._numbers[request] = number
         return request
 
-    def _read(self, number: int, tokens: int, _: int) -> None:
+    def _note_progress(self, number: int, tokens: int, _: int) -> None:
         """Note the progress of a prompt. Its last token is fed with the first proposal; choices copy what is read."""
         request = self._requests[number]
         total = len(request.prompt)
@@ -120,7 +122,7 @@ class TPMirror:
         """Note the places of requests that wait and want to know, where these are others than before."""
         if not self._places:
             return
-        places = {group: place for place, group in enumerate(self.texts.core.scheduler.waiting, 1)}
+        places = {group: place for place, group in enumerate(self.engine.core.scheduler.waiting, 1)}
         for number, reported_place in self._places.items():
             request = self._requests[number]
             place = places.get(request.groups[0], 0)
@@ -134,7 +136,7 @@ class TPMirror:
         request = self._requests.pop(number, None)
         if request:
             del self._numbers[request]
-            self.texts.cancel(request)
+            self.engine.cancel(request)
 
 
 def follow(llm: LLM, limits: Limits) -> None:
@@ -145,7 +147,7 @@ def follow(llm: LLM, limits: Limits) -> None:
         mirror.apply(commands)
 
 
-LAST_SECONDS = 10.0
+FLUSH_SECONDS = 10.0
 """Seconds at the end, for the disk cache to take what waits to be written."""
 
 
@@ -191,7 +193,7 @@ class Worker:
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks = llm.ranks
-        self._most = limits.waiting + limits.rows
+        self._max_answers = limits.waiting + limits.rows
         self.mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
         """Unfinished answers by number, oldest first."""
@@ -208,7 +210,7 @@ class Worker:
             if not self._open:
                 raise ShuttingDown
             active = [answer for answer in self._answers.values() if not answer.cancelled]
-            if len(active) + len(generations) > self._most:
+            if len(active) + len(generations) > self._max_answers:
                 raise QueueFull(sum(answer.waited is None for answer in active))
             answers = [_Answer(generation, next(self._numbers)) for generation in generations]
             self._answers |= {answer.number: answer for answer in answers}
@@ -245,10 +247,10 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            while answers := self._wait():
-                self._turn(answers)
+            while answers := self._wait_for_answers():
+                self._step(answers)
             self._ranks.broadcast(None)
-            until = perf_counter() + LAST_SECONDS
+            until = perf_counter() + FLUSH_SECONDS
             self.mirror.write_behind(lambda: perf_counter() > until)
         except BaseException as error:
             with self._changed:
@@ -258,14 +260,14 @@ class Worker:
             for number in unfinished:
                 self._end(number, ReplicaLost())
 
-    def _wait(self) -> list[_Answer]:
+    def _wait_for_answers(self) -> list[_Answer]:
         """Block until there is an answer to work on; return all of them, or none at shutdown."""
         self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())
 
-    def _turn(self, answers: list[_Answer]) -> None:
+    def _step(self, answers: list[_Answer]) -> None:
         cancelled = [answer.number for answer in answers if answer.cancelled]
         new_answers = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
         for answer in new_answers:
@@ -280,7 +282,7 @@ class Worker:
             self.mirror.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self.mirror.texts.core.kv_tokens
+        self._kv_tokens = self.mirror.engine.core.kv_tokens
 
     def _dispatch(self, number: int, event: Event | Exception | Request | None) -> None:
         if isinstance(event, OutputChunk | PrefillProgress):
@@ -294,6 +296,6 @@ class Worker:
         """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self.mirror.texts.core.kv_tokens
+            self._kv_tokens = self.mirror.engine.core.kv_tokens
         if answer and event is not None:
             answer.put(event)

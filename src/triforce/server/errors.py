@@ -135,12 +135,12 @@ class ClientDisconnected(Exception):
     """The client is gone; nobody reads the answer."""
 
 
-def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
+def field_error(param: str | None, message: str, code: str | None = None) -> ApiError:
     """A field that cannot be served as it is."""
     return ApiError(400, message, param=param, code=code)
 
 
-def _asked(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
+def _request_error(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
     """Return the 400 of a RequestError. `param` is the first request field that it names, else `field`.
 
     fields: what the body calls arguments that have another name there.
@@ -151,31 +151,31 @@ def _asked(error: RequestError, field: str | None = None, fields: Mapping[str, s
         return _as_sent(names[name], value) if name in names else as_field(name, value)
 
     param = next((names.get(name, name) for name in error.arguments if name in FIELDS), field)
-    return wrong(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
+    return field_error(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
 
 
-def took_too_long(seconds: float) -> ApiError:
+def timeout_error(seconds: float) -> ApiError:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
     return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
 
 
-def broken() -> ApiError:
+def internal_error() -> ApiError:
     return ApiError(500, "something broke in the server; its log says what", code="internal")
 
 
-def later(status: int, reason: str, code: str) -> ApiError:
+def retryable(status: int, reason: str, code: str) -> ApiError:
     """Return the refusal of a request that may be served when it is sent again."""
     text = f"{reason}; try again in {RETRY_SECONDS} seconds" if status == 429 else reason
     return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 @contextmanager
-def about(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError; see `_asked`."""
+def naming_field(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Name the field of a request in a RequestError that is raised within, as an ApiError; see `_request_error`."""
     try:
         yield
     except RequestError as error:
-        raise _asked(error, field, fields) from error
+        raise _request_error(error, field, fields) from error
 
 
 def not_json(reason: str) -> ApiError:
@@ -197,19 +197,19 @@ def refusal_for(error: Exception) -> ApiError | None:
         case ApiError():
             return error
         case RequestError():
-            return _asked(error)
+            return _request_error(error)
         case TriforceError():  # a model that cannot be computed with, say
             return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
-            return later(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
+            return retryable(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():
-            return later(503, "the server is stopping; send the request again when it is back", code="stopping")
+            return retryable(503, "the server is stopping; send the request again when it is back", code="stopping")
         case ReplicaLost():
-            return later(503, "what was making this text is gone; send the request again", code="replica_lost")
+            return retryable(503, "what was making this text is gone; send the request again", code="replica_lost")
         case RequestValidationError():
-            return _invalid(error)
+            return _schema_error(error)
         case HTTPException():
-            return _http(error)
+            return _http_error(error)
     return None
 
 
@@ -217,13 +217,13 @@ def install(app: FastAPI) -> None:
     """Answer all foreseen errors in one shape."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return (refusal_for(error) or broken()).response()
+        return (refusal_for(error) or internal_error()).response()
 
     for kind in (ApiError, TriforceError, QueueFull, ShuttingDown, ReplicaLost, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
+def _schema_error(error: RequestValidationError) -> ApiError:
     """The first thing that does not fit the schema. What was sent is not repeated."""
     errors = error.errors()
     place = place_of(errors[0])
@@ -235,18 +235,18 @@ def _invalid(error: RequestValidationError) -> ApiError:
     advice_error = next((e for e in candidates if e["type"] == UNKNOWN), None)
     if advice_error:
         field = ".".join(filter(None, (field_of(error.body, advice_error), advice_error["ctx"]["field"])))
-        return wrong(field, f"{field}: {advice_error['ctx']['advice']}")
+        return field_error(field, f"{field}: {advice_error['ctx']['advice']}")
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
     candidates = [e for e in candidates if e["type"] == "too_long"] or candidates
     field = field_of(error.body, farthest_error := max(candidates, key=reach_of))
     if farthest_error["type"] != "missing" and is_null(error.body, field):
-        return wrong(field, f"{field}: it is required, and null says nothing; send a value")
+        return field_error(field, f"{field}: it is required, and null says nothing; send a value")
     texts = dict.fromkeys(text_of(e) for e in candidates if field_of(error.body, e) == field)
-    return wrong(field, f"{field}: {', or '.join(texts)}")
+    return field_error(field, f"{field}: {', or '.join(texts)}")
 
 
-def _http(error: HTTPException) -> ApiError:
+def _http_error(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
 
 
@@ -273,22 +273,22 @@ _LONGEST = 100
 def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
     """Answer requests to other addresses than these, and by other methods, with what is so."""
 
-    async def absent(request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(404, _absence(request.url.path, addresses)).response()
+    async def not_found(request: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(404, _not_found_text(request.url.path, addresses)).response()
 
     async def other_method(request: Request, error: HTTPException) -> JSONResponse:
         allowed_methods = (error.headers or {}).get("Allow", "another method")
         text = f"this address takes {allowed_methods}, not {request.method[:20]}; see /openapi.json"
         return ApiError(405, text, headers=error.headers).response()
 
-    app.add_exception_handler(404, absent)  # type: ignore[arg-type]
+    app.add_exception_handler(404, not_found)  # type: ignore[arg-type]
     app.add_exception_handler(405, other_method)  # type: ignore[arg-type]
 
 
-def _absence(path: str, addresses: Iterable[str]) -> str:
+def _not_found_text(path: str, addresses: Iterable[str]) -> str:
     """Return what is so where nothing is at `path`."""
     parts = path.strip("/").split("/")
-    similar_address = _meant(path, addresses)
+    similar_address = _similar_address(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
     if {"completions", "responses"} & set(parts[:-1]):
         reason = NOT_KEPT
@@ -300,7 +300,7 @@ def _absence(path: str, addresses: Iterable[str]) -> str:
     return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
 
 
-def _meant(path: str, addresses: Iterable[str]) -> str:
+def _similar_address(path: str, addresses: Iterable[str]) -> str:
     """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
     address_end = f"/{path.strip('/')}"[:_LONGEST]
     longer_addresses = [address for address in addresses if address.endswith(address_end)]

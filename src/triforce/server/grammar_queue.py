@@ -20,7 +20,7 @@ from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
 from triforce.server.engine_client import GenerationRequest
-from triforce.server.errors import later
+from triforce.server.errors import retryable
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler, GrammarTrial
 
 CompilingGrammar = Future[CompiledGrammar]
@@ -41,7 +41,7 @@ class GrammarQueue:
 
     def put(self, number: int, generation: GenerationRequest) -> None:
         """Begin to compile the grammar of a request that has one. A grammar that comes compiled is ready."""
-        self._waiting[number] = generation, self._begun(generation)
+        self._waiting[number] = generation, self._start_compiling(generation)
 
     def cancel(self, number: int) -> None:
         """Forget a request. Harmless where it is not here."""
@@ -65,10 +65,10 @@ class GrammarQueue:
             if self._llm.ranks.all_true(error is None):
                 outcomes.append((number, replace(generation, compiled=compiling.result())))
             else:
-                outcomes.append((number, error if isinstance(error, Exception) else failed_elsewhere()))
+                outcomes.append((number, error if isinstance(error, Exception) else failed_on_other_rank()))
         return outcomes
 
-    def _begun(self, generation: GenerationRequest) -> CompilingGrammar:
+    def _start_compiling(self, generation: GenerationRequest) -> CompilingGrammar:
         grammar = generation.params.grammar
         assert grammar
         if generation.compiled:
@@ -80,7 +80,7 @@ class GrammarQueue:
         return self._thread.submit(lambda: self._llm.grammars.compile(grammar))
 
 
-def failed_elsewhere() -> RequestError:
+def failed_on_other_rank() -> RequestError:
     """Return the error of a request that another rank cannot start."""
     return RequestError("one of the processes that share the model cannot serve this; try again, or start with --tp 1")
 
@@ -120,7 +120,7 @@ class SharedSlots:
     async def _slot(self, key: str) -> AsyncIterator[None]:
         if self._counts[key] >= self._share:
             text = f"{self._share} {self._what} of yours are being worked on or wait"
-            raise later(429, text, code="share_used_up")
+            raise retryable(429, text, code="share_used_up")
         self._counts[key] += 1
         try:
             await self._enter(key)
@@ -171,7 +171,7 @@ class GrammarPool:
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
         """Return a grammar compiled, at once if it was before. Raises RequestError, or ApiError beyond the share."""
-        if compiled := self._compiler.known(grammar):
+        if compiled := self._compiler.cached(grammar):
             return compiled
         trial = GrammarTrial(grammar)
         return await self._slots.run(key, partial(self._compiler.compile, grammar, trial), trial.cancel)

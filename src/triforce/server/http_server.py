@@ -30,11 +30,11 @@ from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.service import Service
 
-_LAST_WORDS = 1.0
+_ABORT_SECONDS = 1.0
 """Seconds in which answers end that a second signal has cut off."""
-MOMENT = 0.1
+PAUSE_SECONDS = 0.1
 """Seconds that accepting pauses where nothing can be done, before it looks again."""
-_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(H11Protocol):
@@ -53,14 +53,14 @@ class Connection(H11Protocol):
         super().on_response_complete()
 
     @property
-    def waits(self) -> bool:
-        return self._idle and not self.transport.get_write_buffer_size()
+    def is_idle(self) -> bool:
+        return self._answered and not self.transport.get_write_buffer_size()
 
     @property
-    def _idle(self) -> bool:
+    def _answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def fault(self) -> str | None:
+    def missed_deadline(self) -> str | None:
         """Return the name of the deadline that was missed, or None. Called once a second.
 
         While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
@@ -68,7 +68,7 @@ class Connection(H11Protocol):
         """
         loop_time = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
-        is_producing = not (self._idle or self.flow.write_paused or self.transport.is_closing())
+        is_producing = not (self._answered or self.flow.write_paused or self.transport.is_closing())
         if is_producing or unsent < self._unsent:
             self.since = loop_time
         self._unsent = unsent
@@ -79,7 +79,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP in the shape of all errors, unless it comes in the middle of an answer; close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_BROKEN)
+            self.transport.write(_NO_HTTP)
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -88,8 +88,8 @@ class Connection(H11Protocol):
     def end(self) -> None:
         """Close it at once, with an answer where a request has begun to come."""
         has_partial_request = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if self.waits and has_partial_request:
-            self.transport.write(_LATE)
+        if self.is_idle and has_partial_request:
+            self.transport.write(_HEADERS_LATE)
         self.transport.abort()
 
 
@@ -108,9 +108,9 @@ class Connections:
         limit = self._limits.connections if address is None else self._limits.connections_of_one_address
         return len(self._of(address)) >= limit
 
-    def make_room(self, address: str | None = None) -> bool:
+    def close_idle(self, address: str | None = None) -> bool:
         """Whether one of them waits; the one that has waited longest is closed, at the next turn of the event loop."""
-        oldest = min((c for c in self._of(address) if c.waits), key=lambda c: c.since, default=None)
+        oldest = min((c for c in self._of(address) if c.is_idle), key=lambda c: c.since, default=None)
         if oldest is not None:
             oldest.end()
             self.note("gave_way")
@@ -119,9 +119,9 @@ class Connections:
     def check_deadlines(self) -> None:
         """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
         for connection in list(self._open):
-            if fault := connection.fault():
+            if missed_deadline := connection.missed_deadline():
                 connection.end()
-                self.note(fault)
+                self.note(missed_deadline)
         if self._noted:
             logs.event("connections", open=len(self._open), **self._noted)
             self._noted.clear()
@@ -159,50 +159,50 @@ async def accept(sock: socket.socket, connections: Connections, protocol: Callab
         try:
             client, (host, *_) = await loop.sock_accept(sock)
         except OSError as error:
-            if error.errno in _USED_UP:
+            if error.errno in _NO_RESOURCES:
                 connections.note("no_descriptors")
-                await _room(connections)
+                await _free_connection(connections)
             else:  # it befell one client before it was accepted
-                await asyncio.sleep(MOMENT)
+                await asyncio.sleep(PAUSE_SECONDS)
             continue
-        await _let_in(client, network(host), connections, protocol)
+        await _admit(client, network(host), connections, protocol)
 
 
-async def _let_in(
+async def _admit(
     client: socket.socket, address: str, connections: Connections, protocol: Callable[[str], Connection]
 ) -> None:
     with suppress(OSError):  # it may be gone
         try:
-            admitted = not connections.full(address) or connections.make_room(address)
+            admitted = not connections.full(address) or connections.close_idle(address)
             await asyncio.sleep(0)  # what gave way leaves, and others have their turn
             if not admitted:
                 connections.note("refused")
                 return _refuse(client)
             while connections.full():
-                await _room(connections)
+                await _free_connection(connections)
             await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, address), client)
         except BaseException:
             client.close()
             raise
 
 
-async def _room(connections: Connections) -> None:
+async def _free_connection(connections: Connections) -> None:
     """Close an idle connection, or pause for a moment where all are being answered."""
-    if connections.make_room():
+    if connections.close_idle():
         return await asyncio.sleep(0)
     connections.note("paused")
-    await asyncio.sleep(MOMENT)
+    await asyncio.sleep(PAUSE_SECONDS)
 
 
 def _refuse(client: socket.socket) -> None:
     """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
     with client:
-        client.send(_FULL)
+        client.send(_TOO_MANY_CONNECTIONS)
         with suppress(BlockingIOError):
             client.recv(2**16)
 
 
-def raw(refusal: ApiError) -> bytes:
+def raw_response(refusal: ApiError) -> bytes:
     """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
     response = refusal.response()
     lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
@@ -210,18 +210,29 @@ def raw(refusal: ApiError) -> bytes:
     return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
-_BROKEN = raw(ApiError(400, "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, "
-                       "say); send plain HTTP, or put a proxy that has TLS in front"))  # fmt: skip
-_LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))
-_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
-                    "close some, or start the server with a larger --max-connections-per-address",
-                    code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip
+_NO_HTTP = raw_response(
+    ApiError(
+        400,
+        "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, say); send plain HTTP, "
+        "or put a proxy that has TLS in front",
+    )
+)
+_HEADERS_LATE = raw_response(ApiError(408, "the request's headers did not arrive in time; send it again"))
+_TOO_MANY_CONNECTIONS = raw_response(
+    ApiError(
+        429,
+        "your address has all the connections open that it may have, each with a request; close some, or start the "
+        "server with a larger --max-connections-per-address",
+        code="too_many_connections",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )
+)
 
 
 _SLACK = 5
 """Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
-AGAIN = "requests that run are answered first; press Ctrl-C again to end at once"
-TWICE = 0.5
+INTERRUPT_HINT = "requests that run are answered first; press Ctrl-C again to end at once"
+SAME_SIGNAL_SECONDS = 0.5
 """Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
 
 
@@ -283,7 +294,7 @@ class Server(uvicorn.Server):
         if not self.force_exit:
             await self._engine.close()
         elif answers := set(self.server_state.tasks):  # cancelled, they would be logged as broken
-            await asyncio.wait(answers, timeout=_LAST_WORDS)
+            await asyncio.wait(answers, timeout=_ABORT_SECONDS)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
@@ -312,20 +323,20 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
         signal_time = monotonic()
-        if self.should_exit and signal_time - self._stop_time < TWICE:
+        if self.should_exit and signal_time - self._stop_time < SAME_SIGNAL_SECONDS:
             return
         # a second signal: at once
         self.force_exit = self.should_exit
         self._stop_time = signal_time
         self.should_exit = True
-        self._loop.call_soon_threadsafe(self._wind_down)
+        self._loop.call_soon_threadsafe(self._drain_or_stop)
 
-    def _wind_down(self) -> None:
+    def _drain_or_stop(self) -> None:
         if self.force_exit:
             self._engine.stop()
             return
         logs.event("stopping", shutdown_timeout=self._shutdown_timeout)
         if sys.stderr.isatty():
-            print(AGAIN, file=sys.stderr, flush=True)
+            print(INTERRUPT_HINT, file=sys.stderr, flush=True)
         self._engine.drain()
         self._loop.call_later(self._shutdown_timeout, self._engine.stop)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.server.errors import ClientDisconnected, broken
+from triforce.server.errors import ClientDisconnected, internal_error
 
 LOG = logging.getLogger("triforce.server")
 CLIENT_GONE = 499
@@ -84,7 +84,7 @@ class AccessLog:
         except Exception as error:
             failure("request broke", error, request=report["request"])
             if not status:
-                await broken().response()(scope, receive, note)
+                await internal_error().response()(scope, receive, note)
         finally:
             # Of the path only a known route: what a client writes into it is its own affair.
             route = getattr(scope.get("route"), "path", None)

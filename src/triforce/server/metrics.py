@@ -45,7 +45,7 @@ class Metrics:
         self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt", _SECONDS)
         self.decode_time = self._histogram("vllm:request_decode_time_seconds", "Making tokens", _SECONDS)
         self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Until the first token", _SECONDS)
-        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
+        self.request_time = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
         self.per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Per token after the first", _PER_TOKEN
         )
@@ -94,7 +94,7 @@ class Metrics:
             (self.prefill_time, output.prefill_seconds),
             (self.decode_time, output.decode_seconds),
             (self.first_token, first_token_time - started),
-            (self.whole, end_time - started),
+            (self.request_time, end_time - started),
             (self.prompt_length, output.prompt_tokens),
             (self.new_length, new_tokens),
         ):

@@ -20,7 +20,7 @@ _WEB = Path(__file__).with_name("web")
 _SAMPLE = Path(__file__).parents[1] / "assets" / "dracula.txt"
 
 
-def _whole() -> str:
+def _inlined_page() -> str:
     """The page with its style and its scripts in it: at addresses of their own they would need a key."""
 
     def text(file: str) -> str:
@@ -31,7 +31,7 @@ def _whole() -> str:
     return re.sub(r'<script src="(.+?)"></script>', lambda m: f"<script>\n{text(m[1])}</script>", html)
 
 
-_HTML = _whole()
+_HTML = _inlined_page()
 
 
 def _hashes(tag: str) -> str:

@@ -124,7 +124,7 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_what_would_change_the_answer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _refuse_unserved_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             if cls.example and not isinstance(data, cls):
                 raise PydanticCustomError("example", "Input should be an object: {example}", {"example": cls.example})

@@ -37,7 +37,7 @@ class ResponsesWriter:
             **_tools(body),
         }
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         new = outputs[0].outputs[0]
         status = _status(outputs)
         for _ in (*self._items.add(new.text, is_final=True), *self._items.end(status)):

@@ -86,7 +86,7 @@ class Message(Body):
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
-    def _leave_out_what_clients_add_to_parts(self) -> Self:
+    def _drop_client_fields(self) -> Self:
         if isinstance(self.content, list):
             if any(part.get("parsed") is not None for part in self.content):
                 self._ignored = [*self._ignored, "content.parsed"]

@@ -22,7 +22,7 @@ OPEN = (*LIVENESS, "/")
 """Paths that need no key: two say whether there is a server, the third is a page that says no more."""
 OPEN_BYTES = 1024
 """Largest body on an open path, as little should be kept in memory for clients without a key."""
-LINGER = 2.0
+LINGER_SECONDS = 2.0
 """Seconds for which a refused body may go on."""
 
 
@@ -47,7 +47,7 @@ class HostCheck:
             headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
             scope.update(path=target[2] or "/", headers=[*headers, (b"host", target[1].encode())])
         hosts = Headers(scope=scope).getlist("host")
-        if self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
+        if self._is_known(hosts) or (not hosts and scope["path"] in LIVENESS):
             return await self.app(scope, receive, send)
         text = "the request names another server as its host; start this one with --allowed-host NAME"
         if len(hosts) != 1:
@@ -55,7 +55,7 @@ class HostCheck:
             text = f"the request has {counted}; send one, which names this server"
         await ApiError(400, text).response()(scope, receive, send)
 
-    def _known(self, hosts: list[str]) -> bool:
+    def _is_known(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:
             return False
         name = hosts[0].lower()
@@ -72,7 +72,7 @@ class ApiKeyAuth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
-            key_digest = self._given(scope)
+            key_digest = self._key_digest(scope)
             if key_digest is None:
                 text = "this key is not known here" if _bearer(scope) else "a key is needed"
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
@@ -81,7 +81,7 @@ class ApiKeyAuth:
             scope.setdefault("state", {})["scope"] = key_digest.hex()  # KV is shared among requests of one key only
         await self.app(scope, receive, send)
 
-    def _given(self, scope: Scope) -> bytes | None:
+    def _key_digest(self, scope: Scope) -> bytes | None:
         """The digest of the key, if it is one of ours."""
         key = _bearer(scope)
         key_digest = _digest(key)
@@ -100,7 +100,7 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        incoming = _Coming(receive)
+        incoming = _IncomingBody(receive)
         max_bytes = self.limits.body_bytes
         if scope["path"] in OPEN:
             max_bytes = min(max_bytes, OPEN_BYTES)
@@ -120,25 +120,25 @@ class BodyLimit:
         await self.app(scope, replay, send)
 
 
-class _Coming:
-    """A body that is being received; `more` is False at its end, or when the client hangs up."""
+class _IncomingBody:
+    """A body that is being received; `has_more` is False at its end, or when the client hangs up."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.more = True
+        self.has_more = True
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self.more = message.get("more_body", False)
+        self.has_more = message.get("more_body", False)
         return message
 
 
-async def _read(headers: Headers, incoming: _Coming, max_bytes: int) -> bytes:
+async def _read(headers: Headers, incoming: _IncomingBody, max_bytes: int) -> bytes:
     content_length = headers.get("content-length", "0")
     _check(float(content_length) if content_length.isdecimal() else 0, max_bytes)
     chunks = []
     size = 0
-    while incoming.more:
+    while incoming.has_more:
         chunks.append((await incoming()).get("body", b""))
         size += len(chunks[-1])
         _check(size, max_bytes)
@@ -151,7 +151,7 @@ def _check(size: float, max_bytes: int) -> None:
         raise ApiError(413, f"the body is larger than {max_bytes} bytes; {advice}", headers={"Connection": "close"})
 
 
-async def _answer_early(response: ASGIApp, scope: Scope, incoming: _Coming, send: Send) -> None:
+async def _answer_early(response: ASGIApp, scope: Scope, incoming: _IncomingBody, send: Send) -> None:
     """Answer, and drop for a while what still comes: a connection that is closed before that may lose the answer."""
 
     async def send_open(message: Message) -> None:
@@ -159,8 +159,8 @@ async def _answer_early(response: ASGIApp, scope: Scope, incoming: _Coming, send
 
     await response(scope, incoming, send_open)
     with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
-            while incoming.more:
+        async with asyncio.timeout(LINGER_SECONDS):
+            while incoming.has_more:
                 await incoming()
     await send({"type": "http.response.body"})
 

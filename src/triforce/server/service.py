@@ -38,7 +38,14 @@ from triforce.server.engine_client import (
     PrefillProgress,
     ServedModel,
 )
-from triforce.server.errors import ClientDisconnected, about, broken, refusal_for, took_too_long, wrong
+from triforce.server.errors import (
+    ClientDisconnected,
+    field_error,
+    internal_error,
+    naming_field,
+    refusal_for,
+    timeout_error,
+)
 from triforce.server.grammar_queue import GrammarPool, SharedSlots
 from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, MOST_ECHOED, Limits
 from triforce.server.metrics import Metrics
@@ -68,20 +75,20 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
     """Raise ApiError for values beyond the limits, and for fields that need another one."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.n is not None and not 1 <= body.n <= limits.n:
-        raise wrong("n", f"n must be from 1 to {limits.n}")
+        raise field_error("n", f"n must be from 1 to {limits.n}")
     if logprobs is not None and not 0 <= logprobs <= limits.logprobs:
         name = body.sent_as.get("logprobs", "logprobs")
-        raise wrong(name, f"{name} must be from 0 to {limits.logprobs}")
+        raise field_error(name, f"{name} must be from 0 to {limits.logprobs}")
     if any(len(stop) > limits.stop_characters for stop in stops):
-        raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
+        raise field_error("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
     for name in OF_STREAMS:
         if getattr(body, name) and not body.stream:
-            raise wrong(name, f"{name} needs stream: true")
+            raise field_error(name, f"{name} needs stream: true")
 
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
     """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
-    with about("grammar", body.sent_as):
+    with naming_field("grammar", body.sent_as):
         return SamplingParams(**values, grammar=grammar)
 
 
@@ -92,12 +99,15 @@ def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
     field = body.sent_as.get("max_tokens", "max_tokens")
     text = f"{field} must be an integer, at least {body.fewest_tokens}"
     if limit != NO_LIMIT:
-        raise wrong(field, text)
-    raise wrong(field, f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
-                "the context, which ends a text anyway")  # fmt: skip
+        raise field_error(field, text)
+    raise field_error(
+        field,
+        f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
+        "the context, which ends a text anyway",
+    )
 
 
-def held_to_room(
+def fit_to_kv(
     params: SamplingParams, body: SamplingFields, prompt: int, context: int, limits: Limits
 ) -> SamplingParams:
     """Return the parameters for a prompt of so many tokens: a limit that was not sent is what there is room for.
@@ -119,19 +129,24 @@ def held_to_room(
         return replace(params, max_tokens=remaining_tokens)
     if rows > 1:
         text = f"{rows} texts of {prompt} + {answer_tokens} tokens need more than {server}; lower n"
-        raise wrong("n", f"{text} or {field}" if remaining_tokens > 0 else text)
+        raise field_error("n", f"{text} or {field}" if remaining_tokens > 0 else text)
     text = f"{prompt} + {answer_tokens} tokens need more than {server}"
-    raise wrong(field, f"{text}; lower {field} to {remaining_tokens}, or leave it out")
+    raise field_error(field, f"{text}; lower {field} to {remaining_tokens}, or leave it out")
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
     """Raise ApiError where an echo of prompts would be too large an answer."""
     logprob_count = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
     if logprob_count > MOST_ECHOED:
-        raise wrong("logprobs", f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells "
-                    f"{logprob_count} log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs")  # fmt: skip
+        raise field_error(
+            "logprobs",
+            f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells {logprob_count} "
+            f"log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs",
+        )
     if (max_characters := limits.body_bytes) < characters * params.n:
-        raise wrong("echo", f"{params.n} echoes of {characters} characters are more than {max_characters}; lower n")
+        raise field_error(
+            "echo", f"{params.n} echoes of {characters} characters are more than {max_characters}; lower n"
+        )
 
 
 def mode_of(name: str, modes: Sequence[str]) -> str:
@@ -148,7 +163,9 @@ def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
         return None
     invalid_key = next((key for key in token_biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
     if invalid_key is not None:
-        raise wrong("logit_bias", f"logit_bias names {invalid_key[:30]!r}, which is no token id; keys are integers")
+        raise field_error(
+            "logit_bias", f"logit_bias names {invalid_key[:30]!r}, which is no token id; keys are integers"
+        )
     return {int(key): value for key, value in token_biases.items()}
 
 
@@ -179,12 +196,12 @@ class RequestParser:
         """Return one request for each prompt. Raises ApiError."""
         prompts = one_or_many(body.prompt)
         if not prompts:
-            raise wrong("prompt", "the prompt is empty; give at least one token of text")
+            raise field_error("prompt", "the prompt is empty; give at least one token of text")
         max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
         if len(prompts) > max_prompts:
-            raise wrong("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
+            raise field_error("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
         if body.echo and body.stream and body.logprobs is not None:
-            raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
+            raise field_error("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = self._params(
             body,
             await _grammar(body, body.response_format),
@@ -195,7 +212,7 @@ class RequestParser:
         )
         ids = list[list[int]]()
         for place, prompt in enumerate(prompts):
-            with about("prompt"), one_of("prompt", place, len(prompts)):
+            with naming_field("prompt"), one_of("prompt", place, len(prompts)):
                 ids.append(await self._ids(prompt, key))
         if body.echo:
             check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
@@ -204,7 +221,7 @@ class RequestParser:
     async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
         """Return the request for a conversation. Raises ApiError."""
         if body.top_logprobs is not None and not body.logprobs:
-            raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
+            raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
@@ -228,19 +245,19 @@ class RequestParser:
 
     async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
         """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
-        with about(field):
+        with naming_field(field):
             return await self._ids(prompt, key)
 
     async def _ids(self, prompt: Prompt, key: str) -> list[int]:
         """Return checked token ids. Raises RequestError, or ApiError for what is not of the prompt."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
-        return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
+        return await self.in_thread(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
         """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
-        with about("prompt"):
+        with naming_field("prompt"):
             self._bound(len(text))
-            return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
+            return await self.in_thread(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
         self,
@@ -255,22 +272,22 @@ class RequestParser:
         thinking: the field that says whether the model thinks, and what it says. field: of the conversation.
         """
         if not self.tokenizer.chats:
-            raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
+            raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
         length = sum(map(characters, messages))
-        with about(field):
+        with naming_field(field):
             self._bound(length)
         thinking_field, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise wrong(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
+            raise field_error(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
 
         def encode() -> list[int]:
             template_messages = [plain(message) for message in messages]
             return self.llm.encode(self.tokenizer.chat(template_messages, tools.shown if tools else None, thinks))
 
-        with about(field, {"messages": field}):
-            return await self.apart(length, key, encode)
+        with naming_field(field, {"messages": field}):
+            return await self.in_thread(length, key, encode)
 
-    async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
+    async def in_thread(self, size: int, key: str, work: Callable[[], T]) -> T:
         """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
         return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
 
@@ -287,11 +304,11 @@ class RequestParser:
         """Return a request for each prompt, once all may be queued. Raises ApiError."""
         requests = list[GenerationRequest]()
         for place, ids in enumerate(prompts):
-            with about(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
+            with naming_field(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
                 requests.append(self._request(ids, params, body))
         if params.grammar is None:
             return requests
-        with about(body.output_format or "tools"):
+        with naming_field(body.output_format or "tools"):
             compiled = await self._compiled(params.grammar, body, key)
         return [replace(request, compiled=compiled) for request in requests]
 
@@ -305,10 +322,10 @@ class RequestParser:
             raise
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
-        with about("logit_bias"):
+        with naming_field("logit_bias"):
             check_bias([params], self.llm.target.config.vocab_size)
-        params = held_to_room(params, body, len(ids), self.context, self.limits)
-        with about("mode"):
+        params = fit_to_kv(params, body, len(ids), self.context, self.limits)
+        with naming_field("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.return_progress)
         seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
@@ -334,7 +351,7 @@ async def _grammar(
     body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
 ) -> Grammar | None:
     """Return what the answer is held to, if anything. Raises ApiError."""
-    with about(body.output_format or "tools"):
+    with naming_field(body.output_format or "tools"):
         return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
 
 
@@ -422,7 +439,7 @@ class TextLogprobs:
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return `logprobs` of a chat choice."""
 
-    def one(token: Logprob) -> dict[str, Any]:
+    def logprob_fields(token: Logprob) -> dict[str, Any]:
         return {
             "token": token.text,
             "logprob": _finite(token.logprob),
@@ -430,7 +447,8 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
         }
 
     content = [
-        one(entry.chosen) | {"top_logprobs": [one(alternative) for alternative in entry.top]} for entry in entries
+        logprob_fields(entry.chosen) | {"top_logprobs": [logprob_fields(alternative) for alternative in entry.top]}
+        for entry in entries
     ]
     return {"content": content, "refusal": None}
 
@@ -518,7 +536,7 @@ def key_of(request: Request) -> str:
 class ResponseWriter(Protocol):
     """Writes the answers of one endpoint."""
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the whole answer; one output for each prompt."""
 
     def opening(self) -> Iterable[bytes]:
@@ -575,13 +593,15 @@ class Service:
         finally:
             end()
         report |= _summary(outputs)
-        write = partial(self._written, writer, outputs, body)
+        write = partial(self._full_response, writer, outputs, body)
         if sum(map(_entries, generations, outputs)) <= AT_ONCE:
             return write()
         return await unless_disconnected(request.receive, self.parser.large.run(key, write))
 
-    def _written(self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields) -> Response:
-        return JSONResponse(writer.whole(outputs), headers=body.headers)
+    def _full_response(
+        self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields
+    ) -> Response:
+        return JSONResponse(writer.full_answer(outputs), headers=body.headers)
 
     async def _frames(
         self, events: AsyncGenerator[tuple[int, Event], None], writer: ResponseWriter, report: dict[str, Any]
@@ -608,8 +628,8 @@ class Service:
             refusal = refusal_for(error)
             if refusal is None:
                 logs.failure("stream broke", error)
-            report["refused"] = (refusal or broken()).status
-            yield frame((refusal or broken()).body())
+            report["refused"] = (refusal or internal_error()).status
+            yield frame((refusal or internal_error()).body())
 
     async def _events(
         self, answers: Sequence[GenerationStream], scored_only: bool
@@ -626,7 +646,7 @@ class Service:
                     except StopAsyncIteration:
                         break
                     except TimeoutError:
-                        raise took_too_long(self.limits.seconds) from None
+                        raise timeout_error(self.limits.seconds) from None
                     yield prompt, without_text(event) if scored_only else event
 
 

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from triforce.engine.engine import partial_match
 from triforce.interface.grammar import MOST_CHARACTERS, Grammar, closed_objects
-from triforce.server.errors import ApiError, wrong
+from triforce.server.errors import ApiError, field_error
 from triforce.server.request_base import Body, unknown_field
 from triforce.structured_output.compiler import GrammarError, schema_grammar
 
@@ -61,13 +61,16 @@ class CallFormat:
                 arguments = closed_objects(function.parameters or NOTHING) | {"type": "object"}
                 rules.append(f"arguments_{i}: {schema_grammar(arguments)}")
             except RecursionError as error:
-                raise not_kept_to(place, function, "they are nested too deeply") from error
+                raise unusable_parameters(place, function, "they are nested too deeply") from error
             except ValueError as error:
-                raise not_kept_to(place, function, str(error)) from error
+                raise unusable_parameters(place, function, str(error)) from error
         source = "\n".join(rules)
         if len(source) > MOST_CHARACTERS:
-            raise wrong("tools", f"the tools are too long together ({len(source)} characters of a grammar; "
-                        f"{MOST_CHARACTERS} are the most); send fewer, or simplify their parameters")  # fmt: skip
+            raise field_error(
+                "tools",
+                f"the tools are too long together ({len(source)} characters of a grammar; "
+                f"{MOST_CHARACTERS} are the most); send fewer, or simplify their parameters",
+            )
         return Grammar.lark(source)
 
     @staticmethod
@@ -77,7 +80,7 @@ class CallFormat:
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
         """Return a parser for one text of a model that may call these functions."""
-        return _Tagged(self, names) if self.tagged else _Whole(self, names)
+        return _TaggedParser(self, names) if self.tagged else _UntaggedParser(self, names)
 
     def call(self, text: str, names: Collection[str]) -> Call | None:
         """Return the call that a text is, or None if it calls none of these functions."""
@@ -92,10 +95,10 @@ class CallFormat:
         return None
 
 
-def not_kept_to(place: str, function: Function, reason: str) -> ApiError:
+def unusable_parameters(place: str, function: Function, reason: str) -> ApiError:
     """Return the refusal of parameters, at a place in the body, that no grammar can be made of."""
     text = f"the parameters of {function.name} cannot be kept to: {reason}; change or simplify them"
-    return wrong(place, text)
+    return field_error(place, text)
 
 
 QWEN = CallFormat("arguments", tagged=True)
@@ -123,8 +126,8 @@ class _BufferedParser(ToolCallParser):
         return [released_text] if released_text else []
 
 
-class _Tagged(_BufferedParser):
-    _called = False
+class _TaggedParser(_BufferedParser):
+    _has_call = False
 
     def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
@@ -136,24 +139,24 @@ class _Tagged(_BufferedParser):
                 continue
             parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
             self._buffer = self._buffer.partition(CLOSE)[2]
-            self._called = True
+            self._has_call = True
         # Text before `certain` is no part of a call, which begins or may begin there.
         text_end = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
         parsed += self._release(len(self._buffer[:text_end].rstrip()))
         if is_final:
-            parsed += self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
+            parsed += self._release(len(self._buffer.rstrip()) if self._has_call else len(self._buffer))
         return parsed
 
 
-class _Whole(_BufferedParser):
-    _plain = False
+class _UntaggedParser(_BufferedParser):
+    _is_text = False
 
     def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
-        self._plain = self._plain or self._buffer.lstrip()[:1] not in ("", "{")
-        if is_final and not self._plain and (call := self._form.call(self._buffer, self._names)):
+        self._is_text = self._is_text or self._buffer.lstrip()[:1] not in ("", "{")
+        if is_final and not self._is_text and (call := self._form.call(self._buffer, self._names)):
             return [call]
-        return self._release(len(self._buffer)) if is_final or self._plain else []
+        return self._release(len(self._buffer)) if is_final or self._is_text else []
 
 
 MOST_TOOLS = 128
@@ -246,7 +249,7 @@ class ToolFields(Body):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _skip_what_is_no_function(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _skip_other_tools(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         tools = data.get("tools") if isinstance(data, dict) else None
         if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
             return handler(data)
@@ -286,9 +289,11 @@ class ToolChoice:
     def refusal(self, error: GrammarError) -> ApiError:
         """Return the refusal of a request whose `grammar` cannot be used: it names the parameters at fault."""
         if error.line is None:
-            return wrong("tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them")
+            return field_error(
+                "tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them"
+            )
         place, function = list((self.forced or {}).items())[self.form.function_at(error.line)]
-        return not_kept_to(place, function, error.reason)
+        return unusable_parameters(place, function, error.reason)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -321,23 +326,31 @@ def choose_tools(
     form = call_format(template)
     choice = choice or "auto"
     if form is None and (field := "tools" if functions else calls_field):
-        raise wrong(field, "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
-                    "Qwen write them); leave them out")  # fmt: skip
+        raise field_error(
+            field,
+            "this model's chat template has no calls of tools that can be read here (as Llama 3 or Qwen write them); "
+            "leave them out",
+        )
     if choice not in ("none", "auto") and not functions:
-        raise wrong("tool_choice", "tool_choice needs tools to choose from")
+        raise field_error("tool_choice", "tool_choice needs tools to choose from")
     if form is None or not functions or choice == "none":
         return None
     if output_format:
-        raise wrong(output_format, f"an answer is held to {output_format} or may call tools; send one "
-                    'of them, or tool_choice: "none"')  # fmt: skip
+        raise field_error(
+            output_format,
+            f'an answer is held to {output_format} or may call tools; send one of them, or tool_choice: "none"',
+        )
     if len({function.name for function in functions.values()}) < len(functions):
-        raise wrong("tools", "two tools have one name; give each its own")
+        raise field_error("tools", "two tools have one name; give each its own")
     if form.tagged and choice == "auto" and not several:
-        raise wrong("parallel_tool_calls", "a model that may call is free to call again; leave it out, or send "
-                    'tool_choice: "required" or the name of a function')  # fmt: skip
+        raise field_error(
+            "parallel_tool_calls",
+            "a model that may call is free to call again; leave it out, or send "
+            'tool_choice: "required" or the name of a function',
+        )
     if isinstance(choice, FunctionName):
         forced = {place: function for place, function in functions.items() if function.name == choice.name}
         if not forced:
-            raise wrong("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
+            raise field_error("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
         return ToolChoice(form, functions, forced, several=False)
     return ToolChoice(form, functions, None if choice == "auto" else functions, several)

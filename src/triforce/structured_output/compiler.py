@@ -171,7 +171,7 @@ class GrammarCompiler:
         self._table = Lock()
         self._compiling = Lock()
 
-    def known(self, grammar: Grammar) -> CompiledGrammar | None:
+    def cached(self, grammar: Grammar) -> CompiledGrammar | None:
         """Return a grammar that was compiled before, if it is still kept."""
         with self._table:
             if grammar in self._compiled:
@@ -180,7 +180,7 @@ class GrammarCompiler:
 
     def compile(self, grammar: Grammar, trial: GrammarTrial | None = None) -> CompiledGrammar:
         """Return a grammar compiled, after a trial. Raises RequestError saying what is wrong."""
-        if compiled := self.known(grammar):
+        if compiled := self.cached(grammar):
             return compiled
         self.prepare()
         if wrong := (trial or GrammarTrial(grammar)).run():
@@ -191,7 +191,7 @@ class GrammarCompiler:
         """Return a grammar compiled that has passed a trial, perhaps in another process. Raises RequestError."""
         tokenizer = self.prepare()
         with self._compiling:
-            return self.known(grammar) or self._compile(grammar, tokenizer)
+            return self.cached(grammar) or self._compile(grammar, tokenizer)
 
     def prepare(self) -> Tokenizer:
         """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none can be used.
