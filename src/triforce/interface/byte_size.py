@@ -8,15 +8,15 @@ from pathlib import Path
 from triforce.errors import RequestError, argument
 
 MOST = (1 << 63) - 1
-"""No file and no memory is larger."""
+"""Maximal size in bytes: the largest file offset."""
 LEAST_CACHE = 1 << 20
-"""Bytes of a disk cache, as a segment of a model takes about as many."""
+"""Minimal size of a disk cache in bytes: about one segment of a model."""
 SHOWN = 40
-"""Characters of a mistake that are shown."""
+"""Characters of an invalid size that the error shows."""
 
 
 def size_of(text: str | int, what: str = "kv_memory") -> int:
-    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names `what` it is of."""
+    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names the argument `what`."""
     written = str(min(text, MOST + 1) if isinstance(text, int) else text).strip()
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", written, re.IGNORECASE | re.ASCII)
     unit = ((match and match[2]) or "B").upper()
@@ -30,7 +30,7 @@ def size_of(text: str | int, what: str = "kv_memory") -> int:
 
 
 def cache_size_of(size: str | int) -> int:
-    """Return the bytes that a disk cache may have. Raises RequestError for what is no size, or holds no text."""
+    """Return the size limit of a disk cache in bytes. Raises RequestError for no size, or one below `LEAST_CACHE`."""
     limit = size_of(size, "disk_cache_size")
     if limit < LEAST_CACHE:
         raise RequestError(
@@ -41,7 +41,7 @@ def cache_size_of(size: str | int) -> int:
 
 
 def user_path(text: str | Path) -> Path:
-    """Return a path, `~` and `~name` being home folders. Raises RequestError where nobody has that name."""
+    """Return a path with `~` and `~name` expanded. Raises RequestError where no user has that name."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -57,6 +57,6 @@ def require_name(name: str, value: object) -> None:
 
 
 def named_path(name: str, value: str | Path | None) -> Path | None:
-    """Return the path that an argument names, None for none. Raises TypeError or RequestError."""
+    """Return the path that an argument names, or None. Raises TypeError or RequestError."""
     require_name(name, value)
     return None if value is None else user_path(value)

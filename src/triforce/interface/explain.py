@@ -1,6 +1,6 @@
-"""Explanation of the speed of a generation: what each tier cost and gave, what was chosen when, what might be better.
+"""Explanation of the speed of a generation: cost and yield of each tier, plans over time, and advice.
 
-All of it comes from measurements of that generation; nothing is run for it.
+It uses only measurements of that generation and runs nothing.
 """
 
 from __future__ import annotations
@@ -17,83 +17,83 @@ from triforce.interface.frozen_fields import fields_frozen
 
 @dataclass(slots=True)
 class TierStats:
-    """Statistics of one tier in a generation, prefill apart."""
+    """Statistics of one tier in a generation. Prefill is counted separately."""
 
     name: str  # full, retrieval, streaming, ngram or draft
-    proposed: int = 0  # tokens handed to the tier above
-    accepted: int = 0  # of these, tokens that it kept
+    proposed: int = 0  # tokens proposed to the tier above
+    accepted: int = 0  # proposed tokens that it accepted
     passes: int = 0  # forward passes
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0  # of reading the prompt
-    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    visible_tokens: int | None = None  # of the text, in the mean of its layers without a window; None: all
+    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that accepted i tokens
+    visible_tokens: int | None = None  # of the text, mean over its layers without a window; None: all
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the proposed tokens that were kept; None where nothing was proposed."""
+        """Share of the proposed tokens that were accepted; None where nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else None
 
 
 @dataclass(slots=True)
 class PlanSegment:
-    """Proposals of the full tier for one text, one after the other, in which mode auto kept to a plan."""
+    """Consecutive proposals of the full tier for one text that mode auto made with one plan."""
 
     plan: str  # tiers and their gammas
     proposals: int = 0  # of the full tier
-    tokens: int = 0  # new ones
+    tokens: int = 0  # new tokens
     seconds: float = 0.0  # of decoding
-    predicted: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
-    plain: float = 0.0  # the same of plain decoding
-    budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
-    reason: str = ""  # for which it was chosen
-    score: float = 0.0  # tokens per second by which it was chosen, with what may be hoped for
-    rival: str = ""  # the best plan of other tiers then, and its score
-    rival_score: float = 0.0
-    cause: str = ""  # what plans were weighed for
+    predicted: float = 0.0  # tokens per second predicted for the plan when it was chosen; 0: unknown
+    plain: float = 0.0  # tokens per second predicted for plain decoding then
+    budget: int | None = None  # KV tokens of the retrieval tier, where the plan chose them
+    reason: str = ""  # why the plan was chosen
+    score: float = 0.0  # tokens per second with an exploration bonus, by which it was chosen
+    rival: str = ""  # the best plan of other tiers at that time
+    rival_score: float = 0.0  # score of the rival
+    cause: str = ""  # event that triggered the planning
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierBelief:
-    """Belief of mode auto about a tier: milliseconds of a pass over one token and over eight, and acceptance."""
+    """Estimates of mode auto for a tier: milliseconds of a pass over one token and over eight, and acceptance."""
 
     name: str
     milliseconds: tuple[float, float]
-    passes: float  # that the cost was learnt from
-    acceptance: float | None  # share of its draft tokens to expect; None of the full tier
-    deviation: float  # standard deviation of that
-    tokens: float  # draft tokens of this text that it was learnt from
+    passes: float  # passes behind the estimate of the cost
+    acceptance: float | None  # expected share of accepted draft tokens; None of the full tier
+    deviation: float  # standard deviation of the acceptance
+    tokens: float  # draft tokens of this text behind the estimate of the acceptance
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class WeighedPlan:
-    """A plan that mode auto weighed: the best one of its tiers, in tokens per second of a text."""
+    """A candidate plan of mode auto: the best plan of its tiers. Rates are in tokens per second of a text."""
 
     plan: str
-    rate: float  # to expect
-    score: float  # with what may be hoped for, by which plans are chosen; 0 where it risks more than may be lost
+    rate: float  # expected
+    score: float  # rate with an exploration bonus, by which plans are chosen; 0 where its risk exceeds the headroom
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Report of what mode auto believed when it last weighed plans in a text. weighed: plain decoding first."""
+    """Estimates of mode auto at its last planning in a text. weighed: candidate plans, plain decoding first."""
 
     tiers: list[TierBelief]
     weighed: list[WeighedPlan]
-    won: float  # seconds that speculation won against plain decoding, by these costs
-    headroom: float  # seconds that a plan may still risk
+    won: float  # seconds that speculation saved against plain decoding, by these costs
+    headroom: float  # seconds that a plan may still lose
 
 
 def since(start: PlanSegment, end: PlanSegment) -> PlanSegment:
-    """Return what happened between two segments, each of which counts all that was before."""
+    """Return the difference of two cumulative segments."""
     counts = {name: getattr(end, name) - getattr(start, name) for name in ("proposals", "tokens", "seconds")}
     return replace(start, **counts)
 
 
 def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
-    """Return plans, and for how many proposals each was used."""
+    """Return the number of proposals by plan."""
     proposal_counts: dict[str, int] = {}
     for segment in timeline:
         proposal_counts[segment.plan] = proposal_counts.get(segment.plan, 0) + segment.proposals
@@ -101,7 +101,7 @@ def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
 
 
 def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
-    """Add up statistics of several outputs, tier by tier. Of seconds the most count, as outputs share passes."""
+    """Sum statistics of several outputs by tier. Seconds are the maximum, as outputs share passes."""
     sums: dict[str, TierStats] = {}
     for tier in (tier for tiers in outputs for tier in tiers):
         tier_sums = sums.setdefault(tier.name, TierStats(tier.name))
@@ -115,7 +115,7 @@ def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
 
 
 def json_value(value: Any) -> Any:
-    """Return a value in the types of JSON: objects become dicts of their fields, and numbers without end None."""
+    """Return a value in the types of JSON: dataclasses become dicts of their fields, infinities and NaN become None."""
     if is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -128,20 +128,19 @@ def json_value(value: Any) -> Any:
 
 
 PLAIN = "full"
-"""The plan that is plain decoding."""
+"""Name of the plan of plain decoding."""
 
-MIN_SAMPLES = 40  # guesses, or proposals, to say something of
-# shares of guesses kept
+MIN_SAMPLES = 40  # draft tokens, or proposals, from which on advice is given
 LOW_ACCEPTANCE = 0.4
 GOOD_ACCEPTANCE = 0.8
 HIGH_ACCEPTANCE = 0.9
-MIN_SPEEDUP = 1.1  # times as fast: less is noise
+MIN_SPEEDUP = 1.1  # smaller speedups are noise
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """A tier: its passes, milliseconds of one, its share of the decoding time, and how its draft tokens fared."""
+    """A tier: its passes, milliseconds of a pass, share of the decoding time, and acceptance of its draft tokens."""
 
     name: str
     passes: int
@@ -155,21 +154,21 @@ class TierReport:
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of all texts of a request together; the timeline is that of the first."""
+    """Explanation of all texts of a request together; the timeline is that of the first text."""
 
     mode: str
     prompt_tokens: int
     new_tokens: int
     tokens_per_second: float
-    predicted: float | None  # tokens per second; None where nothing was chosen, or nothing known
-    plain: float | None  # what plain decoding would give, by the cost of its passes; None where that is not known
+    predicted: float | None  # tokens per second of the chosen plans; None where no plan was chosen or no rate known
+    plain: float | None  # tokens per second of plain decoding, by the cost of its passes; None where unknown
     tiers: list[TierReport]
     timeline: list[PlanSegment]
     advice: list[str]
-    report: PlanReport | None = None  # what mode auto believed when it weighed plans last
+    report: PlanReport | None = None  # estimates of mode auto at its last planning
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON keeps them."""
+        """Return the fields in the types of JSON."""
         return dict(json_value(self))
 
 
@@ -182,9 +181,10 @@ def explain(
     seconds: tuple[float, float],
     report: PlanReport | None = None,
 ) -> Explanation:
-    """Explain a generation. timelines, tokens: of each text. tiers, seconds (of prefill, of decoding): of all.
+    """Explain a generation.
 
-    report: of the first text.
+    timelines, tokens: one for each text. tiers: statistics of all texts. seconds: of prefill and of decoding, of all
+    texts. report: of the first text.
     """
     (_, decoding), texts, new_tokens = seconds, len(tokens), sum(tokens)
     speed = new_tokens / decoding if decoding else 0.0
@@ -216,7 +216,7 @@ def _tier_report(tier: TierStats, decoding: float) -> TierReport:
 
 
 def _predicted(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
-    """Return the mean of a speed over the time for which there was one, of all texts."""
+    """Return the time-weighted mean of `speed_field` over segments that have it, of all texts; None without any."""
     predicted_segments = [segment for segment in timeline if getattr(segment, speed_field)]
     seconds = sum(segment.seconds for segment in predicted_segments)
     return texts * sum(getattr(s, speed_field) * s.seconds for s in predicted_segments) / seconds if seconds else None
@@ -225,7 +225,7 @@ def _predicted(timeline: Sequence[PlanSegment], speed_field: str, texts: int) ->
 def _plain(
     mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
 ) -> float | None:
-    """Tokens per second of plain decoding, at least: a pass of it takes no more time than one that verifies a draft."""
+    """Return a lower bound of plain decoding in tokens per second: its pass costs no more than a verification."""
     if mode == "ar":
         return speed
     full = tiers[-1]
@@ -259,7 +259,7 @@ def _plain_decoding_advice(explanation: Explanation, by_name: Mapping[str, TierS
 
 
 def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
-    """Yield advice for better drafts, where these pay."""
+    """Yield advice for better drafts where speculation pays."""
     tier = by_name.get("retrieval")
     budgets = [segment.budget for segment in explanation.timeline if segment.budget]
     # `auto` weighed larger budgets, and they promised less
@@ -290,7 +290,7 @@ def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) ->
 def _general_advice(
     explanation: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]
 ) -> Iterator[str]:
-    """Yield advice that holds whatever the tiers did."""
+    """Yield advice that does not depend on the tiers."""
     (prefill, decoding), tier = seconds, by_name.get("ngram")
     if tier and tier.accepted >= max(MIN_SAMPLES, explanation.new_tokens / 2):
         yield (
@@ -309,8 +309,9 @@ def _general_advice(
 class BreakEvenPoint:
     """The context in tokens from which on speculation pays; None where it does not.
 
-    verdict: the same in words, and why not where it does not pay; their subject is speculation. basis: what was taken
-    for that. learnt: whether that is what earlier texts taught on this machine, and not arithmetic.
+    verdict: the result in words, with the reason where speculation does not pay; its grammatical subject is
+    speculation. basis: the data behind it. learnt: whether the basis is measurements of earlier texts on this machine
+    rather than arithmetic.
     """
 
     tokens: int | None

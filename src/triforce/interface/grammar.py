@@ -1,4 +1,4 @@
-"""Grammar: what a text must look like. `structured_output.compiler` compiles it."""
+"""Grammar: a constraint on the output text. `structured_output.compiler` compiles it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ OTHER_PROPERTIES = {
     "additionalProperties", "const", "dependentRequired", "enum", "patternProperties", "propertyNames",
     "unevaluatedProperties",
 }  # fmt: skip
-"""Keywords that say something about properties beside those listed."""
+"""Keywords that constrain properties beside the listed ones."""
 OF_NAMES = {"dependencies", "dependentSchemas", "patternProperties", "properties"}
-"""Keywords whose values have a schema for each name."""
+"""Keywords whose values map names to schemas."""
 OF_SCHEMAS = {
     "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf",
     "prefixItems", "then", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
 """Keywords whose values are a schema, or a list of schemas."""
 ELSEWHERE = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"}
-"""Keywords by which a reference may lead where this module does not follow it."""
+"""Keywords of references that this module does not resolve."""
 
 
 def closed_objects(schema: JSONSchema) -> JSONSchema:
-    """Return a schema with `additionalProperties: false` in object schemas that list properties and not others.
+    """Return a schema with `additionalProperties: false` in object schemas that list properties and allow no others.
 
-    An object schema stays open where it is part of a composition (in a schema of `COMPOSITIONS`, beside one, or
-    referenced from there or beside other keywords); an alternative beside `null` is no composition. It also stays open
+    An object schema stays open where it is part of a composition: in a schema of `COMPOSITIONS`, beside one, or
+    referenced from there or beside other keywords. An alternative beside `null` is no composition. It also stays open
     with keywords of `OTHER_PROPERTIES`, and where it requires properties that it does not list. The whole schema stays
-    as it is if its references lead beyond JSON pointers into itself. Raises RecursionError for one nested too deeply.
+    unchanged if a reference is not a JSON pointer into it. Raises RecursionError for a schema nested too deeply.
     """
     root = deepcopy(schema)
     for part, is_composed in _described(root):
@@ -54,7 +54,10 @@ def closed_objects(schema: JSONSchema) -> JSONSchema:
 
 
 def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
-    """Return the schemas that describe values, and whether each is part of a composition; none if one is not found."""
+    """Return the schemas that describe values, each with whether it is part of a composition.
+
+    The list is empty if a reference cannot be resolved.
+    """
     states: dict[int, tuple[JSONSchema, bool]] = {}
     pending: list[tuple[Any, bool]] = [(root, False)]
     while pending:
@@ -73,7 +76,7 @@ def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
 
 
 def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tuple[Any, bool]]:
-    """Yield the schemas that a schema consists of, and whether they are part of a composition. Raises LookupError."""
+    """Yield the subschemas of a schema, each with whether it is part of a composition. Raises LookupError."""
     constraints = part.keys() - ANNOTATIONS
     optional = _optional(part) if len(constraints) == 1 else None
     if optional is not None:
@@ -82,7 +85,7 @@ def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tu
     in_composition = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
     if "$ref" in part:
         yield _resolved(root, part["$ref"]), in_composition
-    if in_composition and not is_composed:  # this schema itself
+    if in_composition and not is_composed:  # `part` itself is composed
         yield part, True
     inner_composed = in_composition or "patternProperties" in part or "contains" in part
     for keyword in constraints:
@@ -91,7 +94,7 @@ def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tu
 
 
 def _optional(part: JSONSchema) -> Any:
-    """Return the one alternative beside `null`; None where there are others."""
+    """Return the only alternative beside `null`; None unless there is exactly one."""
     alternatives = part.get("anyOf", part.get("oneOf"))
     if not isinstance(alternatives, list):
         return None
@@ -110,7 +113,7 @@ def _schemas(part: JSONSchema, keyword: str) -> Iterable[Any]:
 
 
 def _resolved(root: JSONSchema, reference: Any) -> Any:
-    """Return what a JSON pointer leads to. Raises LookupError."""
+    """Return the part of `root` that a JSON pointer refers to. Raises LookupError."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise LookupError
     part: Any = root
@@ -126,7 +129,7 @@ def _resolved(root: JSONSchema, reference: Any) -> Any:
 
 
 def _lists_all(part: JSONSchema) -> bool:
-    """Return whether the properties that a schema lists are all that its objects need."""
+    """Return whether the listed properties include all that the schema requires."""
     properties = part.get("properties")
     if not isinstance(properties, dict) or OTHER_PROPERTIES & part.keys():
         return False
@@ -141,7 +144,7 @@ def _lists_all(part: JSONSchema) -> bool:
 
 
 WRAPPER = {"description", "name", "schema", "strict"}
-"""Fields of OpenAI's `response_format.json_schema`, which holds a schema and is none."""
+"""Fields of OpenAI's `response_format.json_schema`, which wraps a schema."""
 MOST_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
 
@@ -149,10 +152,10 @@ _KINDS = ("json_schema", "regex", "lark")
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that the whole of a text matches, from the first new token to the end-of-sequence token.
+    """A grammar that the whole output matches, from the first new token to the end-of-sequence token.
 
     source: a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
-    dialect of Lark. Raises RequestError for one that is empty or longer than `MOST_CHARACTERS`.
+    dialect of Lark. Raises RequestError for a source that is empty or longer than `MOST_CHARACTERS`.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -172,19 +175,20 @@ class Grammar:
 
     @property
     def holds_json(self) -> bool:
-        """Whether a part of the text is described by a JSON schema."""
+        """Whether a JSON schema describes a part of the text."""
         return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
 
     @classmethod
     def json(cls, schema: Any = None, *, additional_properties: bool = False) -> Self:
         """Return the grammar of a JSON schema: an object, JSON text, or a pydantic model; None is any JSON object.
 
-        additional_properties: whether an object schema that lists properties and is silent about others takes any
-        others, as the standard has it. Else it takes those listed only, as if it had `additionalProperties: false`;
-        objects of compositions (`anyOf`, `allOf`, ...) stay open, and so do objects without listed properties.
+        additional_properties: whether an object schema that lists properties, without `additionalProperties`, accepts
+        other properties, as in the standard. Otherwise it accepts the listed ones only, as with
+        `additionalProperties: false`. Objects of compositions (`anyOf`, `allOf`, ...) and objects without listed
+        properties stay open.
 
-        Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
-        and white space is indentation at most, as some models would go on for ever. Raises RequestError.
+        Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as the
+        schema allows it, and white space is indentation at most, as some models never stop either. Raises RequestError.
         """
         require_bool("additional_properties", additional_properties)
         try:
@@ -196,7 +200,7 @@ class Grammar:
 
     @classmethod
     def choices(cls, texts: Iterable[str]) -> Self:
-        """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
+        """Return the grammar whose texts are exactly `texts`. Raises RequestError unless they are non-empty texts."""
         alternatives = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
         if not alternatives or not all(isinstance(text, str) and text for text in alternatives):
             shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else alternatives
@@ -216,7 +220,7 @@ class Grammar:
 
 
 def _closed(text: str) -> str:
-    """Return a JSON schema with its objects closed; one that is no JSON object, or is nested too deeply, as it is."""
+    """Return a JSON schema with its objects closed. No JSON object, or one nested too deeply, is returned unchanged."""
     try:
         schema = json.loads(text)
         closed = closed_objects(schema) if isinstance(schema, dict) else schema
@@ -226,7 +230,7 @@ def _closed(text: str) -> str:
 
 
 def _schema(schema: Any) -> Any:
-    """Return a schema as `json.dumps` takes it. Models and type adapters of pydantic make their own."""
+    """Return a schema that `json.dumps` accepts. Models and type adapters of pydantic generate it."""
     if schema is None:
         return {"type": "object"}
     if get_origin(schema) and "pydantic" in sys.modules:  # list[Model], say

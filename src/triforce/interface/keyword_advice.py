@@ -1,4 +1,4 @@
-"""Advice on keywords that a call does not take: what they are called here, for people who come from other engines."""
+"""Advice on unknown keyword arguments: the names here of keywords of other engines."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("add_generation_prompt", "", "the template always ends where the answer begins; leave it out"),
     ("pad_token_id", "", "prompts are not padded; leave it out"),
 )
-"""Keywords of other engines, what is called so here, and what to do where another name is not all."""
+"""Keywords of other engines, their name here, and advice where the name is not enough."""
 
 _OWNERS: dict[str, str] = {}
-"""Classes by the keywords that make one."""
+"""Names of advised classes by the keywords of their constructors."""
 
 
 def advised(kind: type[T]) -> type[T]:
-    """Have calls of a class and of its methods raise a TypeError that says what an unknown keyword is called here.
+    """Make a class and its public methods raise a TypeError with advice for an unknown keyword argument.
 
-    A method that takes any keyword is left as it is.
+    Methods that take any keyword stay unchanged.
     """
     methods = {
         name: member for base in reversed(kind.__mro__) for name, member in vars(base).items() if isfunction(member)
@@ -68,7 +68,7 @@ def advised(kind: type[T]) -> type[T]:
     for name, function in methods.items():
         if name == "__init__" or not name.startswith("_"):
             called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
-            function.__qualname__ = called  # Python's own errors name it so, those of bases' methods, too
+            function.__qualname__ = called  # Python's own errors use this name, also for methods of base classes
             setattr(kind, name, _advised(function, called))
     for keyword in signature(kind).parameters:
         _OWNERS.setdefault(keyword, kind.__name__)
@@ -90,7 +90,7 @@ def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
 
 
 def _advice(keyword: str, parameters: Collection[str]) -> str:
-    """Return what to do about a keyword, to stand behind its name; nothing where nothing is known of it."""
+    """Return advice on an unknown keyword, as a suffix of its name; empty without advice."""
     rows = [(ours, advice) for names, ours, advice in _ROWS if keyword in names.split()] or [(keyword, "")]
     for ours, advice in rows:
         if ours in parameters:

@@ -1,4 +1,4 @@
-"""SamplingParams: how a request is sampled, checked when it is made."""
+"""SamplingParams: the sampling parameters of a request, validated by the constructor."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.grammar import Grammar
 from triforce.interface.keyword_advice import advised
 
-LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
+LARGEST = 1e9  # of a bias or penalty: bounded, so that sums of scores in float64 stay finite
 
 MOST_LOGPROBS = 20
 
 MOST_CHOICES = 128
 
 DRAWN = -1
-"""A seed that asks for one to be drawn."""
+"""The seed value that requests a random seed."""
 
 BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Parameters that the makers of a model may set in its files."""
+"""Parameters whose defaults a model's files may set."""
 
 USUAL_IN_CHATS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""Defaults of chats with models whose files name none of these."""
+"""Defaults of chats with models whose files set none of these parameters."""
 
 
 def drawn_seed() -> int:
-    """Return a seed for a text whose request names none."""
+    """Return a random 32-bit seed for a request without one."""
     return secrets.randbits(32)
 
 
 def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of a chat, given the parameters that a model's files name."""
+    """Return the sampling defaults of a chat. named: the parameters that the model's files set."""
     return dict(named) if named.keys() & USUAL_IN_CHATS.keys() else USUAL_IN_CHATS | dict(named)
 
 
@@ -52,25 +52,25 @@ class SamplingParams:
     """
 
     temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # keep so many of the most probable tokens; 0 is off, and so is -1
+    top_k: int = 0  # keep the top_k most probable tokens; 0 is off, and so is -1
     top_p: float = 1.0  # keep the most probable tokens up to this mass; 1 is off
     min_p: float = 0.0  # drop tokens below this share of the most probable one's probability; 0 is off
     repetition_penalty: float = 1.0  # over prompt and output; 1 is off
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
-    seed: int | None = None  # None, or -1: one is drawn, and reported
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to the bias of its logit
+    seed: int | None = None  # None or -1: a random seed, which the output reports
     n: int = 1  # completions
-    max_tokens: int = 256  # new tokens at most; fewer where the context ends before, with finish_reason "length"
+    max_tokens: int = 256  # new tokens at most; fewer where the context ends earlier, with finish_reason "length"
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
-    ignore_eos: bool = False  # go on after an end-of-sequence token
+    ignore_eos: bool = False  # continue after an end-of-sequence token
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
-    prompt_logprobs: int | None = None  # the same at each prompt token
-    grammar: Grammar | None = None  # what the text must look like; logits are masked by it before the other steps
-    trace: bool = False  # report where decoding stands with each piece of a stream
+    prompt_logprobs: int | None = None  # alternatives listed at each prompt token
+    grammar: Grammar | None = None  # constraint on the text; it masks logits before the other steps
+    trace: bool = False  # report the state of decoding with each chunk of a stream
 
-    if TYPE_CHECKING:  # what fields are set to may be None; what they hold then is their default
+    if TYPE_CHECKING:  # fields accept None, and then hold their default
 
         def __init__(
             self,
@@ -97,7 +97,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.
 
-        The words of other engines for nothing, top_k -1 and seed -1, become 0 and None.
+        Values by which other engines disable a parameter become the ones here: top_k -1 becomes 0, seed -1 None.
         """
         for parameter in fields(self):
             if getattr(self, parameter.name) is None:
@@ -184,7 +184,7 @@ _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
 }
 
-_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
+_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # last: whether None is allowed
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
     "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
