@@ -1,4 +1,4 @@
-"""Ray, started or found, and the replicas on it. `ray_env.prepare` comes before this is imported."""
+"""Startup of replicas on a new or an existing Ray cluster. Call `ray_env.prepare` before importing this module."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from triforce.server.limits import Limits
 
 ROUTER = "triforce.replicas.remote_engine.PrefixRouter"
 STORE_BYTES = 256 << 20
-"""Bytes of our own Ray's object store, for long prompts and their log-probabilities: too large for messages."""
+"""Bytes of the object store of a Ray started here. It holds long prompts and log-probabilities, too large to inline."""
 POLL_SECONDS = 0.2
 FRONTEND_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
 _DEPLOYMENT = "replica"
 
 OnWait = Callable[[int, str], None]
-"""Called while replicas start, with how many there are and what Ray has to say of the others."""
+"""Called while replicas start, with the number of running ones and Ray's message about the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """`count` replicas with so many processors, GPUs and ranks each."""
+    """Resources of `count` replicas: processors, GPUs and ranks of each."""
 
     count: int
     cpus: int
@@ -51,11 +51,11 @@ def start_replicas(
     ranks: int = 1,
     exact: bool = True,
 ) -> tuple[ReplicaFrontend, Replicas]:
-    """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
+    """Start replicas of LLM(**settings). Returns the frontend that parses requests, and the client of the replicas.
 
-    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
-    name: what Ray calls them; those of that name that a server left behind are replaced. Raises RequestError or
-    ModelError; then, and when the engine is closed, nothing of it stays.
+    address: of a Ray cluster; None starts one. name: of the Ray application; replicas that an earlier server left under
+    this name are replaced. ranks: processes that share the model in each replica, `exact` as in `TPGroup`. Raises
+    RequestError or ModelError. After an error, and after the client is closed, no replica stays.
     """
     connect(address)
 
@@ -67,7 +67,7 @@ def start_replicas(
     try:
         plan = plan_cluster(ray.nodes(), count, settings["device"], ranks)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
+        serve.start(proxy_location="Disabled")  # only this process may reach a replica
         serve.run_many(
             [serve.RunTarget(_deployment(plan, settings, limits, exact), name)], wait_for_applications_running=False
         )
@@ -84,7 +84,7 @@ def start_replicas(
 
 
 def connect(address: str | None) -> None:
-    """Raises RequestError."""
+    """Connect to the Ray cluster at `address`; None starts a local one. Raises RequestError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -101,13 +101,13 @@ def connect(address: str | None) -> None:
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
+    """Raise OSError or ValueError unless `address` accepts connections: Ray would retry for minutes and print each."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
 def plan_cluster(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
-    """Plan replicas whose ranks share all processors evenly. Raises RequestError if a rank would have none."""
+    """Return a plan of replicas whose ranks share all processors evenly. Raises RequestError if a rank has none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
@@ -133,7 +133,7 @@ def _deployment(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exa
     deployment = serve.deployment(
         name=_DEPLOYMENT,
         num_replicas=plan.count,
-        max_ongoing_requests=limits.rows,  # so what has no row yet waits here, and can go elsewhere
+        max_ongoing_requests=limits.rows,  # requests without a row wait in the server, free to go to another replica
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
@@ -143,7 +143,7 @@ def _deployment(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exa
 
 
 def _wait(name: str, on_wait: OnWait) -> None:
-    """Until all replicas are there, however long they read their models. Raises RequestError."""
+    """Wait without a time limit until all replicas run, as models load slowly. Raises RequestError."""
     while True:
         running, status, message = _status(name)
         on_wait(running, message)
@@ -156,7 +156,7 @@ def _wait(name: str, on_wait: OnWait) -> None:
 
 
 def _status(name: str) -> tuple[int, str, str]:
-    """Return how many replicas run, their state as a whole, and the reason."""
+    """Return the number of running replicas, the status of the application, and Ray's last message."""
     application = serve.status().applications[name]
     deployment = application.deployments.get(_DEPLOYMENT)
     running = deployment.replica_states.get("RUNNING", 0) if deployment else 0

@@ -1,7 +1,7 @@
-"""Batch lines on Ray Data: each actor has an engine and the application, and answers lines as a server would.
+"""Batch lines on Ray Data: each actor runs an engine and the application, and answers lines as a server does.
 
-A line is a block of its own. So a text waits for no other one, and if an actor dies, what it had not answered, and
-nothing else, is asked again.
+Each line is one block. So no text waits for another one, and if an actor dies, exactly its unanswered lines are
+retried.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from triforce.server.batch import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
-"""Retries of a line whose actor has died: among others, and then alone, as it may be the line that kills."""
+"""Retries of a line whose actor died: among other lines, then alone, as the line may be the cause."""
 
 Row = dict[str, Any]
 Model = tuple[dict[str, Any], str, bool]
@@ -31,7 +31,7 @@ Model = tuple[dict[str, Any], str, bool]
 
 
 class BatchActor:
-    """An actor, the first of so many ranks. A mistake in the settings is in its answers."""
+    """An actor, the first of `ranks` ranks. Its answers report an error in the settings."""
 
     def __init__(self, model: Model, ranks: int) -> None:
         settings, name, exact = model
@@ -57,10 +57,10 @@ def answer(
     ranks: int = 1,
     exact: bool = True,
 ) -> None:
-    """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
+    """Answer the missing lines with `count` engines LLM(**settings) on the Ray at `address`; None starts one.
 
-    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
-    Raises RequestError; whatever is raised, what has been answered is kept.
+    ranks: processes that share the model in each engine, `exact` as in `TPGroup`. Raises RequestError. After any error
+    the answers so far stay in the output.
     """
     missing = list(answers.missing(source))
     lines = {place: line for place, line in enumerate(missing) if line.error is None}
@@ -81,7 +81,7 @@ def answer(
 
 
 def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
-    """Take out of `lines` what is answered, each as soon as it is. Raises RequestError."""
+    """Add answers as they arrive, and remove their lines from `lines`. Raises RequestError."""
     if not lines:
         return
     _quiet()
@@ -115,6 +115,6 @@ def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, mode
 def _quiet() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    context.execution_no_progress_timeout_s = -1  # a text may take as long as it takes
-    context.max_errored_blocks = -1  # a line whose engine died is told as one, and others go on
+    context.execution_no_progress_timeout_s = -1  # the duration of a text is not limited
+    context.max_errored_blocks = -1  # a line whose engine died is reported, and the others continue
     logging.getLogger("ray.data").setLevel(logging.ERROR)

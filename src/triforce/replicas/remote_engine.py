@@ -1,4 +1,4 @@
-"""An engine of all replicas (see `server.engine_client`). Requests wait here, so a dead replica loses few."""
+"""An `EngineClient` of all replicas. Requests wait here, so a dead replica loses few."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from triforce.server.engine_client import EngineLoad, Event, GenerationRequest
 from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
-"""Replicas that a request is sent to if they die before its first token: the request may be the cause."""
+"""Maximal number of replicas that a request is sent to. It is resent if a replica dies before the first token, and
+bounded, as the request may be the cause."""
 POLL_SECONDS = 2.0
 """Seconds between two counts of the replicas."""
 
 
 class _Answer:
-    """Events of a request. A task takes them from the replica at once, and keeps them until they are read."""
+    """Events of a request. A task receives them from the replica and queues them until they are read."""
 
     def __init__(self, generation: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
         self.generation = generation
         self.waited: float | None = None
         self.message: ReplicaMessage | None = None
-        """The latest of the replica that has the request; None while it waits for one."""
+        """Latest message of the replica that runs the request; None while it waits for a replica."""
         self._handle = handle
         self._done = done
         self._submitted = perf_counter()
         self.started = False
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.task = asyncio.create_task(self._consume())
-        self.task.add_done_callback(lambda _: done(self))  # it may be cancelled before it begins
+        self.task.add_done_callback(lambda _: done(self))  # the task may be cancelled before it starts
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -65,11 +66,11 @@ class _Answer:
             end = await self._run_with_retries()
         except Exception as error:
             end = error
-        self._done(self)  # who hears of the end finds it gone
+        self._done(self)  # removed before its reader gets the end
         self.put(end)
 
     async def _run_with_retries(self) -> RequestOutput:
-        """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
+        """Return the last event, after all others are queued. Before the first token a dead replica is replaced."""
         for remaining_tries in reversed(range(TRIES)):
             try:
                 return await self._run_on_replica()
@@ -108,9 +109,10 @@ class _Answer:
 
 
 class Replicas:
-    """Engine of replicas. handle: Ray Serve's, for streaming calls. most: prompts that run or wait.
+    """Engine of replicas.
 
-    `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
+    handle: Ray Serve's handle for streaming calls. max_requests: prompts that run or wait. running: returns the number
+    of running replicas, called from a thread. release: deletes the replicas, and may take long.
     """
 
     def __init__(self, handle: Any, max_requests: int, running: Callable[[], int], release: Callable[[], None]) -> None:
@@ -144,7 +146,7 @@ class Replicas:
 
     @property
     def failure(self) -> None:
-        """Replicas that are gone may come back."""
+        """Always None, as Ray restarts dead replicas."""
         return None
 
     def drain(self) -> None:
@@ -172,41 +174,41 @@ class Replicas:
         while not self._closed.wait(POLL_SECONDS):
             try:
                 self._alive = self._running() > 0
-            except Exception:  # whatever keeps Ray from answering keeps replicas from it, too
+            except Exception:  # if Ray does not answer, replicas do not either
                 self._alive = False
 
 
 MIN_PREFIX_TOKENS = 512
-"""Tokens of the shortest prefix that counts: less is read in a moment, wherever it is."""
+"""Length of the shortest prefix that routes a request. A shorter one is prefilled quickly on any replica."""
 MAX_PREFIXES = 1 << 16
-"""Prefixes remembered; the least recently used are dropped."""
+"""Capacity of the table of prefixes, which drops the least recently used."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no types
-    """Remembers prefixes at lengths that double, and so finds at least half of what two prompts share."""
+    """Routes by shared prefix. Recorded lengths double, so a match covers at least half of what two prompts share."""
 
     def initialize_state(self) -> None:
-        """Ray's constructor."""
+        """Initialize the router's state; Ray calls it in place of a constructor."""
         self._replicas_by_prefix: OrderedDict[int, ReplicaID] = OrderedDict()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replica that has the prefix, then all. Ray takes the least busy one, and none that is full."""
+        """Return the replica that holds the prefix, then all. Ray takes the least busy one with a free slot."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # to look again at once would be to look all the time
+        pending_request.routing_context.should_backoff = True  # an immediate retry would be a busy loop
         alive = {replica.replica_id: replica for replica in candidate_replicas}
         prefix_holders = (
             alive.get(self._replicas_by_prefix.get(key)) for key in reversed(prefix_hashes(pending_request))
         )
         prefix_holder = next((replica for replica in prefix_holders if replica), None)
-        await sleep(0)  # those that were routed before are sent first, and so counted
-        # In any order, as of those that are equally busy the first one is taken.
+        await sleep(0)  # requests routed earlier are sent first, and so counted
+        # Shuffled, as Ray takes the first of equally busy replicas.
         return [[prefix_holder] if prefix_holder else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Remember that this replica has the request's prefixes."""
+        """Record that this replica holds the request's prefixes."""
         for key in prefix_hashes(pending_request):
             self._replicas_by_prefix[key] = replica_id
             self._replicas_by_prefix.move_to_end(key)
@@ -215,7 +217,7 @@ class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no typ
 
 
 def prefix_hashes(request: PendingRequest) -> list[int]:
-    """Return hashes of the request's prefixes, shortest first. Other scopes have other hashes."""
+    """Return hashes of the request's prefixes, shortest first. A hash includes the scope."""
     keys = []
     size = MIN_PREFIX_TOKENS
     for generation in request.args:

@@ -1,7 +1,7 @@
-"""Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
+"""Requests from a file in OpenAI's batch format, passed to the application as ASGI requests.
 
-Each line of the input is answered by one line of the output, in the order in which they are done. A run that was ended,
-however, can be taken up: what was answered is not asked again, and what was refused is, as it may have been mended.
+Each line of the input has one line in the output, in the order of completion. An interrupted run can be resumed: lines
+with an answer are skipped, and refused lines are retried, as they may have been corrected.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from triforce.whole_file import whole_file
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 Name = str | int
-"""Identity of a line: its custom_id, or its number if it has none."""
+"""Identity of a line: its custom_id, or its line number without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +43,13 @@ class BatchLine:
     code: str = "invalid_line"
 
     def digest(self, model: str) -> str | None:
-        """Return a hex digest of the request and of the model's identity; None for a line in error."""
+        """Return a hex digest of the request and of the model's identity; None for an invalid line."""
         request = "\n".join([model, self.url, ""]).encode() + self.body
         return None if self.error is not None else blake2b(request, digest_size=16).hexdigest()
 
 
 def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
-    """The lines of an input that are not blank."""
+    """Yield the non-blank lines of an input. A repeated custom_id makes the later line invalid."""
     numbers: dict[Name, int] = {}
     for number, text in enumerate(file, 1):
         if text.strip():
@@ -81,37 +81,37 @@ def _parsed(number: int, text: bytes) -> BatchLine:
 
 
 def _json_reason(error: Exception) -> str:
-    """Return why a text is not JSON. Its parser counts lines in it, of which there is one."""
+    """Return why a line is not JSON, without the parser's line number, which is always 1."""
     return f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 _VALUE = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|-?\d[\d.,]*""")
-"""What differs between reasons of one kind: names, and numbers such as those of lines and bytes."""
+"""Variable parts of a reason: quoted names, and numbers such as those of lines and bytes."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Lines by what became of them."""
+    """Counts of lines by outcome."""
 
     answered: int = 0
     skipped: int = 0
     _refused: Counter[str] = field(default_factory=Counter)
-    """Refusals by the kinds of their reasons, with counts."""
+    """Number of refused lines by kind of reason."""
     _first_reasons: dict[str, str] = field(default_factory=dict)
-    """The first reason of each kind."""
+    """First reason of each kind."""
 
     @property
     def refused(self) -> int:
         return self._refused.total()
 
     def refuse(self, reason: str, name: str = "") -> None:
-        """Count a line that is refused. name: of the line, where the reason does not say which it is."""
+        """Count a refused line. name: of the line, where the reason does not name it."""
         kind = _VALUE.sub("", reason)
         self._refused[kind] += 1
         self._first_reasons.setdefault(kind, f"{name}: {reason}" if name else reason)
 
     def commonest(self) -> str:
-        """Return how many lines are refused for the commonest kind of reason, and the first such reason."""
+        """Return a sentence with the number of lines of the commonest kind of reason, and its first reason."""
         (kind, line_count), *other_kinds = self._refused.most_common(2)
         if self.refused == 1:
             return f"The reason: {self._first_reasons[kind]}"
@@ -127,26 +127,30 @@ Response = dict[str, Any]
 
 
 class EarlierAnswers(NamedTuple):
-    """Digests of the answers in an output (see `BatchLine.digest`; None: it has none), by the names of their lines."""
+    """Answers that an output already holds."""
 
     digests: dict[Name, str | None]
+    """Digest of each answer (see `BatchLine.digest`), or None without one, by the name of its line."""
     needs_rewrite: bool
-    """Whether it also holds refusals, answers that later ones take the place of, or a torn last line."""
+    """Whether the output also holds refusals, superseded answers, or a truncated last line."""
 
 
 class Comparison(NamedTuple):
-    """Lines of an input beside the answers of an output."""
+    """Comparison of the lines of an input with the answers of an output."""
 
     stale: frozenset[Name]
-    """Names of lines whose answers are of another request, of another model or of other settings."""
+    """Names of lines whose answers belong to another request, another model or other settings."""
     undigested_count: int
-    """Answers that have no digest, and are kept."""
+    """Number of answers without a digest, which stay valid."""
     unanswered_count: int
-    """Lines that have no answer."""
+    """Number of lines without an answer."""
 
 
 def earlier_answers(output: Path | None) -> EarlierAnswers:
-    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output."""
+    """Read the answers of an output. Only regular files are read, as devices have no end.
+
+    Raises RequestError for a file that is no output of a batch.
+    """
     lines, needs_rewrite = _lines(output) if output and output.is_file() else ({}, False)
     return EarlierAnswers({name: json.loads(line).get("digest") for name, line in lines.items()}, needs_rewrite)
 
@@ -168,9 +172,9 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
 
 
 def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
-    """Return the lines of an output that answer, by the names of what they answer, and whether it holds more.
+    """Return the answers of an output by the name of the input line, and whether the output holds other lines.
 
-    Of several answers to one line the last one counts, in the place of the first. Raises RequestError.
+    Of several answers to one line the last one is returned, at the position of the first. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
@@ -200,7 +204,7 @@ def _unwritable(output: Path, error: OSError) -> RequestError:
 
 
 def _answer(line: bytes) -> tuple[Name, bool]:
-    """Return the name of the line that an output's line is of, and whether it answers that, and is no refusal."""
+    """Return the name of the input line of an output line, and whether the output line is a successful answer."""
     answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
     return name, bool(answer["response"] and _succeeded(answer["response"]))
@@ -211,7 +215,7 @@ def _succeeded(response: Response) -> bool:
 
 
 class Answers(AbstractContextManager["Answers"]):
-    """An output: what it has not answered is asked, and each answer is added to it at once, while it is entered."""
+    """An output. As a context manager it opens the file; each answer is written at once."""
 
     def __init__(
         self,
@@ -221,10 +225,10 @@ class Answers(AbstractContextManager["Answers"]):
         earlier: EarlierAnswers | None = None,
         stale: frozenset[Name] = frozenset(),
     ) -> None:
-        """Write to a file, or to stdout for None. Nothing is written before it is entered.
+        """Write to the file `path`, or to stdout for None. Nothing is written before `__enter__`.
 
-        model: identity of all that changes texts beside a request. on_line: called once for each line of the input.
-        earlier: the answers that the file has. stale: names of those among them that are answered anew.
+        model: identity of everything beside the request that changes texts. on_line: called once for each line of the
+        input. earlier: the answers of the file. stale: names of the earlier answers to replace.
         """
         self.tally = Tally()
         self._path = path
@@ -235,7 +239,7 @@ class Answers(AbstractContextManager["Answers"]):
         self._file: TextIO = sys.stdout
 
     def __enter__(self) -> Answers:
-        """Open the file, and drop refusals and a torn last line from it. Raises RequestError."""
+        """Open the file, and remove refusals and a truncated last line from it. Raises RequestError."""
         if self._path:
             try:
                 if self._earlier.needs_rewrite:
@@ -246,15 +250,15 @@ class Answers(AbstractContextManager["Answers"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the file. New answers in place of earlier ones move to the places of these."""
+        """Close the file. An answer that replaces an earlier one moves to its position."""
         if self._path:
-            with suppress(OSError):  # each answer was written at once, or that has failed
+            with suppress(OSError):  # each answer is flushed already, or its error was raised
                 self._file.close()
                 if self._stale:
                     _rewrite(self._path)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
-        """Yield the lines that have no answer yet, or a stale one, and count the others."""
+        """Yield the lines without an answer or with a stale one, and count the others as skipped."""
         for line in batch_lines(source):
             if line.name not in self._earlier.digests or line.name in self._stale:
                 yield line
@@ -263,7 +267,7 @@ class Answers(AbstractContextManager["Answers"]):
                 self._on_line()
 
     def add(self, line: BatchLine, response: Response | None = None) -> None:
-        """Write the answer to a line; `response` is None for a line that is itself in error. Raises RequestError."""
+        """Write the answer to a line; `response` is None for an invalid line. Raises RequestError."""
         named = isinstance(line.name, str)
         error = None
         if line.error is not None:
@@ -287,20 +291,20 @@ class Answers(AbstractContextManager["Answers"]):
 
 
 def _rewrite(path: Path) -> None:
-    """Leave the answers in a file, each once, and nothing else. Raises OSError."""
+    """Rewrite an output with exactly one line for each answer. Raises OSError."""
     lines, _ = _lines(path)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 
 
 AT_ONCE = 32
-"""Requests that are under way together for an engine, which has them wait for one another."""
+"""Requests in flight at a time; the engine queues those beyond its rows."""
 LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
-"""Whoever runs a batch waits for it, and is not refused for it."""
+"""Limits of a batch: no timeout, and a queue that never overflows."""
 
 
 async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
-    """Answer each line of `source` that is not answered yet."""
+    """Answer the lines of `source` that `answers.missing` yields."""
     room = asyncio.Semaphore(AT_ONCE)
 
     async def work(line: BatchLine) -> None:
@@ -320,13 +324,13 @@ async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Response:
-    """Return the application's answer to a POST, as the output file has it."""
+    """Return the application's answer to a POST in the format of the output file."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Message] = []
 
     async def receive() -> Message:
         if not unread:
-            await asyncio.Event().wait()  # nobody hangs up here
+            await asyncio.Event().wait()  # the client never disconnects
         return unread.pop()
 
     async def send(message: Message) -> None:

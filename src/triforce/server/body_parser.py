@@ -1,4 +1,4 @@
-"""Bodies as JSON. Large ones are parsed by another process, which bounds what they may hold (see `json_reader`)."""
+"""JSON bodies. A child process parses large ones and bounds their number of values (see `json_reader`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
 from triforce.server.service import Service, key_of, unless_disconnected
 
 SECONDS = 60
-"""Seconds that a parser may take, which is done in one where it has a processor."""
+"""Time limit of a parser process in seconds. With a free processor it takes about one."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose endpoint gets a body that was parsed within the bounds."""
+    """A route that parses the body within the bounds before its endpoint runs."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -42,7 +42,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request whose body was parsed."""
+    """A request with a parsed body."""
 
     def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -54,7 +54,7 @@ class _ParsedRequest(Request):
 
 
 async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
-    """Return what another process made of a body. Raises ApiError, or ClientDisconnected."""
+    """Return the outcome of `json_reader.parsed` in a child process. Raises ApiError or ClientDisconnected."""
     service: Service = request.app.state.service
     child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MOST_CONTAINERS), str(MOST_VALUES)])
     work = partial(child.run, body, SECONDS)
@@ -67,7 +67,7 @@ async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
 
 
 def _value(outcome: str, value: Any) -> Any:
-    """Return what a body holds. Raises ApiError."""
+    """Return the value of a successful outcome. Raises ApiError for the others."""
     match outcome:
         case "compressed":
             raise _coded("gzip or zstd")
@@ -88,6 +88,6 @@ def _value(outcome: str, value: Any) -> Any:
 
 
 def _coded(coding: str) -> ApiError:
-    """Return the refusal of a body that is compressed."""
+    """Return the error for a compressed body."""
     text = f"the body is compressed ({coding}), and is not unpacked here; send it as it is, without Content-Encoding"
     return ApiError(415, text, headers={"Accept-Encoding": "identity"})

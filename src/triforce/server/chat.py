@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation, laid out by the model's own chat template."""
+"""POST /v1/chat/completions: a conversation, formatted by the model's own chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triforce.server.tools import Call, ToolChoice, parser_of
 
 
 class ChatWriter:
-    """Writes whole messages, or the increments of them."""
+    """Writes answers as whole messages, or as a stream of increments."""
 
     def __init__(self, body: ChatBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._n = body.n or 1
@@ -68,7 +68,7 @@ class ChatWriter:
         return choice | self._seed | self._report(new.logprobs, new.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
-        """Return the log-probabilities and tiers of some tokens, where the request wants them."""
+        """Return the requested log-probabilities and tiers of tokens."""
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
@@ -80,20 +80,20 @@ class ChatWriter:
 
 
 class _AnswerParser:
-    """Parses one answer as it grows into text and tool calls."""
+    """Splits one growing answer into text and tool calls."""
 
     def __init__(self, tools: ToolChoice | None) -> None:
         self._parser = parser_of(tools)
         self._calls = 0
 
     def add(self, text: str, is_final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text to show and the calls, in the order in which they were made."""
+        """Return the new visible text, and the completed calls in order. is_final: whether `text` ends the answer."""
         parsed = self._parser.add(text, is_final)
         calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
-        """Return the finish reason: `tool_calls` where there are calls that the client is to make."""
+        """Return the finish reason: `tool_calls` for a stopped answer with calls, else `reason`."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
     def _numbered(self, call: Call) -> dict[str, Any]:

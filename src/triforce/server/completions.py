@@ -1,4 +1,4 @@
-"""POST /v1/completions: a text that goes on, as OpenAI's interface and `lm_eval` have it."""
+"""POST /v1/completions: continuation of a text, as in OpenAI's interface and `lm_eval`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, 
 
 
 class CompletionWriter:
-    """Numbers choices through all prompts: those of the first, then those of the second."""
+    """Writes answers. Choices are numbered across prompts: first those of the first prompt, then of the second."""
 
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._generations = generations
@@ -32,7 +32,7 @@ class CompletionWriter:
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         prompts = one_or_many(body.prompt) if body.echo else []
         self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
-        self._logprobs: dict[int, TextLogprobs] = {}  # by choice, as far as it has come
+        self._logprobs: dict[int, TextLogprobs] = {}  # by choice, each at the end of its text so far
 
     def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [choice for prompt, output in enumerate(outputs) for choice in self._choices(prompt, output)]
@@ -98,7 +98,7 @@ class CompletionWriter:
 
 
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
-    """Return the answer to a text or a conversation. Raises ApiError."""
+    """Return the token ids of a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
         raise field_error("prompt", "send prompt or messages, one of them")
     field = "prompt" if body.messages is None else "messages"
@@ -121,6 +121,6 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
 
 
 async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
-    """Return the answer to token ids. Raises ApiError."""
+    """Return the text of token ids. Raises ApiError."""
     ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
     return await parser.in_thread(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

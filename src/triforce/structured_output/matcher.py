@@ -1,6 +1,6 @@
 """Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
-Numbers in JSON come to an end: a schema bounds their value at most, and some models go on for ever.
+The length of numbers in JSON is bounded: a schema can bound their value only, and some models write digits endlessly.
 Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
@@ -14,12 +14,12 @@ import numpy as np
 from triforce.ragged import Bools, Ints, common_prefix
 
 MOST_CHARACTERS = 40
-"""Enough for every float64 and every integer of 128 bits. A longer number ends as soon as its schema lets it."""
+"""Characters from which on a number ends as soon as its schema allows. Every float64 and 128-bit integer fits."""
 _PARTS = frozenset(b"0123456789.eE+-")
 
 
 class JsonState(NamedTuple):
-    """State of a JSON text: within a string or not, and in which number."""
+    """Lexical state of a JSON text: whether it is within a string, and the length of the number that it is in."""
 
     quoted: bool = False
     escaped: bool = False
@@ -27,7 +27,7 @@ class JsonState(NamedTuple):
     """Characters of a number so far."""
 
     def after(self, written: bytes) -> JsonState:
-        """Return the state some bytes later."""
+        """Return the state after further bytes."""
         quoted, escaped, length = self
         for byte in written:
             if quoted:
@@ -40,23 +40,23 @@ class JsonState(NamedTuple):
 
 
 class NumberLimits:
-    """Ends numbers of `MOST_CHARACTERS`, in the tokens of a vocabulary, given by their bytes."""
+    """Ends numbers of `MOST_CHARACTERS`. tokens: the bytes of each token of the vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
     def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
-        """Return what is allowed, without tokens that go on with a number that is long enough, if others remain."""
+        """Return the allowed tokens, without those that continue a long enough number, where others remain: (V,)."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back.
+    """Follows one text. llguidance's matcher has consumed `_read`; for a text that differs it is rolled back.
 
-    matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens. numbers: limits
-    of numbers, if the text is JSON.
+    matcher: an LLMatcher at the beginning of a text, owned by this object. ends: end-of-sequence tokens. numbers:
+    limits of numbers, if the text is JSON.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Matcher:
         self._numbers = numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
-        self._states = [JsonState()]  # at the beginning, and after each token that was read
+        self._states = [JsonState()]  # at the beginning, and after each consumed token
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
     @property
     def failure(self) -> str:
-        """Reason why the text cannot be followed any more; empty if it can."""
+        """Error of the matcher, which ends the text; empty without one."""
         error: str = self._matcher.get_error()
         return error.partition("\n")[0]
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
-        """Tokens that may follow the text and each of the draft tokens: (J, V)."""
+        """Return the tokens that may follow the text and each of the draft tokens: (J, V)."""
         guesses = guesses_K.tolist()
         allowed_JV = np.ones((len(guesses) + 1, self._vocab_size), dtype=np.bool_)
         if not self._follow(text_T.tolist()):
@@ -89,7 +89,7 @@ class Matcher:
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
-        """Read this text and no other. Returns False if anything may follow it."""
+        """Move the matcher to the end of `text`. Returns False where any token may follow the text."""
         if not self._ends.isdisjoint(text):
             return False
         common = common_prefix(self._read, text)
@@ -100,7 +100,7 @@ class Matcher:
 
     def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
-            return True  # the text is to end, which `_next` sees to
+            return True  # `_next` then allows the end of the sequence only
         consumed = self._matcher.try_consume_tokens(tokens)
         self._read += tokens[:consumed]
         if self._numbers:
@@ -111,7 +111,7 @@ class Matcher:
     def _next(self) -> Bools:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():  # before, or just now: a limit of the parser
+        if self._matcher.is_error():  # an earlier error, or a parser limit in this call
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
             ended_V[list(self._ends)] = True
             return ended_V
