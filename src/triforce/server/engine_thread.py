@@ -1,4 +1,4 @@
-"""An engine on a thread of its own: requests come and go between two steps of a `TPMirror`."""
+"""An engine on its own thread. Requests are added and removed between two steps of a `TPMirror`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from triforce.server.grammar_queue import GrammarQueue, failed_on_other_rank
 from triforce.server.limits import Limits
 
 IDLE_SECONDS = 0.05
-"""Seconds that ranks without a text wait for a grammar before they hear of other requests."""
+"""Seconds that idle ranks wait for a grammar before they receive the next commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommands:
-    """Commands of rank 0 before a step. Requests are identified by numbers."""
+    """Commands that rank 0 broadcasts before a step. Numbers identify requests."""
 
     cancelled: list[int]
-    """Requests that nobody waits for any more."""
+    """Numbers of requests to cancel."""
     new: list[tuple[int, GenerationRequest]]
 
 
 class TPMirror:
-    """Applies commands to this rank's engine. Uses `rows`, `kv_tokens` and `max_itl` of the limits."""
+    """Applies commands to this rank's engine. It uses `rows`, `kv_tokens` and `max_itl` of the limits."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self.llm = llm
@@ -41,14 +41,15 @@ class TPMirror:
         self._grammars = GrammarQueue(llm)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
-        self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
+        self._progress: dict[int, PrefillProgress] = {}  # not yet reported, by number
         self._places: dict[int, int] = {}
-        """Places in the queue that were told last, of requests that want their progress."""
+        """Last reported queue position by number, of requests that ask for progress."""
 
     def apply(self, commands: StepCommands) -> list[tuple[int, EngineEvent | PrefillProgress | Request | None]]:
-        """Carry out commands and make a step. Return by number: None for cancelled requests, requests, events.
+        """Apply commands and run a step.
 
-        What this raises is no one request's fault.
+        Returns pairs of a number and: None for a cancelled request, the Request for a started one, or an event. A
+        raised error concerns the engine, not a single request.
         """
         outcomes: list[tuple[int, EngineEvent | PrefillProgress | Request | None]] = []
         for number in commands.cancelled:
@@ -73,7 +74,7 @@ class TPMirror:
         return outcomes
 
     def write_behind(self, stop: Callable[[], object]) -> None:
-        """Hand what the disk cache is to keep to its thread, until `stop` says so."""
+        """Hand pending entries to the disk cache's thread until `stop` returns true."""
         self.engine.core.write_behind(stop)
 
     def close(self) -> None:
@@ -85,7 +86,7 @@ class TPMirror:
         self._places.clear()
 
     def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
-        """Queue a request, or return the error. A request that fails on one rank is started on none."""
+        """Queue a request and return it, or return its error. A request that fails on one rank starts on no rank."""
         request = None
         error = None
         try:
@@ -110,7 +111,10 @@ class TPMirror:
         return request
 
     def _note_progress(self, number: int, tokens: int, _: int) -> None:
-        """Note the progress of a prompt. Its last token is fed with the first proposal; choices copy what is read."""
+        """Record the progress of a prompt. The last token is fed with the first proposal, so it counts as processed.
+
+        Further choices copy the KV of the first.
+        """
         request = self._requests[number]
         total = len(request.prompt)
         began = request.started or perf_counter()
@@ -119,7 +123,7 @@ class TPMirror:
         self._progress[number] = progress
 
     def _note_places(self) -> None:
-        """Note the places of requests that wait and want to know, where these are others than before."""
+        """Record the queue positions of waiting requests with progress, where they have changed."""
         if not self._places:
             return
         places = {group: place for place, group in enumerate(self.engine.core.scheduler.waiting, 1)}
@@ -140,7 +144,7 @@ class TPMirror:
 
 
 def follow(llm: LLM, limits: Limits) -> None:
-    """Run a rank other than the first until rank 0 is done. Raises RankError."""
+    """Run a rank other than the first until rank 0 ends. Raises RankError."""
     mirror = TPMirror(llm, limits)
     ignored: StepCommands | None = None
     while commands := llm.ranks.broadcast(ignored):
@@ -148,7 +152,7 @@ def follow(llm: LLM, limits: Limits) -> None:
 
 
 FLUSH_SECONDS = 10.0
-"""Seconds at the end, for the disk cache to take what waits to be written."""
+"""Seconds at shutdown for pending entries to reach the disk cache's thread."""
 
 
 class _Answer:
@@ -159,7 +163,7 @@ class _Answer:
         self.number = number
         self.cancelled = False
         self.sent = False
-        """Whether the engine was told of it."""
+        """Whether the request was passed to the mirror."""
         self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -183,13 +187,13 @@ class _Answer:
         self.cancelled = True
 
     def put(self, event: Event | BaseException) -> None:
-        """Hand over an event, from any thread. Dropped if the answer was cancelled, as its loop may be closed."""
+        """Queue an event, from any thread. A cancelled answer drops it, as its event loop may be closed."""
         if not self.cancelled:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class Worker:
-    """Runs the engine. Uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
+    """Runs the engine. It uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks = llm.ranks
@@ -261,7 +265,7 @@ class Worker:
                 self._end(number, ReplicaLost())
 
     def _wait_for_answers(self) -> list[_Answer]:
-        """Block until there is an answer to work on; return all of them, or none at shutdown."""
+        """Block until there is an unfinished answer. Returns all of them, or none at shutdown."""
         self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
@@ -276,8 +280,8 @@ class Worker:
         try:
             for number, event in self.mirror.apply(self._ranks.broadcast(commands)):
                 self._dispatch(number, event)
-        except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
-            if self._ranks.count > 1:  # the others may stand elsewhere
+        except BaseException as error:  # not due to a single request: end all answers; later ones may succeed
+            if self._ranks.count > 1:  # other ranks may be in another state
                 raise
             self.mirror.close()
             for answer in answers:

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape. Every refusal says what to do about it."""
+"""Errors in OpenAI's format. Every message says what to do."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from triforce.interface.sampling_params import SamplingParams
 
 
 def reach_of(error: dict[str, Any]) -> tuple[int, list[int]]:
-    """Return how far a body was understood before this error: how deep, and up to which items."""
+    """Return how far validation got before an error, for comparison: the depth of its place, and its list indices."""
     place = place_of(error)
     return len(place), [int(part) for part in place if part.isdecimal()]
 
 
 def place_of(error: dict[str, Any]) -> list[str]:
-    """Return the place of an error in a body, as the schema has it."""
+    """Return the place of an error in a body, in terms of the schema."""
     return [str(part) for part in error["loc"][1:]]
 
 
 def field_of(body: Any, error: dict[str, Any]) -> str:
-    """Return the place of an error in words of the body: without types that were tried, and tags of what was chosen."""
+    """Return the place of an error in terms of the body: the schema's place without types and tags of unions."""
     parts = list[str]()
     tags = set[int]()
     place = place_of(error)
@@ -57,12 +57,12 @@ def is_null(body: Any, field: str) -> bool:
 
 
 def _chosen_by_type(parts: list[str]) -> bool:
-    """Return whether what is here is one of several objects, so that the place goes on with its type."""
+    """Return whether this place holds a union, so that the schema's place continues with a tag."""
     return parts in (["response_format"], ["text", "format"]) or (parts[:1] == ["input"] and len(parts) == 2)
 
 
 def text_of(error: dict[str, Any]) -> str:
-    """Return what an error of the schema says, without words of Python."""
+    """Return the text of a validation error, without Python terms."""
     context = error.get("ctx", {})
     match error["type"]:
         case "too_long":
@@ -80,15 +80,15 @@ def text_of(error: dict[str, Any]) -> str:
 
 RETRY_SECONDS = 5
 UNKNOWN = "unknown_field"
-"""The kind of errors in a body that say what to do, whatever else it might have been."""
+"""Type of validation errors that carry advice. They take precedence over all others."""
 FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
-"""Arguments in Python that are fields of requests. The others are options of the server."""
-TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
+"""Python arguments that are also fields of requests. All others are options of the server."""
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt longer than the context
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class QueueFull(Exception):
-    """The queue has no place; `waiting` requests are in it."""
+    """The queue is full, with `waiting` requests."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(waiting)
@@ -96,7 +96,7 @@ class QueueFull(Exception):
 
 
 class ShuttingDown(Exception):
-    """The engine takes no more requests, or ended this one because it was told to stop."""
+    """The engine is stopping: it accepts no requests, or has ended this one."""
 
 
 class ReplicaLost(Exception):
@@ -104,7 +104,7 @@ class ReplicaLost(Exception):
 
 
 class ApiError(Exception):
-    """An answer that is an error: HTTP status, a text for people, and perhaps the field that is meant."""
+    """An error response: HTTP status, message, and optionally the field, a code and headers."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        """The error object of OpenAI's interface."""
+        """Return the error object of OpenAI's interface."""
         kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -132,18 +132,18 @@ class ApiError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The client is gone; nobody reads the answer."""
+    """The client has closed the connection before the end of the answer."""
 
 
 def field_error(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """A field that cannot be served as it is."""
+    """Return the 400 of a field whose value cannot be served."""
     return ApiError(400, message, param=param, code=code)
 
 
 def _request_error(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
-    """Return the 400 of a RequestError. `param` is the first request field that it names, else `field`.
+    """Return the 400 of a RequestError. Its `param` is the first request field that the error names, else `field`.
 
-    fields: what the body calls arguments that have another name there.
+    fields: names in the body by argument, where they differ.
     """
     names = fields or {}
 
@@ -156,7 +156,7 @@ def _request_error(error: RequestError, field: str | None = None, fields: Mappin
 
 def timeout_error(seconds: float) -> ApiError:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
-    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
+    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # OpenAI's clients obey it
 
 
 def internal_error() -> ApiError:
@@ -164,14 +164,14 @@ def internal_error() -> ApiError:
 
 
 def retryable(status: int, reason: str, code: str) -> ApiError:
-    """Return the refusal of a request that may be served when it is sent again."""
+    """Return the error of a request that may succeed later, with a Retry-After header."""
     text = f"{reason}; try again in {RETRY_SECONDS} seconds" if status == 429 else reason
     return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 @contextmanager
 def naming_field(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError; see `_request_error`."""
+    """Convert a RequestError raised within into an ApiError that names the field; see `_request_error`."""
     try:
         yield
     except RequestError as error:
@@ -183,7 +183,7 @@ def not_json(reason: str) -> ApiError:
 
 
 def as_field(name: str, value: str | None) -> str:
-    """Return an argument as a client has it, or as the one who started the server has."""
+    """Return an argument as a field of the request, or as a command line option of the server."""
     return _as_sent(name, value) if name in FIELDS else f"{as_option(name, value)} of the server"
 
 
@@ -192,13 +192,13 @@ def _as_sent(field: str, value: str | None) -> str:
 
 
 def refusal_for(error: Exception) -> ApiError | None:
-    """Return the refusal for an error that is the client's or was foreseen; None for a fault of the server."""
+    """Return the ApiError for a client's mistake or an expected error; None for a fault of the server."""
     match error:
         case ApiError():
             return error
         case RequestError():
             return _request_error(error)
-        case TriforceError():  # a model that cannot be computed with, say
+        case TriforceError():  # such as a model that cannot be run
             return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
             return retryable(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
@@ -214,7 +214,7 @@ def refusal_for(error: Exception) -> ApiError | None:
 
 
 def install(app: FastAPI) -> None:
-    """Answer all foreseen errors in one shape."""
+    """Register handlers that answer all expected errors in one format."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         return (refusal_for(error) or internal_error()).response()
@@ -224,13 +224,13 @@ def install(app: FastAPI) -> None:
 
 
 def _schema_error(error: RequestValidationError) -> ApiError:
-    """The first thing that does not fit the schema. What was sent is not repeated."""
+    """Return the 400 of the first field that does not fit the schema. It does not quote the body."""
     errors = error.errors()
     place = place_of(errors[0])
     if errors[0]["type"] == "json_invalid":
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
-    # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
-    # and so is what was understood farthest.
+    # A union reports an error for each of its types. Precedence: an error with advice, then a list that is too long,
+    # then the error that validation reached last.
     candidates = [e for e in errors if place_of(e)[:1] == place[:1]]
     advice_error = next((e for e in candidates if e["type"] == UNKNOWN), None)
     if advice_error:
@@ -267,11 +267,11 @@ ELSEWHERE = {
 """Advice on addresses of other services, by a part of the address."""
 NOT_KEPT = "answers are not kept here, to be fetched, cancelled or deleted; send the whole conversation each time"
 _LONGEST = 100
-"""Characters of an address that are compared."""
+"""Length to which an address is truncated for comparison, in characters."""
 
 
 def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
-    """Answer requests to other addresses than these, and by other methods, with what is so."""
+    """Answer requests to unknown addresses, and with wrong methods, with advice. addresses: the known ones."""
 
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
         return ApiError(404, _not_found_text(request.url.path, addresses)).response()
@@ -286,7 +286,7 @@ def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
 
 
 def _not_found_text(path: str, addresses: Iterable[str]) -> str:
-    """Return what is so where nothing is at `path`."""
+    """Return the message of a 404 at `path`."""
     parts = path.strip("/").split("/")
     similar_address = _similar_address(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
@@ -301,7 +301,7 @@ def _not_found_text(path: str, addresses: Iterable[str]) -> str:
 
 
 def _similar_address(path: str, addresses: Iterable[str]) -> str:
-    """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
+    """Return the address that equals `path` except for a missing or additional base; empty if there is none."""
     address_end = f"/{path.strip('/')}"[:_LONGEST]
     longer_addresses = [address for address in addresses if address.endswith(address_end)]
     shorter_addresses = [address for address in addresses if address_end.endswith(address)]

@@ -1,7 +1,7 @@
-"""GrammarQueue: requests with a grammar, which all ranks compile beside their steps before any of them starts it.
+"""GrammarQueue: requests with a grammar. All ranks compile it in a thread, and start the request when all have it.
 
-A compiled grammar cannot be sent to another process. And ranks wait for each other in each step: one that compiled
-between two steps would stop the texts of all.
+A compiled grammar cannot be sent to another process, so each rank compiles it. Ranks synchronize in each step: a rank
+that compiled between two steps would stop all texts.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ CompilingGrammar = Future[CompiledGrammar]
 
 
 class GrammarQueue:
-    """Grammars of requests, by the number of the request, compiled on this rank one after the other.
+    """Compiles grammars of requests, by number, one at a time on this rank.
 
-    All ranks put, cancel and take alike, between the same steps.
+    All ranks make the same calls of `put`, `cancel` and `take` between the same steps.
     """
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
         self._thread = ThreadPoolExecutor(1, "triforce-grammars")
         self._waiting: dict[int, tuple[GenerationRequest, CompilingGrammar]] = {}
-        # It holds the interpreter's lock, for a second where a vocabulary is large: so before there are texts to stop.
+        # `prepare` holds the interpreter's lock, a second for a large vocabulary, so it runs before there are texts.
         self._thread.submit(lambda: llm.grammars.prepare())
 
     def put(self, number: int, generation: GenerationRequest) -> None:
-        """Begin to compile the grammar of a request that has one. A grammar that comes compiled is ready."""
+        """Start to compile the grammar of a request. A grammar that is already compiled is ready at once."""
         self._waiting[number] = generation, self._start_compiling(generation)
 
     def cancel(self, number: int) -> None:
-        """Forget a request. Harmless where it is not here."""
+        """Remove a request. Unknown numbers are ignored."""
         _, compiling = self._waiting.pop(number, (None, None))
         if compiling:
             compiling.cancel()
 
     def take(self, timeout: float) -> list[tuple[int, GenerationRequest | Exception]]:
-        """Remove the first requests whose grammars every rank has tried; return them compiled, or what is wrong.
+        """Remove the first requests whose grammars every rank has finished. Returns each with its grammar or error.
 
-        timeout: seconds that a rank waits for the first of them.
+        timeout: seconds that a rank waits for the first grammar.
         """
         outcomes: list[tuple[int, GenerationRequest | Exception]] = []
         while self._waiting:
@@ -81,7 +81,7 @@ class GrammarQueue:
 
 
 def failed_on_other_rank() -> RequestError:
-    """Return the error of a request that another rank cannot start."""
+    """Return the error of a request that has failed on another rank."""
     return RequestError("one of the processes that share the model cannot serve this; try again, or start with --tp 1")
 
 
@@ -89,9 +89,10 @@ T = TypeVar("T")
 
 
 class SharedSlots:
-    """Slots of one kind of work, called `what`. portion: of the processors that it may take, at least one.
+    """A bounded number of slots for one kind of work, which are shared fairly among keys.
 
-    share: pieces of one key that may run or wait at a time. Used from one event loop at a time.
+    what: name of the work in errors. portion: share of the processors, at least one. share: pieces of work of one key
+    that may run or wait at a time. One event loop at a time may use it.
     """
 
     def __init__(self, what: str, portion: float, share: int) -> None:
@@ -100,12 +101,12 @@ class SharedSlots:
         self._vacant = max(1, int((os.cpu_count() or 1) * portion))
         self._counts: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """By key; the key whose turn is next comes first."""
+        """Waiting pieces of work by key, in the order of the keys' turns."""
 
     async def run(self, key: str, work: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
-        """Return what `work` returns in a thread, once it has a slot. Raises ApiError where the key has its share.
+        """Run `work` in a thread once there is a slot, and return its result. Raises ApiError beyond the key's share.
 
-        A thread cannot be stopped: where nobody waits any more `cancel` is called, and the slot is held to the end.
+        A thread cannot be stopped: on cancellation `cancel` is called, and the slot stays taken until `work` returns.
         """
         async with self._slot(key):
             working = asyncio.ensure_future(asyncio.to_thread(work))
@@ -140,18 +141,18 @@ class SharedSlots:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came at the same moment
+            if not turn.cancelled():  # the slot was granted at the same moment
                 self._leave()
             raise
 
     def _leave(self) -> None:
-        """Hand the slot to the key whose turn is next."""
+        """Pass the slot to the next key, which then moves to the end of the order."""
         while self._waiting:
             key = next(iter(self._waiting))
             turns = self._waiting.pop(key)
             turn = turns.popleft()
             if turns:
-                self._waiting[key] = turns  # behind the others
+                self._waiting[key] = turns  # at the end
             if not turn.done():
                 turn.set_result(None)
                 return
@@ -159,18 +160,18 @@ class SharedSlots:
 
 
 PORTION = 1 / 4
-"""Of the processors."""
+"""Share of the processors that compile grammars."""
 
 
 class GrammarPool:
-    """Compiles grammars for one model. share: grammars of one key that are compiled or wait at a time."""
+    """Compiles grammars for one model. share: grammars of one key that compile or wait at a time."""
 
     def __init__(self, compiler: GrammarCompiler, share: int) -> None:
         self._compiler = compiler
         self._slots = SharedSlots("grammars", PORTION, share)
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        """Return a grammar compiled, at once if it was before. Raises RequestError, or ApiError beyond the share."""
+        """Return the compiled grammar, from the cache if possible. Raises RequestError, or ApiError beyond the share."""
         if compiled := self._compiler.cached(grammar):
             return compiled
         trial = GrammarTrial(grammar)

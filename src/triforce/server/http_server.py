@@ -1,4 +1,4 @@
-"""The HTTP server on a socket, until the process is told to stop."""
+"""The HTTP server: accepts connections within bounds, and runs until a signal."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from triforce.server.metrics import Metrics
 from triforce.server.service import Service
 
 _ABORT_SECONDS = 1.0
-"""Seconds in which answers end that a second signal has cut off."""
+"""Seconds in which answers end after a second signal has cancelled them."""
 PAUSE_SECONDS = 0.1
-"""Seconds that accepting pauses where nothing can be done, before it looks again."""
+"""Seconds that accepting pauses where no connection can be freed."""
 _NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(H11Protocol):
-    """HTTP on one connection, from an `address` as `network` has it."""
+    """HTTP on one connection. address: of the client, as `network` returns it."""
 
     def __init__(self, address: str, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
@@ -61,10 +61,10 @@ class Connection(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def missed_deadline(self) -> str | None:
-        """Return the name of the deadline that was missed, or None. Called once a second.
+        """Return the name of the missed deadline, or None. Called once a second.
 
-        While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
-        is added to what is not sent yet: that must become less.
+        During an answer the client only has to read. Where the answer adds no bytes to the send buffer, the buffer
+        must shrink.
         """
         loop_time = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
@@ -77,16 +77,16 @@ class Connection(H11Protocol):
         return "headers_late" if loop_time - self.since > self._limits.header_seconds else None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP in the shape of all errors, unless it comes in the middle of an answer; close."""
+        """Answer invalid HTTP with an error in the common format, unless an answer is being sent, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             self.transport.write(_NO_HTTP)
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: uvicorn's advice is to install what would not be used here, and the request is answered."""
+        """Log nothing. The request is answered, and uvicorn's advice is to install packages that are not used here."""
 
     def end(self) -> None:
-        """Close it at once, with an answer where a request has begun to come."""
+        """Close the connection at once, with a 408 where a request has begun to arrive."""
         has_partial_request = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         if self.is_idle and has_partial_request:
             self.transport.write(_HEADERS_LATE)
@@ -94,7 +94,7 @@ class Connection(H11Protocol):
 
 
 class Connections:
-    """The open connections, a set that each leaves when it closes."""
+    """The open connections. opened: a live set, from which a connection removes itself when it closes."""
 
     def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
         self._open = opened
@@ -104,12 +104,15 @@ class Connections:
         metrics.connections.set_function(lambda: len(opened))
 
     def full(self, address: str | None = None) -> bool:
-        """Whether all places are taken, or all that one address may have."""
+        """Return whether the limit of connections, or that of one address, is reached."""
         limit = self._limits.connections if address is None else self._limits.connections_of_one_address
         return len(self._of(address)) >= limit
 
     def close_idle(self, address: str | None = None) -> bool:
-        """Whether one of them waits; the one that has waited longest is closed, at the next turn of the event loop."""
+        """Close the connection that has been idle longest. Returns whether there is one.
+
+        It leaves the set at the next iteration of the event loop.
+        """
         oldest = min((c for c in self._of(address) if c.is_idle), key=lambda c: c.since, default=None)
         if oldest is not None:
             oldest.end()
@@ -117,7 +120,10 @@ class Connections:
         return oldest is not None
 
     def check_deadlines(self) -> None:
-        """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
+        """Close connections past a deadline, and log the counted events.
+
+        It is called once a second, so there is at most one line of log a second.
+        """
         for connection in list(self._open):
             if missed_deadline := connection.missed_deadline():
                 connection.end()
@@ -127,7 +133,7 @@ class Connections:
             self._noted.clear()
 
     def note(self, event: str) -> None:
-        """Count it, for the metrics and the log."""
+        """Count an event, for the metrics and the log."""
         self._metrics.connection_event(event)
         self._noted[event] += 1
 
@@ -136,10 +142,10 @@ class Connections:
 
 
 def network(host: str) -> str:
-    """Return the address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address.
+    """Return the address by which connections are limited: an IPv4 address, or the /64 of an IPv6 address.
 
-    A /64 is the least that a customer or a machine is given of IPv6, so that one client has 2**64 addresses in it. IPv4
-    addresses that arrive on an IPv6 socket (::ffff:192.0.2.1) count as what they are.
+    A /64 is the smallest IPv6 network of a customer or machine, so one client has its 2**64 addresses. IPv4 addresses
+    on an IPv6 socket (::ffff:192.0.2.1) count as IPv4.
     """
     address = ip_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
@@ -150,9 +156,9 @@ def network(host: str) -> str:
 
 
 async def accept(sock: socket.socket, connections: Connections, protocol: Callable[[str], Connection]) -> None:
-    """Accept until cancelled; `protocol` makes the protocol of a connection from an address.
+    """Accept connections until cancelled. protocol: makes the protocol of a connection from its address.
 
-    asyncio's own way of accepting has no bounds, and where descriptors run out it logs thousands of lines a second.
+    asyncio's own accept loop has no bounds, and logs thousands of lines a second where descriptors run out.
     """
     loop = asyncio.get_running_loop()
     while True:
@@ -162,7 +168,7 @@ async def accept(sock: socket.socket, connections: Connections, protocol: Callab
             if error.errno in _NO_RESOURCES:
                 connections.note("no_descriptors")
                 await _free_connection(connections)
-            else:  # it befell one client before it was accepted
+            else:  # an error of one client before it was accepted
                 await asyncio.sleep(PAUSE_SECONDS)
             continue
         await _admit(client, network(host), connections, protocol)
@@ -171,10 +177,10 @@ async def accept(sock: socket.socket, connections: Connections, protocol: Callab
 async def _admit(
     client: socket.socket, address: str, connections: Connections, protocol: Callable[[str], Connection]
 ) -> None:
-    with suppress(OSError):  # it may be gone
+    with suppress(OSError):  # the client may have disconnected
         try:
             admitted = not connections.full(address) or connections.close_idle(address)
-            await asyncio.sleep(0)  # what gave way leaves, and others have their turn
+            await asyncio.sleep(0)  # a closed connection leaves the set, and other tasks run
             if not admitted:
                 connections.note("refused")
                 return _refuse(client)
@@ -187,7 +193,7 @@ async def _admit(
 
 
 async def _free_connection(connections: Connections) -> None:
-    """Close an idle connection, or pause for a moment where all are being answered."""
+    """Close an idle connection, or pause for a moment where none is idle."""
     if connections.close_idle():
         return await asyncio.sleep(0)
     connections.note("paused")
@@ -195,7 +201,7 @@ async def _free_connection(connections: Connections) -> None:
 
 
 def _refuse(client: socket.socket) -> None:
-    """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
+    """Answer without a request. Pending bytes are read, as unread bytes would reset the connection and lose the answer."""
     with client:
         client.send(_TOO_MANY_CONNECTIONS)
         with suppress(BlockingIOError):
@@ -203,7 +209,7 @@ def _refuse(client: socket.socket) -> None:
 
 
 def raw_response(refusal: ApiError) -> bytes:
-    """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
+    """Return the bytes of an error response without a request. The connection closes after it."""
     response = refusal.response()
     lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
     lines += [b"%s: %s" % header for header in response.raw_headers]
@@ -230,16 +236,17 @@ _TOO_MANY_CONNECTIONS = raw_response(
 
 
 _SLACK = 5
-"""Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
+"""Seconds beyond the shutdown timeout in which cancelled answers reach their clients."""
 INTERRUPT_HINT = "requests that run are answered first; press Ctrl-C again to end at once"
 SAME_SIGNAL_SECONDS = 0.5
-"""Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
+"""Seconds within which two signals count as one: a service manager may signal a process and its parent, which forwards
+it."""
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Answer until SIGTERM, SIGHUP or SIGINT. Requests that run then have `shutdown_timeout` seconds; none starts.
+    """Serve until SIGTERM, SIGHUP or SIGINT. Running requests then have `shutdown_timeout` seconds, and none starts.
 
-    Raises what has ended the engine, if it was not that.
+    Raises the error that ended the engine, if there is one.
     """
     asyncio.run(Server(app, engine, shutdown_timeout).serve([sock]))
     if engine.failure:
@@ -247,7 +254,7 @@ def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_time
 
 
 class Server(uvicorn.Server):
-    """Bounds connections, and stops the engine on a signal. That is a success, not a death by signal."""
+    """Bounds connections, and stops the engine on a signal. The process then exits normally, not by the signal."""
 
     def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
         config = uvicorn.Config(
@@ -276,7 +283,7 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections ourselves, within the bounds."""
+        """Start without sockets, and accept connections in `accept`, within the bounds."""
         await super().startup(sockets=[])
         [sock] = sockets or []
         sock.setblocking(False)
@@ -293,7 +300,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._engine.close()
-        elif answers := set(self.server_state.tasks):  # cancelled, they would be logged as broken
+        elif answers := set(self.server_state.tasks):  # if cancelled they would be logged as failures
             await asyncio.wait(answers, timeout=_ABORT_SECONDS)
 
     async def on_tick(self, counter: int) -> bool:
@@ -301,12 +308,12 @@ class Server(uvicorn.Server):
         if counter % 10 == 0:
             self._connections.check_deadlines()
         if self._accepting.done():
-            self._accepting.result()  # raises what has ended it
+            self._accepting.result()  # raises its error
         return await super().on_tick(counter) or self._engine.failure is not None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGHUP, too: a terminal that closes, or a service manager. Where it is ignored, it stays so."""
+        """Stop on SIGHUP, too: from a closing terminal or a service manager. An ignored SIGHUP stays ignored."""
         with super().capture_signals():
             previous_handler = signal.getsignal(signal.SIGHUP)
             handles_sighup = (
@@ -325,7 +332,7 @@ class Server(uvicorn.Server):
         signal_time = monotonic()
         if self.should_exit and signal_time - self._stop_time < SAME_SIGNAL_SECONDS:
             return
-        # a second signal: at once
+        # a second signal stops at once
         self.force_exit = self.should_exit
         self._stop_time = signal_time
         self.should_exit = True
