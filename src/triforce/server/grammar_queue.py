@@ -171,7 +171,7 @@ class GrammarPool:
         self._slots = SharedSlots("grammars", PORTION, share)
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        """Return the compiled grammar, from the cache if possible. Raises RequestError, or ApiError beyond the share."""
+        """Return the compiled grammar, from the cache if possible. Raises RequestError, or ApiError (the share)."""
         if compiled := self._compiler.cached(grammar):
             return compiled
         trial = GrammarTrial(grammar)

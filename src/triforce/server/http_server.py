@@ -201,7 +201,7 @@ async def _free_connection(connections: Connections) -> None:
 
 
 def _refuse(client: socket.socket) -> None:
-    """Answer without a request. Pending bytes are read, as unread bytes would reset the connection and lose the answer."""
+    """Answer without a request. Pending bytes are read, as a reset with unread bytes loses the answer."""
     with client:
         client.send(_TOO_MANY_CONNECTIONS)
         with suppress(BlockingIOError):

@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names where it has one, else `triforce:`."""
+"""Prometheus metrics, with vLLM's names where vLLM has the metric, else with the prefix `triforce:`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
 class Metrics:
-    """The counters of one server; each application has its own registry."""
+    """The metrics of one server; each application has its own registry."""
 
     def __init__(self, engine: EngineClient, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -65,7 +65,7 @@ class Metrics:
         self.connection_events.labels(self._model, event).inc()
 
     async def watch(self, answer: GenerationStream, started: float) -> AsyncGenerator[Event, None]:
-        """Yield the events of an answer, counted as they pass; its request came at `started`."""
+        """Yield the events of an answer and record them. started: time of the request by `perf_counter`."""
         first_token_time = None
         is_finished = False
         try:
@@ -99,7 +99,7 @@ class Metrics:
             (self.new_length, new_tokens),
         ):
             histogram.labels(self._model).observe(value)
-        if new_tokens > 1:  # of prompts that others of their request are sent before, much is there at once
+        if new_tokens > 1:  # later prompts of a request arrive in bursts, hence the maximum
             seconds_per_token = max(
                 (end_time - first_token_time) / (new_tokens - 1), output.decode_seconds / new_tokens
             )

@@ -1,4 +1,4 @@
-"""The base of all request bodies: an unknown field that would change the answer is refused."""
+"""The base of all request bodies. A field that is not served and would change the answer is an error."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MOST_PROMPTS = 64
 MOST_STOPS = 16
 MOST_STOP_IDS = 1024
 MOST_BIASES = 1024
-"""Entries of a list of a request at most, as peers bound them."""
+"""Maximal lengths of a request's lists, as in other servers."""
 
 MOST_SALT = 256
-"""Characters."""
+"""Maximal length of a cache salt in characters."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
 StopIds = Annotated[list[int], Field(max_length=MOST_STOP_IDS, fail_fast=True)]
 Stops = Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)]
@@ -34,9 +34,9 @@ HARMLESS = {
     "safety_identifier",
     "service_tier",
 }
-"""Fields that never change what is generated anywhere, with whatever value."""
+"""Fields that change no answer in any server, with any value. They are ignored silently."""
 IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
-"""Fields that clients always send, and whose wishes no model here can be told; the answer names them in `HEADER`."""
+"""Fields that common clients always send and that no model here supports. The answer's `HEADER` names them."""
 HEADER = "X-Triforce-Ignored"
 NOTHING: tuple[object, ...] = ([], {})
 
@@ -75,7 +75,7 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "truncation": (("disabled",), "prompts are not cut here; shorten it yourself and leave this out"),
     "web_search_options": ((), "nothing is searched here; leave it out"),
 }
-"""Fields of OpenAI's and of other servers that are served with these values only, and what to do instead of others."""
+"""Fields of OpenAI and of other servers: the only accepted values, and advice for any other value."""
 
 _FORM = "the form of an answer is sent as response_format here, and in responses as text.format"
 _BESIDE = "send its fields beside the others"
@@ -91,29 +91,29 @@ CALLED: dict[str, str] = {
 
 
 class Body(BaseModel):
-    """A JSON object whose every field means something. A null says nothing, whatever its field."""
+    """A JSON object in which every field has a meaning. A null counts as a missing field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     called: ClassVar[Mapping[str, str]] = {}
-    """Advice on fields that belong elsewhere or have another name here, in a body of this kind."""
+    """Advice by field, for fields that belong elsewhere or have another name in this body."""
     skipped: ClassVar[Collection[str]] = ()
-    """Fields that are left out, and named: what clients add to what they were answered, and wishes as `IGNORED` has."""
+    """Fields that are ignored and named in `HEADER`: clients' additions to earlier answers, and hints as in `IGNORED`."""
     example: ClassVar[str] = ""
-    """How it is written, which those are told who send no object."""
+    """Example for the error of a value that is no object."""
     is_request: ClassVar[bool] = False
-    """Whether it is a whole body, which other servers' fields may stand in."""
+    """Whether this is a whole request, which may hold fields of other servers."""
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the fields that were left out, here and within."""
+        """Names of the ignored fields of this body and of its parts."""
         nested_names = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
         return sorted({*self._ignored, *nested_names})
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that name the ignored fields."""
+        """Response headers that name the ignored fields; empty without any."""
         return {HEADER: ", ".join(names)} if (names := self.ignored) else {}
 
     def _parts(self) -> Iterator[tuple[str, Body]]:
@@ -153,13 +153,13 @@ class Body(BaseModel):
 
 
 def unknown_field(name: str, advice: str) -> PydanticCustomError:
-    """Return the refusal of a field of the body, or of the part of it, that is validated."""
+    """Return the validation error of a field of the validated body or part."""
     shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
     return PydanticCustomError("unknown_field", "{field}: {advice}", shown)
 
 
 class CacheFields(Body):
-    """Fields that say who may start from what was read of a prompt. Extensions of triforce's."""
+    """Fields that control the reuse of a prompt's KV. Extensions of triforce's."""
 
     cache: bool | None = Field(None, description="false: start from nothing that was read before, and leave nothing")
     cache_salt: Annotated[str, Field(max_length=MOST_SALT)] | None = Field(
@@ -167,7 +167,7 @@ class CacheFields(Body):
     )
 
     def scope(self, key: str) -> str | None:
-        """Return the owner of what is read, of a request with this key; None where it is kept out of all caches."""
+        """Return the scope of the KV of a request with this key; None where the request uses no cache."""
         if self.cache is False:
             return None
         return f"{key}\n{self.cache_salt}" if self.cache_salt else key
