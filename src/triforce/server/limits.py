@@ -55,7 +55,7 @@ class Limits:
     connections_per_address: int | None = None
     """Connections from one address; None: half of `connections`."""
     header_seconds: float = 10.0
-    """Seconds to receive a request's headers, counted from the start of the connection or the end of the last answer."""
+    """Seconds to receive a request's headers, from the start of the connection or the end of the last answer."""
     stall_seconds: float = 60.0
     """Seconds after which a client that reads nothing is disconnected."""
     body_bytes: int = 16 * 2**20

@@ -97,7 +97,7 @@ class Body(BaseModel):
     called: ClassVar[Mapping[str, str]] = {}
     """Advice by field, for fields that belong elsewhere or have another name in this body."""
     skipped: ClassVar[Collection[str]] = ()
-    """Fields that are ignored and named in `HEADER`: clients' additions to earlier answers, and hints as in `IGNORED`."""
+    """Fields that are ignored and named in `HEADER`: additions of clients to earlier answers, and hints."""
     example: ClassVar[str] = ""
     """Example for the error of a value that is no object."""
     is_request: ClassVar[bool] = False

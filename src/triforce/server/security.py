@@ -1,4 +1,4 @@
-"""Access to a server: three ASGI layers, of host names, API keys and body sizes. `access` checks its settings."""
+"""Access control: ASGI middleware for host names, API keys, body sizes and CORS advice; `access` has the settings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
 LIVENESS = ("/health", "/ping")
-"""Paths that say whether there is a server: to balancers that send no Host header, too, as every browser does."""
+"""Health checks. They need no Host header, which browsers always send and some load balancers do not."""
 OPEN = (*LIVENESS, "/")
-"""Paths that need no key: two say whether there is a server, the third is a page that says no more."""
+"""Paths that need no key: the health checks, and the page, which contains nothing about the model."""
 OPEN_BYTES = 1024
-"""Largest body on an open path, as little should be kept in memory for clients without a key."""
+"""Largest body on an open path, to bound the memory of clients without a key."""
 LINGER_SECONDS = 2.0
-"""Seconds for which a refused body may go on."""
+"""Seconds for which a refused body is still received."""
 
 
 _ABSOLUTE = re.compile(r"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class HostCheck:
-    """Refuses requests that name another server: a page whose name was made to point here (DNS rebinding).
+    """Refuses requests whose host is another name: a page's name may resolve to this machine (DNS rebinding).
 
-    An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given. Where the
-    target of a request is a whole URL, as proxies are sent, its host is meant in place of the header (RFC 9112, 3.2.2).
+    names: accepted names beside `localhost`. Every IP address is accepted, as DNS cannot change it. Where the target of
+    a request is an absolute URL, as for proxies, its host replaces the header (RFC 9112, 3.2.2).
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
@@ -64,7 +64,7 @@ class HostCheck:
 
 
 class ApiKeyAuth:
-    """Requires a key as bearer token on every path that is not open. Without keys everybody is let in."""
+    """Requires a key as bearer token on every path outside of `OPEN`. keys: without any, no request needs one."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
@@ -78,20 +78,20 @@ class ApiKeyAuth:
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
-            scope.setdefault("state", {})["scope"] = key_digest.hex()  # KV is shared among requests of one key only
+            scope.setdefault("state", {})["scope"] = key_digest.hex()  # only requests of one key share KV
         await self.app(scope, receive, send)
 
     def _key_digest(self, scope: Scope) -> bytes | None:
-        """The digest of the key, if it is one of ours."""
+        """Return the digest of the request's key, or None for an unknown key."""
         key = _bearer(scope)
         key_digest = _digest(key)
-        # Every key is compared, each in constant time: how long it takes says nothing about them.
+        # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
         matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
         return key_digest if key and any(matches) else None
 
 
 class BodyLimit:
-    """Reads bodies before the application sees them: at most so many bytes, within so many seconds."""
+    """Receives the whole body before the application runs, within `body_bytes` and `body_seconds` of the limits."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app = app
@@ -121,7 +121,7 @@ class BodyLimit:
 
 
 class _IncomingBody:
-    """A body that is being received; `has_more` is False at its end, or when the client hangs up."""
+    """A body in transfer. `has_more` is False at its end, and after the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
@@ -152,7 +152,7 @@ def _check(size: float, max_bytes: int) -> None:
 
 
 async def _answer_early(response: ASGIApp, scope: Scope, incoming: _IncomingBody, send: Send) -> None:
-    """Answer, and drop for a while what still comes: a connection that is closed before that may lose the answer."""
+    """Answer, and discard the rest of the body for a while: closing with unread bytes may lose the answer."""
 
     async def send_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
@@ -166,22 +166,22 @@ async def _answer_early(response: ASGIApp, scope: Scope, incoming: _IncomingBody
 
 
 def _bearer(scope: Scope) -> bytes:
-    """Return the key that a request brings, or nothing."""
+    """Return the bearer token of a request, or an empty string."""
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
 def _digest(key: bytes) -> bytes:
-    """Return a digest, of equal length for keys of any length."""
+    """Return the SHA-256 digest of a key."""
     return hashlib.sha256(key).digest()
 
 
 _LONGEST = 100
-"""Characters of an origin that are told back."""
+"""Characters of an origin that an error quotes."""
 
 
 class PreflightAdvice:
-    """Tells a browser that asks for a page of another origin what would let that page in."""
+    """Answers a refused CORS preflight request with the option that would allow its origin."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self.app = app

@@ -1,6 +1,6 @@
-"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log.
+"""Service of the endpoints: parse a request, queue it, await or stream its answer, cancel, measure and log it.
 
-The work of a client that hangs up is cancelled at once.
+The work of a client that disconnects is cancelled at once.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ from triforce.server.tools import ToolChoice
 from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 NO_LIMIT = -1
-"""What other servers take for an answer of any length."""
+"""Value of the token limit for unlimited answers in other servers."""
 OF_STREAMS = ("stream_options", "trace", "return_progress")
 
 
 def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
-    """Raise ApiError for values beyond the limits, and for fields that need another one."""
+    """Raise ApiError for values beyond the limits, and for fields without the field that they require."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.n is not None and not 1 <= body.n <= limits.n:
         raise field_error("n", f"n must be from 1 to {limits.n}")
@@ -87,13 +87,13 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
 
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
-    """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
+    """Return the parameters of a request. Raises ApiError that names a field of the body."""
     with naming_field("grammar", body.sent_as):
         return SamplingParams(**values, grammar=grammar)
 
 
 def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
-    """Raise ApiError for a limit that is too small, or that other servers take for none."""
+    """Raise ApiError for a token limit that is too small, or `NO_LIMIT`."""
     if limit is None or limit >= body.fewest_tokens:
         return
     field = body.sent_as.get("max_tokens", "max_tokens")
@@ -110,9 +110,9 @@ def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
 def fit_to_kv(
     params: SamplingParams, body: SamplingFields, prompt: int, context: int, limits: Limits
 ) -> SamplingParams:
-    """Return the parameters for a prompt of so many tokens: a limit that was not sent is what there is room for.
+    """Return the parameters for a prompt of `prompt` tokens. Without a requested limit, max_tokens is what KV allows.
 
-    Raises ApiError, or ContextLengthError, where there is no room.
+    Raises ApiError or ContextLengthError where prompt and answer exceed the KV capacity.
     """
     rows = min(params.n, limits.rows)
     answer_tokens = min(params.max_tokens, context - prompt)
@@ -135,7 +135,7 @@ def fit_to_kv(
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
-    """Raise ApiError where an echo of prompts would be too large an answer."""
+    """Raise ApiError where an echo of the prompts exceeds the limits of an answer."""
     logprob_count = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
     if logprob_count > MOST_ECHOED:
         raise field_error(
@@ -150,7 +150,7 @@ def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Lim
 
 
 def mode_of(name: str, modes: Sequence[str]) -> str:
-    """Return a mode that the models here can run. Raises RequestError."""
+    """Return `name` if it is a mode that the models can run. Raises RequestError."""
     if name in DRAFTED and name not in modes:
         raise RequestError(f"{argument('mode')} {name!r} needs a draft model, which this server has none of; "
                            f"choose from {', '.join(modes)}")  # fmt: skip
@@ -158,7 +158,7 @@ def mode_of(name: str, modes: Sequence[str]) -> str:
 
 
 def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
-    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
+    """Return biases with integer keys, as JSON keys are strings. Raises ApiError."""
     if token_biases is None:
         return None
     invalid_key = next((key for key in token_biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
@@ -170,7 +170,7 @@ def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
 
 
 LARGE_PORTION = 1 / 2
-"""Of the processors, for bodies, texts and answers that are large."""
+"""Share of the processors for large bodies, texts and answers."""
 _PASSED_ON = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
@@ -178,7 +178,7 @@ _PASSED_ON = (
 
 
 class RequestParser:
-    """Parses requests for one model, each with the key of its sender. Work on large ones is shared out among keys."""
+    """Parses requests for one model. key: of the sender; slots for large requests are shared fairly among keys."""
 
     def __init__(self, llm: ServedModel, tokenizer: Tokenizer, limits: Limits) -> None:
         self.llm = llm
@@ -189,7 +189,7 @@ class RequestParser:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together, at most."""
+        """Maximal number of tokens of prompt and answer together."""
         return self.llm.target.config.context
 
     async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
@@ -197,7 +197,7 @@ class RequestParser:
         prompts = one_or_many(body.prompt)
         if not prompts:
             raise field_error("prompt", "the prompt is empty; give at least one token of text")
-        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
+        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # those in rows do not wait
         if len(prompts) > max_prompts:
             raise field_error("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
         if body.echo and body.stream and body.logprobs is not None:
@@ -205,7 +205,7 @@ class RequestParser:
         params = self._params(
             body,
             await _grammar(body, body.response_format),
-            # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
+            # max_tokens 0 scores the prompt. The engine draws at least one token; `without_text` removes it.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
@@ -244,17 +244,17 @@ class RequestParser:
         return body.choose_tools(self.tokenizer.template)
 
     async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
-        """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
+        """Return the token ids of a text, or check token ids. field: of the request. Raises ApiError."""
         with naming_field(field):
             return await self._ids(prompt, key)
 
     async def _ids(self, prompt: Prompt, key: str) -> list[int]:
-        """Return checked token ids. Raises RequestError, or ApiError for what is not of the prompt."""
+        """Return checked token ids. Raises RequestError for the prompt, or ApiError without a free slot."""
         self._bound(len(prompt) if isinstance(prompt, str) else 0)
         return await self.in_thread(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
-        """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
+        """Return the token ids of a text, perhaps empty. special: whether to add special tokens. Raises ApiError."""
         with naming_field("prompt"):
             self._bound(len(text))
             return await self.in_thread(len(text), key, partial(self.tokenizer.encode, text, special))
@@ -267,9 +267,9 @@ class RequestParser:
         thinking: tuple[str, bool | None] = ("thinking", None),
         field: str = "messages",
     ) -> list[int]:
-        """Return token ids of a conversation in the model's chat template. Raises ApiError.
+        """Return the token ids of a conversation in the model's chat template. Raises ApiError.
 
-        thinking: the field that says whether the model thinks, and what it says. field: of the conversation.
+        thinking: name and value of the field that switches thinking. field: name of the field of the conversation.
         """
         if not self.tokenizer.chats:
             raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
@@ -288,11 +288,11 @@ class RequestParser:
             return await self.in_thread(length, key, encode)
 
     async def in_thread(self, size: int, key: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
+        """Run `work` in a thread and return its result. size: in bytes or characters; large work waits for a slot."""
         return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
 
     def _bound(self, characters: int) -> None:
-        """Raise ContextLengthError for a text that is too long whatever its tokens are."""
+        """Raise ContextLengthError for a text that exceeds the context in any tokenization."""
         max_characters = self.context * self.limits.characters_per_token
         if characters > max_characters:
             text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {max_characters}"
@@ -301,7 +301,7 @@ class RequestParser:
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
     ) -> list[GenerationRequest]:
-        """Return a request for each prompt, once all may be queued. Raises ApiError."""
+        """Return a request for each prompt, after all are checked. Raises ApiError."""
         requests = list[GenerationRequest]()
         for place, ids in enumerate(prompts):
             with naming_field(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
@@ -313,7 +313,7 @@ class RequestParser:
         return [replace(request, compiled=compiled) for request in requests]
 
     async def _compiled(self, grammar: Grammar, body: SamplingFields, key: str) -> CompiledGrammar:
-        """Return the grammar of a request compiled. Raises RequestError, or ApiError that names the tool at fault."""
+        """Return the compiled grammar of a request. Raises RequestError, or ApiError that names the faulty tool."""
         try:
             return await self._grammars.compile(grammar, key)
         except GrammarError as error:
@@ -328,7 +328,7 @@ class RequestParser:
         with naming_field("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.return_progress)
-        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
+        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer reports it
         return GenerationRequest(ids, seeded, mode, progress=progress)
 
     def _params(
@@ -350,7 +350,7 @@ class RequestParser:
 async def _grammar(
     body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
 ) -> Grammar | None:
-    """Return what the answer is held to, if anything. Raises ApiError."""
+    """Return the grammar of the answer, or None. Raises ApiError."""
     with naming_field(body.output_format or "tools"):
         return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
 
@@ -367,7 +367,7 @@ async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) ->
     finally:
         disconnected.cancel()
         working.cancel()
-        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
+        await asyncio.wait((working,))  # its resources are free before this returns
 
 
 async def _until_disconnected(receive: Receive) -> None:
@@ -376,14 +376,14 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
+    """Streams frames as they arrive, and closes the generator at the end, at an error and at a disconnect."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
     ) -> None:
-        """`end` is called in any case: a generator that was never begun does not know that it is over."""
+        """Store the frames. end: always called at the end, as closing a generator that never started runs no code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._frames = frames
@@ -404,20 +404,20 @@ class EventStream(Response):
 
 
 LEAST = -9999.0
-"""JSON has no infinity: the logarithm of a probability of zero."""
+"""Logarithm of a probability of zero in answers, as JSON has no infinity."""
 
 
 class TextLogprobs:
     """`logprobs` of text completions, for one choice from its first token to its last."""
 
     def __init__(self, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> None:
-        """`prefix_ids` is what the first token continues. Offsets count characters from there."""
+        """Start after the tokens `prefix_ids`. Offsets count characters from there."""
         self._tokenizer = tokenizer
         self._stream = tokenizer.stream(prefix_ids)
         self._offset = 0
 
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Return the entries of the next tokens; there is none for a token with nothing before it."""
+        """Return the entries of the next tokens. The first token of a prompt has the entry None."""
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
@@ -431,7 +431,7 @@ class TextLogprobs:
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         logprob_by_text: dict[str, float] = {}
-        for alternative in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
+        for alternative in (*entry.top, entry.chosen):  # best first: the best of tokens with one text is listed
             logprob_by_text.setdefault(alternative.text, _finite(alternative.logprob))
         return logprob_by_text
 
@@ -456,7 +456,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
 def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
-    """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
+    """Return the numbers of prompt and new tokens. tiers: whether to add counts by tier and repetition by text."""
     prompt_tokens = sum(o.prompt_tokens for o in outputs)
     new_tokens = sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {
@@ -477,7 +477,7 @@ def usage(
 
 
 def without_text(event: Event) -> Event:
-    """Drop the one token of an answer that was drawn only because the engine draws at least one."""
+    """Return an event without the token of an answer of no tokens, which the engine draws in any case."""
     empty_fields = dict[str, Any](text="", token_ids=[], origins=[])
     if isinstance(event, OutputChunk):
         finish = event.finish_reason and "length"
@@ -490,7 +490,7 @@ def without_text(event: Event) -> Event:
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
-    """Return the state of the decoding of a text, where the request wants a trace."""
+    """Return the fields of a chunk's trace; empty without one."""
     snapshot = piece.trace
     if snapshot is None:
         return {}
@@ -517,18 +517,18 @@ T = TypeVar("T")
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
 AT_ONCE = 4096
-"""Tokens, and alternatives to them, that are written into an answer while others wait; more are written apart."""
+"""Tokens, including alternatives, up to which an answer is serialized in the event loop; more take a thread."""
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
-    # ASCII: some clients split lines at every separator that Unicode has.
+    # ASCII, as some clients split lines at every Unicode line separator.
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 def key_of(request: Request) -> str:
-    """Return the owner of a request: the digest of its key, if one was needed (see `security`)."""
+    """Return the owner of a request: the digest of its key (see `security`), or an empty string without keys."""
     key: str = getattr(request.state, "scope", "")
     return key
 
@@ -537,24 +537,24 @@ class ResponseWriter(Protocol):
     """Writes the answers of one endpoint."""
 
     def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """Return the whole answer; one output for each prompt."""
+        """Return the whole answer. outputs: one for each prompt."""
 
     def opening(self) -> Iterable[bytes]:
-        """Yield frames that come before any text."""
+        """Yield the frames before any text."""
 
     def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        """Yield frames that tell how far a prompt is read, counted from 0."""
+        """Yield frames with the progress of a prompt's prefill. prompt: its index, from 0."""
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        """Yield frames for a chunk of text that continues a prompt, counted from 0."""
+        """Yield frames for a chunk of text that continues a prompt. prompt: its index, from 0."""
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
-        """Yield frames that come after all text."""
+        """Yield the frames after all text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Shared state of the endpoints. `name` is the served model's; `fingerprint` tells what changes texts."""
+    """Shared state of the endpoints. name: of the served model. fingerprint: digest of all that changes texts."""
 
     name: str
     fingerprint: str
@@ -564,13 +564,14 @@ class Service:
     limits: Limits
 
     async def parsed(self, request: Request, parse: Callable[[B, str], Coroutine[Any, Any, T]], body: B) -> T:
-        """Return what `parse` makes of a body and its key. Raises ClientDisconnected, or what it raises."""
+        """Return the result of `parse` for a body and the request's key. Raises its errors, or ClientDisconnected."""
         return await unless_disconnected(request.receive, parse(body, key_of(request)))
 
     async def answer(
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
-        """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
+        """Generate, and return the answer or its stream, as `body` requests. Raises ClientDisconnected, or an error
+        that `errors.refusal_for` converts."""
         key = key_of(request)
         scope = body.scope(key)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
@@ -606,7 +607,7 @@ class Service:
     async def _frames(
         self, events: AsyncGenerator[tuple[int, Event], None], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the whole stream. After the headers an error can only be its last frame."""
+        """Yield the frames of a stream. An error becomes the last frame, as the headers are already sent."""
         outputs = []
         try:
             for data in writer.opening():
@@ -634,7 +635,7 @@ class Service:
     async def _events(
         self, answers: Sequence[GenerationStream], scored_only: bool
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
+        """Yield the events of all answers, prompt by prompt. Raises ApiError after the time limit."""
         deadline = asyncio.get_running_loop().time() + self.limits.seconds
         started = perf_counter()
         for prompt, answer in enumerate(answers):
@@ -656,7 +657,7 @@ async def _collect(events: AsyncGenerator[tuple[int, Event], None]) -> list[Requ
 
 
 def _entries(generation: GenerationRequest, output: RequestOutput) -> int:
-    """Return how many tokens an answer tells of, alternatives among them."""
+    """Return the number of tokens that an answer reports, including alternatives."""
     params = generation.params
     prompt_entries = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
     return (prompt_entries + output.completion_tokens) * (1 + (params.logprobs or 0))

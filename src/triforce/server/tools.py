@@ -1,4 +1,4 @@
-"""Functions that a model may call, as chats and responses have them, and what is made of them for one answer."""
+"""Tools: request fields of callable functions, their grammar, and the parsing of calls in an answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.structured_output.compiler import GrammarError, schema_grammar
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
 NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The parameters of a function that has none."""
+"""Schema of the parameters of a function without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +35,25 @@ Parsed = str | Call
 
 
 class ToolCallParser:
-    """Separates calls from other text while it grows. What only looks like a call is text; here all is text."""
+    """Separates calls from other text in a growing answer. This base class treats all as text."""
 
     def add(self, text: str, is_final: bool) -> list[Parsed]:
-        """Return the parts that are certain by now; all that are left, where this is the last text."""
+        """Return the new parts that are certain. With `is_final` the text is complete, and all parts are returned."""
         return [text]
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Each call is an object with the name and, as `arguments`, an object; `tagged` calls may be several."""
+    """Format of calls: a JSON object with the function's name, and its arguments under the key `arguments`.
+
+    tagged: whether a call stands between tags, so that an answer may have several.
+    """
 
     arguments: str
     tagged: bool
 
     def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
-        """Return a grammar of texts that are calls of these functions, by their places. Raises ApiError."""
+        """Return a grammar of texts that are calls. functions: by their place in the body. Raises ApiError."""
         opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
@@ -75,15 +78,15 @@ class CallFormat:
 
     @staticmethod
     def function_at(line: int) -> int:
-        """Return which of the functions has this line of the grammar; each has two, behind the first two."""
+        """Return the index of the function of a line of the grammar: two lines each, after the first two."""
         return (line - 3) // 2
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
-        """Return a parser for one text of a model that may call these functions."""
+        """Return a parser for one answer of a model that may call the functions `names`."""
         return _TaggedParser(self, names) if self.tagged else _UntaggedParser(self, names)
 
     def call(self, text: str, names: Collection[str]) -> Call | None:
-        """Return the call that a text is, or None if it calls none of these functions."""
+        """Return the call of a text, or None if it is no call of one of `names`."""
         try:
             written = json.loads(text)
             name = written["name"]
@@ -96,7 +99,7 @@ class CallFormat:
 
 
 def unusable_parameters(place: str, function: Function, reason: str) -> ApiError:
-    """Return the refusal of parameters, at a place in the body, that no grammar can be made of."""
+    """Return the error of parameters, at a place in the body, that cannot be compiled to a grammar."""
     text = f"the parameters of {function.name} cannot be kept to: {reason}; change or simplify them"
     return field_error(place, text)
 
@@ -106,7 +109,7 @@ LLAMA = CallFormat("parameters", tagged=False)
 
 
 def call_format(template: str) -> CallFormat | None:
-    """Return the call format of a chat template; None if it is not known."""
+    """Return the call format of a chat template, or None if it is unknown."""
     if "tools" not in template:
         return None
     if OPEN in template and '"arguments"' in template:
@@ -140,7 +143,7 @@ class _TaggedParser(_BufferedParser):
             parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
             self._buffer = self._buffer.partition(CLOSE)[2]
             self._has_call = True
-        # Text before `certain` is no part of a call, which begins or may begin there.
+        # Text before `text_end` is no part of a call; a call begins or may begin there.
         text_end = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
         parsed += self._release(len(self._buffer[:text_end].rstrip()))
         if is_final:
@@ -161,7 +164,7 @@ class _UntaggedParser(_BufferedParser):
 
 MOST_TOOLS = 128
 MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
-"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear. Values in one."""
+"""Maximal nesting of a schema, safe for grammars and for JSON serialization, and maximal number of its values."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -181,7 +184,7 @@ def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that may describe an object. Compositions and references are not looked into."""
+    """Return the schema if it may describe an object, without checking compositions and references."""
     kinds = schema.get("type", "object")
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     object_listed = not isinstance(values, list) or any(isinstance(value, dict) for value in values)
@@ -198,7 +201,7 @@ def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
 
 
 class Function(Body):
-    """`parameters` is a JSON schema of an object; it is always kept to, whatever `strict` says."""
+    """A function. `parameters` is a JSON schema of an object. It is always enforced, with any value of `strict`."""
 
     called: ClassVar[Mapping[str, str]] = {
         "function": 'its fields stand beside type here: {"type": "function", "name": ..., "parameters": {...}}'
@@ -216,7 +219,7 @@ class Tool(Body):
 
 
 class FlatTool(Function):
-    """The same as responses have it."""
+    """A tool in the form of responses."""
 
     type: Literal["function"]
 
@@ -229,7 +232,7 @@ class FunctionName(Body):
 
 
 class OneTool(Body):
-    """The one to call."""
+    """Choice of the function to call."""
 
     called: ClassVar[Mapping[str, str]] = {
         "name": 'it stands in function here: {"type": "function", "function": {"name": ...}}'
@@ -239,13 +242,13 @@ class OneTool(Body):
 
 
 class OneFlatTool(FunctionName):
-    """The same as responses have it."""
+    """Choice of the function to call, in the form of responses."""
 
     type: Literal["function"]
 
 
 class ToolFields(Body):
-    """Tools of a request. What is no function, such as a search of the web, is skipped and named as ignored."""
+    """Tools of a request. Tools that are no functions, such as web search, are skipped and named as ignored."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -256,7 +259,9 @@ class ToolFields(Body):
         if chosen_kind := _other_kind(data.get("tool_choice")):
             raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
         skipped_kinds = {kind for tool in tools if (kind := _other_kind(tool))}
-        functions = [None if _other_kind(tool) else tool for tool in tools]  # each has its place, for errors to name
+        functions = [
+            None if _other_kind(tool) else tool for tool in tools
+        ]  # skipped tools keep their index, which errors name
         if skipped_kinds and not any(functions):
             advice = "none of them is a function, and only functions are called here; leave them out"
             raise unknown_field("tools", advice)
@@ -266,28 +271,28 @@ class ToolFields(Body):
 
 
 def _other_kind(tool: Any) -> str | None:
-    """Return the type of a tool that is no function, if it has one that can stand in a header."""
+    """Return the type of a tool that is no function, or None. Types that are invalid in a header do not count."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Tools of a request. Without `forced` the model is free to call."""
+    """Tools of a request. Without `forced` the model decides whether to call one."""
 
     form: CallFormat
     tools: Mapping[str, Function]
-    """By the place of their parameters in the body."""
+    """Callable functions by the place of their parameters in the body."""
     forced: Mapping[str, Function] | None = None
-    """Those one of which must be called: the answer is calls and nothing else."""
+    """Functions of a required call, by place: the answer consists of calls of these functions only."""
     several: bool = True
 
     def grammar(self) -> Grammar | None:
-        """Return what holds the answer to calls, if anything does. Raises ApiError."""
+        """Return the grammar of a forced call, or None. Raises ApiError."""
         return None if self.forced is None else self.form.grammar(self.forced, self.several)
 
     def refusal(self, error: GrammarError) -> ApiError:
-        """Return the refusal of a request whose `grammar` cannot be used: it names the parameters at fault."""
+        """Return the error of a request whose `grammar` does not compile. It names the faulty parameters."""
         if error.line is None:
             return field_error(
                 "tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them"
@@ -297,14 +302,14 @@ class ToolChoice:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
+        """The tools in the form of chat templates."""
         template_fields = {"name", "description", "parameters"}
         dumped = [tool.model_dump(include=template_fields, exclude_none=True) for tool in self.tools.values()]
         return [{"type": "function", "function": function} for function in dumped]
 
 
 def parser_of(tools: ToolChoice | None) -> ToolCallParser:
-    """Return a parser for one answer, whether it may call or not."""
+    """Return a parser for one answer; without tools all of it is text."""
     return tools.form.parser({tool.name for tool in tools.tools.values()}) if tools else ToolCallParser()
 
 
@@ -317,7 +322,7 @@ def choose_tools(
     calls_field: str | None,
     output_format: str | None,
 ) -> ToolChoice | None:
-    """Return the tools that may be called; None if there are none. Raises ApiError.
+    """Return the tools that the model may call, or None. Raises ApiError.
 
     functions: by the place of their parameters in the body. several: whether an answer may have several calls.
     calls_field: the field of the turns, where they contain calls or results of calls. output_format: the field that
