@@ -123,7 +123,7 @@ class CacheWarning(RuntimeWarning):
 
 
 class RankError(TriforceError):
-    """A process of those that share a model has ended, or their settings or results differ."""
+    """A process that shares the model has ended, or the settings or results of the processes differ."""
 
 
 def require_bool(name: str, value: object) -> None:

@@ -188,7 +188,8 @@ class Grammar:
         properties stay open.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as the
-        schema allows it, and white space is indentation at most, as some models never stop either. Raises RequestError.
+        schema allows it, and white space is limited to indentation: some models continue both without end. Raises
+        RequestError.
         """
         require_bool("additional_properties", additional_properties)
         try:

@@ -47,7 +47,7 @@ class NumberLimits:
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
     def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
-        """Return the allowed tokens, without those that continue a long enough number, where others remain: (V,)."""
+        """Return the allowed tokens, (V,). Where others remain, tokens that continue a long number are removed."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
 
