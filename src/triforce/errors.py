@@ -177,6 +177,6 @@ def printable(text: object) -> str:
 
 def unreadable(file: str | bytes | Path, error: OSError) -> ModelError:
     """Return the error of an unreadable file. It advises another download, except where permission is missing."""
-    closed = isinstance(error, PermissionError)
-    advice = "have its owner let you read it, or name another model" if closed else "download it again"
+    permission_missing = isinstance(error, PermissionError)
+    advice = "have its owner let you read it, or name another model" if permission_missing else "download it again"
     return ModelError(f"{os.fsdecode(file)} cannot be read ({error.strerror or error}); {advice}")

@@ -25,7 +25,7 @@ from triforce.errors import RequestError, argument, require_integer
 from triforce.interface.keyword_advice import advised
 from triforce.interface.messages import Message
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import SamplingParams, drawn_seed
+from triforce.interface.sampling_params import SamplingParams, random_seed
 from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
@@ -338,7 +338,7 @@ class LLM(LLMInputs, LLMLifetime):
         ids = self.encode(inputs.one_prompt("request", prompt))
         mode = known(argument("mode"), mode or self.mode, MODES)
         inputs.require_servable(params, self.target)
-        seed = self.ranks.broadcast(drawn_seed()) if params.seed is None else params.seed
+        seed = self.ranks.broadcast(random_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)

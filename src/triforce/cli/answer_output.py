@@ -10,7 +10,7 @@ from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill
 from triforce.interface.explain import TierStats
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import USUAL_IN_CHATS, SamplingParams, chat_defaults
+from triforce.interface.sampling_params import CHAT_DEFAULTS, SamplingParams, chat_defaults
 
 if TYPE_CHECKING:
     from triforce.checkpoint.model_files import ModelFiles
@@ -139,9 +139,9 @@ def of_chats(named: Mapping[str, Any], given: Mapping[str, Any] | None = None) -
     params = SamplingParams(**(chat_defaults(named) | dict(given or {})))
     if not params.temperature:
         return "greedy"
-    values = {name: getattr(params, name) for name in (*USUAL_IN_CHATS, "repetition_penalty")}
+    values = {name: getattr(params, name) for name in (*CHAT_DEFAULTS, "repetition_penalty")}
     told = {name: x for name, x in values.items() if name == "temperature" or x != getattr(NEUTRAL, name)}
-    own = named.keys() & USUAL_IN_CHATS.keys()
+    own = named.keys() & CHAT_DEFAULTS.keys()
     source = "those of the model's files" if own else "the usual ones, as the model's files name none"
     return f"{_listed(told)}; defaults are {source}"
 

@@ -193,8 +193,8 @@ def explain(
         prompt,
         new_tokens,
         speed,
-        _predicted(timelines[0], "predicted", texts),
-        _plain(mode, timelines[0], tiers, texts, speed),
+        _mean_speed(timelines[0], "predicted", texts),
+        _plain_speed(mode, timelines[0], tiers, texts, speed),
         [_tier_report(tier, decoding) for tier in tiers],
         timelines[0],
         [],
@@ -215,32 +215,30 @@ def _tier_report(tier: TierStats, decoding: float) -> TierReport:
     )
 
 
-def _predicted(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
+def _mean_speed(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
     """Return the time-weighted mean of `speed_field` over segments that have it, of all texts; None without any."""
     predicted_segments = [segment for segment in timeline if getattr(segment, speed_field)]
     seconds = sum(segment.seconds for segment in predicted_segments)
     return texts * sum(getattr(s, speed_field) * s.seconds for s in predicted_segments) / seconds if seconds else None
 
 
-def _plain(
+def _plain_speed(
     mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
 ) -> float | None:
     """Return a lower bound of plain decoding in tokens per second: its pass costs no more than a verification."""
     if mode == "ar":
         return speed
-    full = tiers[-1]
-    verified = full.passes / full.seconds if full.seconds and texts == 1 else None
-    return _predicted(timeline, "plain", texts) or verified
+    full_tier = tiers[-1]
+    verification_speed = full_tier.passes / full_tier.seconds if full_tier.seconds and texts == 1 else None
+    return _mean_speed(timeline, "plain", texts) or verification_speed
 
 
 def _plain_decoding_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice where plain decoding is best."""
-    proposal_counts = plans(explanation.timeline)
-    if sum(proposal_counts.values()) >= MIN_SAMPLES and proposal_counts.get(PLAIN, 0) > 0.5 * sum(
-        proposal_counts.values()
-    ):
-        lower = by_name.get("retrieval")
-        if lower and lower.visible_tokens is not None and lower.visible_tokens < explanation.prompt_tokens / 2:
+    counts = plans(explanation.timeline)
+    if sum(counts.values()) >= MIN_SAMPLES and counts.get(PLAIN, 0) > 0.5 * sum(counts.values()):
+        tier = by_name.get("retrieval")
+        if tier and tier.visible_tokens is not None and tier.visible_tokens < explanation.prompt_tokens / 2:
             yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
         else:
             yield (

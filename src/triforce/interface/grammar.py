@@ -27,9 +27,9 @@ OTHER_PROPERTIES = {
     "unevaluatedProperties",
 }  # fmt: skip
 """Keywords that constrain properties beside the listed ones."""
-OF_NAMES = {"dependencies", "dependentSchemas", "patternProperties", "properties"}
+NAMED_SCHEMAS = {"dependencies", "dependentSchemas", "patternProperties", "properties"}
 """Keywords whose values map names to schemas."""
-OF_SCHEMAS = {
+NESTED_SCHEMAS = {
     "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf",
     "prefixItems", "then", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
@@ -47,13 +47,13 @@ def closed_objects(schema: JSONSchema) -> JSONSchema:
     unchanged if a reference is not a JSON pointer into it. Raises RecursionError for a schema nested too deeply.
     """
     root = deepcopy(schema)
-    for part, is_composed in _described(root):
-        if not is_composed and _lists_all(part):
+    for part, is_composed in _value_schemas(root):
+        if not is_composed and _lists_required(part):
             part["additionalProperties"] = False
     return root
 
 
-def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
+def _value_schemas(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
     """Return the schemas that describe values, each with whether it is part of a composition.
 
     The list is empty if a reference cannot be resolved.
@@ -69,22 +69,22 @@ def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
             return []
         states[id(part)] = part, is_composed
         try:
-            pending += _parts(root, part, is_composed)
+            pending += _subschemas(root, part, is_composed)
         except LookupError:
             return []
     return [*states.values()]
 
 
-def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tuple[Any, bool]]:
+def _subschemas(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tuple[Any, bool]]:
     """Yield the subschemas of a schema, each with whether it is part of a composition. Raises LookupError."""
     constraints = part.keys() - ANNOTATIONS
-    optional = _optional(part) if len(constraints) == 1 else None
+    optional = _optional_alternative(part) if len(constraints) == 1 else None
     if optional is not None:
         yield optional, is_composed
         return
     in_composition = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
     if "$ref" in part:
-        yield _resolved(root, part["$ref"]), in_composition
+        yield _resolve(root, part["$ref"]), in_composition
     if in_composition and not is_composed:  # `part` itself is composed
         yield part, True
     inner_composed = in_composition or "patternProperties" in part or "contains" in part
@@ -93,7 +93,7 @@ def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tu
             yield value, inner_composed
 
 
-def _optional(part: JSONSchema) -> Any:
+def _optional_alternative(part: JSONSchema) -> Any:
     """Return the only alternative beside `null`; None unless there is exactly one."""
     alternatives = part.get("anyOf", part.get("oneOf"))
     if not isinstance(alternatives, list):
@@ -105,14 +105,14 @@ def _optional(part: JSONSchema) -> Any:
 def _schemas(part: JSONSchema, keyword: str) -> Iterable[Any]:
     """Return the schemas in the value of a keyword; none for a keyword that holds none."""
     value = part[keyword]
-    if keyword in OF_NAMES:
+    if keyword in NAMED_SCHEMAS:
         return value.values() if isinstance(value, dict) else ()
-    if keyword in OF_SCHEMAS:
+    if keyword in NESTED_SCHEMAS:
         return value if isinstance(value, list) else (value,)
     return ()
 
 
-def _resolved(root: JSONSchema, reference: Any) -> Any:
+def _resolve(root: JSONSchema, reference: Any) -> Any:
     """Return the part of `root` that a JSON pointer refers to. Raises LookupError."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise LookupError
@@ -128,7 +128,7 @@ def _resolved(root: JSONSchema, reference: Any) -> Any:
     return part
 
 
-def _lists_all(part: JSONSchema) -> bool:
+def _lists_required(part: JSONSchema) -> bool:
     """Return whether the listed properties include all that the schema requires."""
     properties = part.get("properties")
     if not isinstance(properties, dict) or OTHER_PROPERTIES & part.keys():
@@ -145,7 +145,7 @@ def _lists_all(part: JSONSchema) -> bool:
 
 WRAPPER = {"description", "name", "schema", "strict"}
 """Fields of OpenAI's `response_format.json_schema`, which wraps a schema."""
-MOST_CHARACTERS = 65_536
+MAX_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
 
 
@@ -155,7 +155,7 @@ class Grammar:
     """A grammar that the whole output matches, from the first new token to the end-of-sequence token.
 
     source: a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
-    dialect of Lark. Raises RequestError for a source that is empty or longer than `MOST_CHARACTERS`.
+    dialect of Lark. Raises RequestError for a source that is empty or longer than `MAX_CHARACTERS`.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -168,9 +168,9 @@ class Grammar:
             raise TypeError(f"a grammar ({self.kind}) is of type {type(self.source).__name__}; pass its text")
         if not self.source:
             raise RequestError(f"a grammar ({self.kind}) must be a text of at least one character")
-        if len(self.source) > MOST_CHARACTERS:
+        if len(self.source) > MAX_CHARACTERS:
             raise RequestError(
-                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MOST_CHARACTERS} are the most"
+                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MAX_CHARACTERS} are the most"
             )
 
     @property
@@ -197,7 +197,7 @@ class Grammar:
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
         grammar = cls("json_schema", text)
-        return grammar if additional_properties else cls("json_schema", _closed(text))
+        return grammar if additional_properties else cls("json_schema", _close_json(text))
 
     @classmethod
     def choices(cls, texts: Iterable[str]) -> Self:
@@ -206,8 +206,8 @@ class Grammar:
         if not alternatives or not all(isinstance(text, str) and text for text in alternatives):
             shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else alternatives
             raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {shown!r}')
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in alternatives)
-        return cls("lark", f"start: TEXT\nTEXT: {listed}")  # one terminal: rules may have 2,000 alternatives
+        alternatives_text = " | ".join(json.dumps(text, ensure_ascii=False) for text in alternatives)
+        return cls("lark", f"start: TEXT\nTEXT: {alternatives_text}")  # one terminal: rules may have 2,000 alternatives
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -220,7 +220,7 @@ class Grammar:
         return cls("lark", grammar)
 
 
-def _closed(text: str) -> str:
+def _close_json(text: str) -> str:
     """Return a JSON schema with its objects closed. No JSON object, or one nested too deeply, is returned unchanged."""
     try:
         schema = json.loads(text)
@@ -240,5 +240,5 @@ def _schema(schema: Any) -> Any:
         schema = TypeAdapter(schema)
     if isinstance(schema, dict) and isinstance(schema.get("schema"), dict | bool) and not schema.keys() - WRAPPER:
         raise RequestError('the schema is wrapped as in "response_format"; pass what its "schema" holds')
-    make = getattr(schema, "model_json_schema", None) or getattr(schema, "json_schema", None)
-    return make() if callable(make) else schema
+    generate_schema = getattr(schema, "model_json_schema", None) or getattr(schema, "json_schema", None)
+    return generate_schema() if callable(generate_schema) else schema

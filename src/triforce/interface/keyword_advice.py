@@ -69,13 +69,13 @@ def advised(kind: type[T]) -> type[T]:
         if name == "__init__" or not name.startswith("_"):
             called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
             function.__qualname__ = called  # Python's own errors use this name, also for methods of base classes
-            setattr(kind, name, _advised(function, called))
+            setattr(kind, name, _with_advice(function, called))
     for keyword in signature(kind).parameters:
         _OWNERS.setdefault(keyword, kind.__name__)
     return kind
 
 
-def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
+def _with_advice(function: Callable[..., Any], called: str) -> Callable[..., Any]:
     parameters = signature(function).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return function
@@ -91,17 +91,17 @@ def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
 
 def _advice(keyword: str, parameters: Collection[str]) -> str:
     """Return advice on an unknown keyword, as a suffix of its name; empty without advice."""
-    rows = [(ours, advice) for names, ours, advice in _ROWS if keyword in names.split()] or [(keyword, "")]
-    for ours, advice in rows:
-        if ours in parameters:
-            return f": {advice or f'it is called {ours} here'}"
-    ours, advice = rows[0]
-    match _OWNERS.get(ours):
+    rows = [(name_here, advice) for names, name_here, advice in _ROWS if keyword in names.split()] or [(keyword, "")]
+    for name_here, advice in rows:
+        if name_here in parameters:
+            return f": {advice or f'it is called {name_here} here'}"
+    name_here, advice = rows[0]
+    match _OWNERS.get(name_here):
         case "SamplingParams" if "params" in parameters:
             chat = "chat=True, " if "messages" in parameters else ""
             advice_suffix = f"; {advice}" if advice else ""
-            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...){advice_suffix}"
+            return f": it is one of params, such as params=llm.sampling_params({chat}{name_here}=...){advice_suffix}"
         case str(owner):
-            taken = f"{owner} takes it" if ours == keyword else f"{owner} takes it, as {ours}"
-            return f": {advice or taken}"
+            owner_text = f"{owner} takes it" if name_here == keyword else f"{owner} takes it, as {name_here}"
+            return f": {advice or owner_text}"
     return f": {advice}" if advice else suggest(keyword, parameters)

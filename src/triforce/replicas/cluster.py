@@ -71,7 +71,7 @@ def start_replicas(
         serve.run_many(
             [serve.RunTarget(_deployment(plan, settings, limits, exact), name)], wait_for_applications_running=False
         )
-        _wait(name, on_wait)
+        _wait_until_running(name, on_wait)
         handle = serve.get_app_handle(name)
         frontend = handle.frontend.remote().result(timeout_s=FRONTEND_SECONDS)
         if isinstance(frontend, TriforceError):
@@ -142,7 +142,7 @@ def _deployment(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exa
     return deployment(Replica).bind(settings, limits, plan.ranks, exact)
 
 
-def _wait(name: str, on_wait: OnWait) -> None:
+def _wait_until_running(name: str, on_wait: OnWait) -> None:
     """Wait without a time limit until all replicas run, as models load slowly. Raises RequestError."""
     while True:
         running, status, message = _status(name)

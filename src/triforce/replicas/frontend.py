@@ -39,7 +39,7 @@ class ReplicaFrontend:
     tokenizer: Tokenizer
     modes: list[str]
     sampling_defaults: dict[str, Any]
-    point: BreakEvenPoint
+    break_even_point: BreakEvenPoint
     """The break-even point at the start of the replica."""
     fingerprint: str
 
@@ -64,7 +64,7 @@ class ReplicaFrontend:
 
     def break_even(self) -> BreakEvenPoint:
         """Return the context from which on speculation pays."""
-        return self.point
+        return self.break_even_point
 
     @cached_property
     def grammars(self) -> GrammarCompiler:

@@ -35,16 +35,16 @@ class BatchActor:
 
     def __init__(self, model: Model, ranks: int) -> None:
         settings, name, exact = model
-        self._mistake = ""
+        self._settings_error = ""
         try:
             llm = load(settings, LIMITS, ranks, exact)
             self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
         except TriforceError as error:
-            self._mistake = str(error)
+            self._settings_error = str(error)
 
     async def __call__(self, row: Row) -> Row:
-        response = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
-        return {"place": row["place"], "response": response, "mistake": self._mistake}
+        response = b"" if self._settings_error else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": response, "mistake": self._settings_error}
 
 
 def answer(
@@ -72,20 +72,20 @@ def answer(
         try:
             for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
                 plan = plan_cluster(ray.nodes(), engines, settings["device"], ranks)
-                _ask(lines, plan, at_once, (settings, name, exact), answers)
+                _run_lines(lines, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()
     for line in lines.values():
-        died = "each engine that made this died, the last ones with nothing else to make; ask for less"
-        answers.add(replace(line, error=died, code="replica_lost"))
+        replica_error = "each engine that made this died, the last ones with nothing else to make; ask for less"
+        answers.add(replace(line, error=replica_error, code="replica_lost"))
 
 
-def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
+def _run_lines(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
     """Add answers as they arrive, and remove their lines from `lines`. Raises RequestError."""
     if not lines:
         return
-    _quiet()
-    dataset = _answered(lines, plan, at_once, model)
+    _configure_ray_data()
+    dataset = _answer_dataset(lines, plan, at_once, model)
     try:
         for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
             for row in batch.to_pylist():
@@ -98,7 +98,7 @@ def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Mo
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
+def _answer_dataset(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
     rows = [{"place": place, "url": line.url, "body": line.body} for place, line in lines.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         BatchActor,
@@ -112,7 +112,7 @@ def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, mode
     )
 
 
-def _quiet() -> None:
+def _configure_ray_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
     context.execution_no_progress_timeout_s = -1  # the duration of a text is not limited

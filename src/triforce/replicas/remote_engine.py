@@ -83,12 +83,12 @@ class _Answer:
     async def _run_on_replica(self) -> RequestOutput:
         messages = self._handle.answer.remote(self.generation)
         end = None
-        arrived = None
+        arrival_time = None
         try:
             async for message in messages:
-                arrived = arrived or perf_counter()
+                arrival_time = arrival_time or perf_counter()
                 self.message = message
-                self.waited = arrived - self._submitted + message.waited
+                self.waited = arrival_time - self._submitted + message.waited
                 if isinstance(message.event, Exception):
                     raise message.event
                 if isinstance(message.event, RequestOutput):
@@ -131,7 +131,7 @@ class Replicas:
             raise ShuttingDown
         if len(self.answers) + len(generations) > self._max_requests:
             raise QueueFull(self.load().waiting)
-        answers = [_Answer(generation, self._handle, self._forget) for generation in generations]
+        answers = [_Answer(generation, self._handle, self._remove) for generation in generations]
         self.answers |= dict.fromkeys(answers)
         return answers
 
@@ -167,7 +167,7 @@ class Replicas:
             await asyncio.to_thread(self._release)
             self._alive = False
 
-    def _forget(self, answer: _Answer) -> None:
+    def _remove(self, answer: _Answer) -> None:
         self.answers.pop(answer, None)
 
     def _poll(self) -> None:

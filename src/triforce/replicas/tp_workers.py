@@ -20,7 +20,7 @@ from triforce.llm import LLM
 from triforce.server.engine_thread import follow
 from triforce.server.limits import Limits
 
-GRACE = 1.0
+EXIT_SECONDS = 1.0
 """Seconds before the exit, in which clients receive the error of their lost text."""
 _RUN = "from triforce.replicas.tp_workers import run; run()"
 
@@ -69,7 +69,7 @@ def _join_group(device: str, exact: bool) -> dict[str, Any]:
 def _exit_after(process: subprocess.Popen[bytes]) -> None:
     """Exit this process when `process` fails. Ray then starts another replica with new ranks."""
     if process.wait():
-        sleep(GRACE)
+        sleep(EXIT_SECONDS)
         with suppress(Exception):
             sys.stderr.flush()
         os._exit(1)

@@ -68,7 +68,7 @@ def require_hosts(names: Iterable[str]) -> None:
 def as_browsers_send(origin: str) -> str | None:
     """Return an origin as browsers write it: in lower case, without the default port; None for an invalid origin."""
     parts = _ORIGIN.fullmatch(origin)
-    if parts is None or int(parts["port"] or 0) > MOST_PORT:
+    if parts is None or int(parts["port"] or 0) > MAX_PORT:
         return None
     scheme = parts[1].lower()
     portless = f"{scheme}://{parts[2].lower()}"
@@ -98,13 +98,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-MOST_PORT = (1 << 16) - 1
+MAX_PORT = (1 << 16) - 1
 
 
 def resolve(host: str, port: int) -> tuple[int, Any]:
     """Return the address family and the socket address of a host. Raises RequestError."""
-    if not 0 <= port <= MOST_PORT:
-        raise RequestError(f"--port {port}: give a number from 1 to {MOST_PORT}, or 0 for any free one")
+    if not 0 <= port <= MAX_PORT:
+        raise RequestError(f"--port {port}: give a number from 1 to {MAX_PORT}, or 0 for any free one")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:

@@ -72,14 +72,16 @@ def create_app(
     app.state.watched = watched
     app.include_router(router)
     app.include_router(playground.router)
-    errors.install(app)
+    errors.install_handlers(app)
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
     server_errors.install_advice(app, [path for path in paths if "{" not in path])
-    _guard(app, limits, keys, hosts, origins)
+    _add_layers(app, limits, keys, hosts, origins)
     return app
 
 
-def _guard(app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str]) -> None:
+def _add_layers(
+    app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str]
+) -> None:
     """Add the middleware. The layer added last handles a request first."""
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(ApiKeyAuth, keys=keys)

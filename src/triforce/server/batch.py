@@ -121,7 +121,7 @@ class Tally:
 
 _BEGINNING = b'{"id": "batch_req_'
 
-ANOTHER = "name another file with -o"
+OUTPUT_ADVICE = "name another file with -o"
 
 Response = dict[str, Any]
 
@@ -178,32 +178,32 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
-    torn = b""
+    truncated_line = b""
     try:
         with output.open("rb") as file:
-            while line := read_line(file, str(output), ANOTHER):
+            while line := read_line(file, str(output), OUTPUT_ADVICE):
                 if not line.endswith(b"\n"):
-                    torn = line
+                    truncated_line = line
                     break
                 count += 1
-                name, is_answer = _answer(line)
+                name, is_answer = _parse_answer(line)
                 answers[name] = line if is_answer else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
-        torn = b"not ours"
-    if not torn.startswith(_BEGINNING[: len(torn)]):
-        raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
+        truncated_line = b"not ours"
+    if not truncated_line.startswith(_BEGINNING[: len(truncated_line)]):
+        raise RequestError(f"{output} holds something else than answers of a batch; {OUTPUT_ADVICE}")
     lines = {name: line for name, line in answers.items() if line}
-    return lines, bool(torn) or len(lines) < count
+    return lines, bool(truncated_line) or len(lines) < count
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
-    advice = f"make room or {ANOTHER}, and run the command again: what is answered stays"
+    advice = f"make room or {OUTPUT_ADVICE}, and run the command again: what is answered stays"
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
-def _answer(line: bytes) -> tuple[Name, bool]:
+def _parse_answer(line: bytes) -> tuple[Name, bool]:
     """Return the name of the input line of an output line, and whether the output line is a successful answer."""
     answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
@@ -297,27 +297,27 @@ def _rewrite(path: Path) -> None:
         partial.write_bytes(b"".join(lines.values()))
 
 
-AT_ONCE = 32
+IN_FLIGHT = 32
 """Requests in flight at a time; the engine queues those beyond its rows."""
-LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
+LIMITS = Limits(seconds=float("inf"), waiting=IN_FLIGHT * Limits().prompts, max_itl=2.0)
 """Limits of a batch: no timeout, and a queue that never overflows."""
 
 
 async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
     """Answer the lines of `source` that `answers.missing` yields."""
-    room = asyncio.Semaphore(AT_ONCE)
+    slots = asyncio.Semaphore(IN_FLIGHT)
 
     async def work(line: BatchLine) -> None:
         try:
             response = None if line.error is not None else await post(app, line.url, line.body)
         finally:
-            room.release()
+            slots.release()
         answers.add(line, response)
 
     try:
         async with asyncio.TaskGroup() as group:
             for line in answers.missing(source):
-                await room.acquire()
+                await slots.acquire()
                 group.create_task(work(line))
     except ExceptionGroup as errors:  # a full disk, say
         raise errors.exceptions[0] from None

@@ -16,10 +16,10 @@ from triforce.sandbox import ChildProcess
 from triforce.server import json_reader
 from triforce.server.errors import ApiError, not_json, retryable
 from triforce.server.json_reader import parsed
-from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
+from triforce.server.limits import LARGE_INPUT, MAX_CONTAINERS, MAX_VALUES
 from triforce.server.service import Service, key_of, unless_disconnected
 
-SECONDS = 60
+PARSE_SECONDS = 60
 """Time limit of a parser process in seconds. With a free processor it takes about one."""
 
 
@@ -33,8 +33,8 @@ class JsonRoute(APIRoute):
             body = await request.body()
             if body and "json" in request.headers.get("content-type", ""):
                 if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
-                    raise _coded(ascii(coding[:20])[1:-1])
-                outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body)
+                    raise _encoding_error(ascii(coding[:20])[1:-1])
+                outcome = await _parsed_apart(request, body) if len(body) > LARGE_INPUT else parsed(body)
                 request = _ParsedRequest(request, body, _value(*outcome))
             return await handle(request)
 
@@ -56,10 +56,10 @@ class _ParsedRequest(Request):
 async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
     """Return the outcome of `json_reader.parsed` in a child process. Raises ApiError or ClientDisconnected."""
     service: Service = request.app.state.service
-    child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MOST_CONTAINERS), str(MOST_VALUES)])
-    work = partial(child.run, body, SECONDS)
-    reading = service.parser.large.run(key_of(request), work, child.end)
-    written = await unless_disconnected(request.receive, reading)
+    child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MAX_CONTAINERS), str(MAX_VALUES)])
+    work = partial(child.run, body, PARSE_SECONDS)
+    parse_task = service.parser.large_slots.run(key_of(request), work, child.end)
+    written = await unless_disconnected(request.receive, parse_task)
     if written is None:
         raise retryable(503, "the body could not be parsed in time; send it again", code="busy")
     outcome: tuple[str, Any] = marshal.loads(written)
@@ -70,15 +70,15 @@ def _value(outcome: str, value: Any) -> Any:
     """Return the value of a successful outcome. Raises ApiError for the others."""
     match outcome:
         case "compressed":
-            raise _coded("gzip or zstd")
+            raise _encoding_error("gzip or zstd")
         case "encoding":
             raise not_json(f"byte {value:,} of it, counted from 0, is not UTF-8; encode it so (Latin-1 is another "
                            "encoding)")  # fmt: skip
         case "containers":
-            raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MOST_CONTAINERS:,} are taken, "
+            raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MAX_CONTAINERS:,} are taken, "
                            "so send fewer messages, parts or prompts")  # fmt: skip
         case "values":
-            raise ApiError(400, f"the body holds {value:,} values; at most {MOST_VALUES:,} are taken, "
+            raise ApiError(400, f"the body holds {value:,} values; at most {MAX_VALUES:,} are taken, "
                            "so send texts in place of token ids, or fewer of them")  # fmt: skip
         case "syntax":
             raise not_json(value)
@@ -87,7 +87,7 @@ def _value(outcome: str, value: Any) -> Any:
     return value
 
 
-def _coded(coding: str) -> ApiError:
+def _encoding_error(coding: str) -> ApiError:
     """Return the error for a compressed body."""
     text = f"the body is compressed ({coding}), and is not unpacked here; send it as it is, without Content-Encoding"
     return ApiError(415, text, headers={"Accept-Encoding": "identity"})

@@ -14,7 +14,7 @@ from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.errors import field_error
-from triforce.server.limits import MOST_VALUES
+from triforce.server.limits import MAX_VALUES
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
 from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, decoding_trace, frame, usage
 
@@ -43,7 +43,7 @@ class CompletionWriter:
             for index in range(self._n):
                 yield self._chunk(self._choice(prompt, index, echo, None))
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
@@ -66,11 +66,11 @@ class CompletionWriter:
             echo = self._echoes[prompt]
             echoed_ids = preceding_ids
             preceding_ids = []
-        for new in output.outputs:
-            choice = self._choice(prompt, new.index, echo + new.text, new.finish_reason)
-            entries = None if new.logprobs is None else [*(output.prompt_logprobs or ()), *new.logprobs]
+        for completion in output.outputs:
+            choice = self._choice(prompt, completion.index, echo + completion.text, completion.finish_reason)
+            entries = None if completion.logprobs is None else [*(output.prompt_logprobs or ()), *completion.logprobs]
             yield choice | self._report(
-                choice["index"], preceding_ids, [*echoed_ids, *new.token_ids], entries, new.origins
+                choice["index"], preceding_ids, [*echoed_ids, *completion.token_ids], entries, completion.origins
             )
 
     def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
@@ -103,12 +103,12 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         raise field_error("prompt", "send prompt or messages, one of them")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
-        ids = await parser.conversation(body.messages, key, thinking=body.thinks)
+        ids = await parser.conversation(body.messages, key, thinking=body.thinking_switch)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
-    if len(ids) > MOST_VALUES:
+    if len(ids) > MAX_VALUES:
         raise field_error(
-            field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts"
+            field, f"the text has {len(ids):,} tokens; at most {MAX_VALUES:,} are told, so send it in parts"
         )
 
     def write_answer() -> Response:

@@ -117,9 +117,9 @@ class TPMirror:
         """
         request = self._requests[number]
         total = len(request.prompt)
-        began = request.started or perf_counter()
+        start = request.started or perf_counter()
         processed = min(tokens + 1, total)
-        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - began)))
+        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - start)))
         self._progress[number] = progress
 
     def _note_places(self) -> None:
@@ -146,8 +146,8 @@ class TPMirror:
 def follow(llm: LLM, limits: Limits) -> None:
     """Run a rank other than the first until rank 0 ends. Raises RankError."""
     mirror = TPMirror(llm, limits)
-    ignored: StepCommands | None = None
-    while commands := llm.ranks.broadcast(ignored):
+    no_commands: StepCommands | None = None
+    while commands := llm.ranks.broadcast(no_commands):
         mirror.apply(commands)
 
 
@@ -254,8 +254,8 @@ class Worker:
             while answers := self._wait_for_answers():
                 self._step(answers)
             self._ranks.broadcast(None)
-            until = perf_counter() + FLUSH_SECONDS
-            self.mirror.write_behind(lambda: perf_counter() > until)
+            deadline = perf_counter() + FLUSH_SECONDS
+            self.mirror.write_behind(lambda: perf_counter() > deadline)
         except BaseException as error:
             with self._changed:
                 self._open = False

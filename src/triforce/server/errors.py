@@ -19,7 +19,7 @@ from triforce.errors import ContextLengthError, RequestError, TriforceError, as_
 from triforce.interface.sampling_params import SamplingParams
 
 
-def reach_of(error: dict[str, Any]) -> tuple[int, list[int]]:
+def validation_depth(error: dict[str, Any]) -> tuple[int, list[int]]:
     """Return how far validation got before an error, for comparison: the depth of its place, and its list indices."""
     place = place_of(error)
     return len(place), [int(part) for part in place if part.isdecimal()]
@@ -213,7 +213,7 @@ def refusal_for(error: Exception) -> ApiError | None:
     return None
 
 
-def install(app: FastAPI) -> None:
+def install_handlers(app: FastAPI) -> None:
     """Register handlers that answer all expected errors in one format."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
@@ -239,7 +239,7 @@ def _schema_error(error: RequestValidationError) -> ApiError:
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
     candidates = [e for e in candidates if e["type"] == "too_long"] or candidates
-    field = field_of(error.body, farthest_error := max(candidates, key=reach_of))
+    field = field_of(error.body, farthest_error := max(candidates, key=validation_depth))
     if farthest_error["type"] != "missing" and is_null(error.body, field):
         return field_error(field, f"{field}: it is required, and null says nothing; send a value")
     texts = dict.fromkeys(text_of(e) for e in candidates if field_of(error.body, e) == field)

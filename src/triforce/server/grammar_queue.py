@@ -91,14 +91,14 @@ T = TypeVar("T")
 class SharedSlots:
     """A bounded number of slots for one kind of work, which are shared fairly among keys.
 
-    what: name of the work in errors. portion: share of the processors, at least one. share: pieces of work of one key
+    work_name: shown in errors. portion: share of the processors, at least one. share: pieces of work of one key
     that may run or wait at a time. One event loop at a time may use it.
     """
 
-    def __init__(self, what: str, portion: float, share: int) -> None:
-        self._what = what
+    def __init__(self, work_name: str, portion: float, share: int) -> None:
+        self._work_name = work_name
         self._share = share
-        self._vacant = max(1, int((os.cpu_count() or 1) * portion))
+        self._free_slots = max(1, int((os.cpu_count() or 1) * portion))
         self._counts: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting pieces of work by key, in the order of the keys' turns."""
@@ -109,32 +109,32 @@ class SharedSlots:
         A thread cannot be stopped: on cancellation `cancel` is called, and the slot stays taken until `work` returns.
         """
         async with self._slot(key):
-            working = asyncio.ensure_future(asyncio.to_thread(work))
+            task = asyncio.ensure_future(asyncio.to_thread(work))
             try:
-                return await asyncio.shield(working)
+                return await asyncio.shield(task)
             except asyncio.CancelledError:
                 cancel()
-                await asyncio.gather(working, return_exceptions=True)
+                await asyncio.gather(task, return_exceptions=True)
                 raise
 
     @asynccontextmanager
     async def _slot(self, key: str) -> AsyncIterator[None]:
         if self._counts[key] >= self._share:
-            text = f"{self._share} {self._what} of yours are being worked on or wait"
+            text = f"{self._share} {self._work_name} of yours are being worked on or wait"
             raise retryable(429, text, code="share_used_up")
         self._counts[key] += 1
         try:
-            await self._enter(key)
+            await self._acquire(key)
             try:
                 yield
             finally:
-                self._leave()
+                self._release()
         finally:
             self._counts -= Counter([key])  # keys without a count are dropped
 
-    async def _enter(self, key: str) -> None:
-        if self._vacant:
-            self._vacant -= 1
+    async def _acquire(self, key: str) -> None:
+        if self._free_slots:
+            self._free_slots -= 1
             return
         turn = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(key, deque()).append(turn)
@@ -142,10 +142,10 @@ class SharedSlots:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():  # the slot was granted at the same moment
-                self._leave()
+                self._release()
             raise
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         """Pass the slot to the next key, which then moves to the end of the order."""
         while self._waiting:
             key = next(iter(self._waiting))
@@ -156,7 +156,7 @@ class SharedSlots:
             if not turn.done():
                 turn.set_result(None)
                 return
-        self._vacant += 1
+        self._free_slots += 1
 
 
 PORTION = 1 / 4

@@ -44,12 +44,12 @@ class Connection(H11Protocol):
         super().__init__(**settings)
         self.address = address
         self._limits = limits
-        self.since = self.loop.time()
+        self.progress_time = self.loop.time()
         """Time of the last progress."""
         self._unsent = 0
 
     def on_response_complete(self) -> None:
-        self.since = self.loop.time()
+        self.progress_time = self.loop.time()
         super().on_response_complete()
 
     @property
@@ -70,11 +70,11 @@ class Connection(H11Protocol):
         unsent = self.transport.get_write_buffer_size()
         is_producing = not (self._answered or self.flow.write_paused or self.transport.is_closing())
         if is_producing or unsent < self._unsent:
-            self.since = loop_time
+            self.progress_time = loop_time
         self._unsent = unsent
         if unsent:
-            return "answer_not_read" if loop_time - self.since > self._limits.stall_seconds else None
-        return "headers_late" if loop_time - self.since > self._limits.header_seconds else None
+            return "answer_not_read" if loop_time - self.progress_time > self._limits.stall_seconds else None
+        return "headers_late" if loop_time - self.progress_time > self._limits.header_seconds else None
 
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP with an error in the common format, unless an answer is being sent, and close."""
@@ -96,27 +96,27 @@ class Connection(H11Protocol):
 class Connections:
     """The open connections. opened: a live set, from which a connection removes itself when it closes."""
 
-    def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
-        self._open = opened
+    def __init__(self, open_connections: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
+        self._open = open_connections
         self._limits = limits
         self._metrics = metrics
-        self._noted: Counter[str] = Counter()
-        metrics.connections.set_function(lambda: len(opened))
+        self._event_counts: Counter[str] = Counter()
+        metrics.connections.set_function(lambda: len(open_connections))
 
-    def full(self, address: str | None = None) -> bool:
+    def is_full(self, address: str | None = None) -> bool:
         """Return whether the limit of connections, or that of one address, is reached."""
         limit = self._limits.connections if address is None else self._limits.connections_of_one_address
-        return len(self._of(address)) >= limit
+        return len(self._from_address(address)) >= limit
 
     def close_idle(self, address: str | None = None) -> bool:
         """Close the connection that has been idle longest. Returns whether there is one.
 
         It leaves the set at the next iteration of the event loop.
         """
-        oldest = min((c for c in self._of(address) if c.is_idle), key=lambda c: c.since, default=None)
+        oldest = min((c for c in self._from_address(address) if c.is_idle), key=lambda c: c.progress_time, default=None)
         if oldest is not None:
             oldest.end()
-            self.note("gave_way")
+            self.count_event("gave_way")
         return oldest is not None
 
     def check_deadlines(self) -> None:
@@ -127,17 +127,17 @@ class Connections:
         for connection in list(self._open):
             if missed_deadline := connection.missed_deadline():
                 connection.end()
-                self.note(missed_deadline)
-        if self._noted:
-            logs.event("connections", open=len(self._open), **self._noted)
-            self._noted.clear()
+                self.count_event(missed_deadline)
+        if self._event_counts:
+            logs.event("connections", open=len(self._open), **self._event_counts)
+            self._event_counts.clear()
 
-    def note(self, event: str) -> None:
+    def count_event(self, event: str) -> None:
         """Count an event, for the metrics and the log."""
         self._metrics.connection_event(event)
-        self._noted[event] += 1
+        self._event_counts[event] += 1
 
-    def _of(self, address: str | None) -> list[Connection]:
+    def _from_address(self, address: str | None) -> list[Connection]:
         return [c for c in self._open if address is None or c.address == address]
 
 
@@ -166,7 +166,7 @@ async def accept(sock: socket.socket, connections: Connections, protocol: Callab
             client, (host, *_) = await loop.sock_accept(sock)
         except OSError as error:
             if error.errno in _NO_RESOURCES:
-                connections.note("no_descriptors")
+                connections.count_event("no_descriptors")
                 await _free_connection(connections)
             else:  # an error of one client before it was accepted
                 await asyncio.sleep(PAUSE_SECONDS)
@@ -179,12 +179,12 @@ async def _admit(
 ) -> None:
     with suppress(OSError):  # the client may have disconnected
         try:
-            admitted = not connections.full(address) or connections.close_idle(address)
+            admitted = not connections.is_full(address) or connections.close_idle(address)
             await asyncio.sleep(0)  # a closed connection leaves the set, and other tasks run
             if not admitted:
-                connections.note("refused")
+                connections.count_event("refused")
                 return _refuse(client)
-            while connections.full():
+            while connections.is_full():
                 await _free_connection(connections)
             await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, address), client)
         except BaseException:
@@ -196,7 +196,7 @@ async def _free_connection(connections: Connections) -> None:
     """Close an idle connection, or pause for a moment where none is idle."""
     if connections.close_idle():
         return await asyncio.sleep(0)
-    connections.note("paused")
+    connections.count_event("paused")
     await asyncio.sleep(PAUSE_SECONDS)
 
 
@@ -235,7 +235,7 @@ _TOO_MANY_CONNECTIONS = raw_response(
 )
 
 
-_SLACK = 5
+_SHUTDOWN_SLACK = 5
 """Seconds beyond the shutdown timeout in which cancelled answers reach their clients."""
 INTERRUPT_HINT = "requests that run are answered first; press Ctrl-C again to end at once"
 SAME_SIGNAL_SECONDS = 0.5
@@ -267,16 +267,16 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
+            timeout_graceful_shutdown=int(shutdown_timeout) + _SHUTDOWN_SLACK,
         )
         super().__init__(config)
         self._engine = engine
         self._shutdown_timeout = shutdown_timeout
         self._stop_time = 0.0
         service: Service = app.state.service
-        opened = cast(set[Connection], self.server_state.connections)
+        open_connections = cast(set[Connection], self.server_state.connections)
         self._limits = service.limits
-        self._connections = Connections(opened, service.limits, service.metrics)
+        self._connections = Connections(open_connections, service.limits, service.metrics)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 
 from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.errors import RequestError
-from triforce.interface.sampling_params import MOST_LOGPROBS
-from triforce.server.request_base import MOST_PROMPTS
+from triforce.interface.sampling_params import MAX_LOGPROBS
+from triforce.server.request_base import MAX_PROMPTS
 
 COMPLETION_TOKENS = 16
 """Default limit of new tokens of a completion, as in OpenAI's interface."""
 ANSWER_TOKENS = 2048
 """Default limit of new tokens of a chat or a response."""
-LEAST_KV = 65_536
+MIN_KV_TOKENS = 65_536
 """Minimum of the default KV capacity in tokens, for models with a short context."""
-APART = 2**18
+LARGE_INPUT = 2**18
 """Bytes of a body, and characters of a text, up to which they are parsed and tokenized at once. Longer ones queue."""
-MOST_CONTAINERS, MOST_VALUES = 10_000, 500_000
-"""Maximal number of objects and arrays, and of values of any kind, in a body longer than `APART`."""
-MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 1024, 128
+MAX_CONTAINERS, MAX_VALUES = 10_000, 500_000
+"""Maximal number of objects and arrays, and of values of any kind, in a body longer than `LARGE_INPUT`."""
+MAX_MESSAGES, MAX_PARTS, MAX_CALLS = 4096, 1024, 128
 """Maximal number of messages or input items, of parts of a message, and of tool calls in a message."""
-MOST_ECHOED = 2**18
+MAX_ECHOED = 2**18
 """Maximal number of log-probabilities of an echo, over prompts and choices, including alternatives."""
 CONNECTIONS = 1024
 """Default limit of open connections, where the process may have enough descriptors."""
@@ -71,12 +71,12 @@ class Limits:
     """Inter-token latency in seconds, up to which prompts are prefilled between two steps of texts."""
     grammars: int = 32
     """Grammars of one key that compile or wait for it."""
-    prompts: int = MOST_PROMPTS
+    prompts: int = MAX_PROMPTS
     """Prompts of one request."""
     kv_tokens: int | None = None
     """KV capacity in tokens, which also bounds the rows of one prompt; None: see `room`."""
     n: int = 16
-    logprobs: int = MOST_LOGPROBS
+    logprobs: int = MAX_LOGPROBS
     stop_characters: int = 1000
     characters_per_token: int = 32
     """Characters per token of the context, beyond which a text is refused before tokenization."""
@@ -87,13 +87,21 @@ class Limits:
 
     def room(self, context: int) -> int:
         """Return the KV capacity in tokens for a model with this context."""
-        return self.kv_tokens or max(context, LEAST_KV)
+        return self.kv_tokens or max(context, MIN_KV_TOKENS)
 
     def __post_init__(self) -> None:
         """Raise RequestError for a bound that is not positive."""
-        positive = ("kv_tokens", "connections_per_address", "body_bytes", "seconds", "max_itl", "rows", "connections")
+        positive = (
+            "kv_tokens",
+            "connections_per_address",
+            "body_bytes",
+            "seconds",
+            "max_itl",
+            "rows",
+            "connections",
+        )
         values = {name: getattr(self, name) for name in positive} | {"waiting": self.waiting + 1}
-        if wrong := [name for name, value in values.items() if value is not None and not value > 0]:
+        if invalid := [name for name, value in values.items() if value is not None and not value > 0]:
             raise RequestError(
-                f"the limit {wrong[0]} of the server is {getattr(self, wrong[0])}; give a positive number"
+                f"the limit {invalid[0]} of the server is {getattr(self, invalid[0])}; give a positive number"
             )

@@ -36,8 +36,8 @@ _HTML = _inlined_page()
 
 def _hashes(tag: str) -> str:
     """Return the hashes of the page's own elements with a tag, for the Content-Security-Policy."""
-    inside = re.findall(rf"<{tag}>(.*?)</{tag}>", _HTML, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", _HTML, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in contents)
 
 
 _HEADERS = {

@@ -10,20 +10,20 @@ from pydantic_core import PydanticCustomError
 
 from triforce.errors import suggest
 
-MOST_PROMPTS = 64
-MOST_STOPS = 16
-MOST_STOP_IDS = 1024
-MOST_BIASES = 1024
+MAX_PROMPTS = 64
+MAX_STOPS = 16
+MAX_STOP_IDS = 1024
+MAX_BIASES = 1024
 """Maximal lengths of a request's lists, as in other servers."""
 
-MOST_SALT = 256
+MAX_SALT = 256
 """Maximal length of a cache salt in characters."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
-StopIds = Annotated[list[int], Field(max_length=MOST_STOP_IDS, fail_fast=True)]
-Stops = Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)]
-Biases = Annotated[dict[str, Any], Field(max_length=MOST_BIASES)]
-Texts = Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
-Batches = Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+StopIds = Annotated[list[int], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)]
+Biases = Annotated[dict[str, Any], Field(max_length=MAX_BIASES)]
+Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+Batches = Annotated[list[Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 
 HARMLESS = {
     "user",
@@ -38,7 +38,7 @@ HARMLESS = {
 IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
 """Fields that common clients always send and that no model here supports. The answer's `HEADER` names them."""
 HEADER = "X-Triforce-Ignored"
-NOTHING: tuple[object, ...] = ([], {})
+EMPTY_VALUES: tuple[object, ...] = ([], {})
 
 NO_LOGPROBS = "log-probabilities are told in chats and texts only; leave it out"
 _CONTINUED = "texts are continued as they are; chats and responses take it"
@@ -79,7 +79,7 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
 
 _FORM = "the form of an answer is sent as response_format here, and in responses as text.format"
 _BESIDE = "send its fields beside the others"
-CALLED: dict[str, str] = {
+FIELD_ADVICE: dict[str, str] = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "is called max_tokens here"),
     **dict.fromkeys(("format", "grammar", "json_schema"), _FORM),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORM),
@@ -135,7 +135,7 @@ class Body(BaseModel):
         for name in sorted(unknown_names - ignorable_names - (HARMLESS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
-                advice = cls.called.get(name) or advice or (cls.is_request and CALLED.get(name)) or ""
+                advice = cls.called.get(name) or advice or (cls.is_request and FIELD_ADVICE.get(name)) or ""
                 raise unknown_field(name, advice or _unknown(name, required))
         stated_fields = {
             name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
@@ -146,7 +146,7 @@ class Body(BaseModel):
             *(
                 name
                 for name in unknown_names & ignorable_names
-                if data[name] is not False and data[name] not in NOTHING
+                if data[name] is not False and data[name] not in EMPTY_VALUES
             ),
         ]
         return body
@@ -162,7 +162,7 @@ class CacheFields(Body):
     """Fields that control the reuse of a prompt's KV. Extensions of triforce's."""
 
     cache: bool | None = Field(None, description="false: start from nothing that was read before, and leave nothing")
-    cache_salt: Annotated[str, Field(max_length=MOST_SALT)] | None = Field(
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT)] | None = Field(
         None, description="Share what was read with requests of the same salt only, among those of a key"
     )
 
@@ -174,4 +174,4 @@ class CacheFields(Body):
 
 
 def _unknown(name: str, field_names: Iterable[str]) -> str:
-    return f"there is no such field here{suggest(name[:MOST_SALT], field_names)}; leave it out"
+    return f"there is no such field here{suggest(name[:MAX_SALT], field_names)}; leave it out"

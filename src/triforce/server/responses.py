@@ -38,9 +38,9 @@ class ResponsesWriter:
         }
 
     def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        new = outputs[0].outputs[0]
+        completion = outputs[0].outputs[0]
         status = _status(outputs)
-        for _ in (*self._items.add(new.text, is_final=True), *self._items.end(status)):
+        for _ in (*self._items.add(completion.text, is_final=True), *self._items.end(status)):
             pass
         return self._done(outputs)
 
@@ -54,7 +54,7 @@ class ResponsesWriter:
         yield self._event("created", {"response": initial_response})
         yield self._event("in_progress", {"response": initial_response})
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         return ()  # responses have no event for progress, and no field to request it
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
 from triforce.interface.messages import ROLES, TEXTS
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MOST_CALLS, MOST_MESSAGES, MOST_PARTS
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import (
     NO_LOGPROBS,
     Batches,
@@ -27,7 +27,7 @@ from triforce.server.request_base import (
     unknown_field,
 )
 from triforce.server.tools import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     FlatTool,
     Name,
     OneFlatTool,
@@ -38,18 +38,18 @@ from triforce.server.tools import (
     choose_tools,
 )
 
-MOST_ARGUMENTS = 2**18
+MAX_ARGUMENTS = 2**18
 """Maximal length of a call's arguments in characters."""
 Part = dict[str, Any]
 """A part of a turn's content. Only text parts are supported."""
 REPLAYED = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
 """Fields that clients store with an answer and send back."""
-Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 Arguments = Annotated[
     str,
-    Field(description="A JSON object; an empty text is one without arguments", max_length=MOST_ARGUMENTS),
+    Field(description="A JSON object; an empty text is one without arguments", max_length=MAX_ARGUMENTS),
     AfterValidator(lambda text: text if text.strip() else "{}"),
 ]
 
@@ -98,18 +98,18 @@ class ChatMessage(Message):
     """A turn of a chat. Tool calls and their results are turns too."""
 
     content: str | Parts | None = None  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_CALLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     name: str | None = Field(default=None, description="Of the speaker or the function; a template may show it")
 
     @model_validator(mode="after")
-    def _name_the_call(self) -> Self:
+    def _require_call_id(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
         return self
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ItemMeta(Body):
@@ -144,7 +144,7 @@ class ResultItem(ItemMeta):
     output: str | Parts
 
 
-def _kind(item: Any) -> Any:
+def _item_type(item: Any) -> Any:
     return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
 
 
@@ -153,15 +153,15 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")],
     Discriminator(
-        _kind,
+        _item_type,
         custom_error_type="item_type",
         custom_error_message="an item is a message, a function_call or a function_call_output",
     ),
 ]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def turns(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
+def messages_of(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
     """Return the messages of a response's instructions and input, with function calls in their assistant turns."""
     messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(items, str):
@@ -192,7 +192,7 @@ def _call(messages: list[Message], item: CallItem) -> None:
     )
 
 
-def characters(message: Message) -> int:
+def message_length(message: Message) -> int:
     """Return the length in characters of a message's content and name, and of its calls' arguments."""
     content = message.content or ""
     length = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
@@ -200,7 +200,7 @@ def characters(message: Message) -> int:
     return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def plain(message: Message) -> dict[str, Any]:
+def message_dict(message: Message) -> dict[str, Any]:
     """Return a message in the form that `interface.messages` reads."""
     return message.model_dump(include={"role", "content", "tool_calls", "tool_call_id", "name"})
 
@@ -313,7 +313,7 @@ class SamplingFields(CacheFields, ModelField):
 
     prompt_field: ClassVar[str] = "prompt"
     """Name of the field that holds the prompt."""
-    fewest_tokens: ClassVar[int] = 1
+    min_token_limit: ClassVar[int] = 1
     """Minimal limit of an answer's tokens."""
     temperature: float | None = None
     top_p: float | None = None
@@ -370,7 +370,7 @@ class ThinkingField(Body):
     chat_template_kwargs: TemplateKeywords | None = None
 
     @property
-    def thinks(self) -> tuple[str, bool | None]:
+    def thinking_switch(self) -> tuple[str, bool | None]:
         """Name of the field that switches thinking, and its value: True, False or None."""
         if self.thinking is not None:
             return "thinking", self.thinking.type == "enabled"
@@ -417,7 +417,7 @@ class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
     called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
-    fewest_tokens: ClassVar[int] = 0  # to score the prompt
+    min_token_limit: ClassVar[int] = 0  # to score the prompt
     prompt: str | Ids | Texts | Batches
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
@@ -440,7 +440,7 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
     logprobs: bool | None = Field(None, description="Whether to return log-probabilities of new tokens")
     top_logprobs: int | None = Field(None, description="Alternatives listed at each new token")
-    tools: Annotated[list[Tool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -453,8 +453,8 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         has_calls = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        listed = enumerate(self.tools or ())
-        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in listed if tool}
+        indexed_tools = enumerate(self.tools or ())
+        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in indexed_tools if tool}
         several = self.parallel_tool_calls is not False
         form = self.output_format
         field = self.prompt_field if has_calls else None
@@ -471,7 +471,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CUT}")
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[FlatTool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FlatTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 

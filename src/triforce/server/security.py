@@ -18,7 +18,7 @@ from triforce.server.limits import Limits
 
 LIVENESS = ("/health", "/ping")
 """Health checks. They need no Host header, which browsers always send and some load balancers do not."""
-OPEN = (*LIVENESS, "/")
+OPEN_PATHS = (*LIVENESS, "/")
 """Paths that need no key: the health checks, and the page, which contains nothing about the model."""
 OPEN_BYTES = 1024
 """Largest body on an open path, to bound the memory of clients without a key."""
@@ -51,8 +51,8 @@ class HostCheck:
             return await self.app(scope, receive, send)
         text = "the request names another server as its host; start this one with --allowed-host NAME"
         if len(hosts) != 1:
-            counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
-            text = f"the request has {counted}; send one, which names this server"
+            header_count = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            text = f"the request has {header_count}; send one, which names this server"
         await ApiError(400, text).response()(scope, receive, send)
 
     def _is_known(self, hosts: list[str]) -> bool:
@@ -64,14 +64,14 @@ class HostCheck:
 
 
 class ApiKeyAuth:
-    """Requires a key as bearer token on every path outside of `OPEN`. keys: without any, no request needs one."""
+    """Requires a key as bearer token on every path outside of `OPEN_PATHS`. keys: without any, no request needs one."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and self._digests:
             key_digest = self._key_digest(scope)
             if key_digest is None:
                 text = "this key is not known here" if _bearer(scope) else "a key is needed"
@@ -102,7 +102,7 @@ class BodyLimit:
             return await self.app(scope, receive, send)
         incoming = _IncomingBody(receive)
         max_bytes = self.limits.body_bytes
-        if scope["path"] in OPEN:
+        if scope["path"] in OPEN_PATHS:
             max_bytes = min(max_bytes, OPEN_BYTES)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
@@ -135,17 +135,17 @@ class _IncomingBody:
 
 async def _read(headers: Headers, incoming: _IncomingBody, max_bytes: int) -> bytes:
     content_length = headers.get("content-length", "0")
-    _check(float(content_length) if content_length.isdecimal() else 0, max_bytes)
+    _check_size(float(content_length) if content_length.isdecimal() else 0, max_bytes)
     chunks = []
     size = 0
     while incoming.has_more:
         chunks.append((await incoming()).get("body", b""))
         size += len(chunks[-1])
-        _check(size, max_bytes)
+        _check_size(size, max_bytes)
     return b"".join(chunks)
 
 
-def _check(size: float, max_bytes: int) -> None:
+def _check_size(size: float, max_bytes: int) -> None:
     if size > max_bytes:
         advice = "send less" if max_bytes <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
         raise ApiError(413, f"the body is larger than {max_bytes} bytes; {advice}", headers={"Connection": "close"})

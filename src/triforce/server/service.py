@@ -27,7 +27,7 @@ from triforce.interface.explain import TierStats, total
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.repeated_grams import repeated
-from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
+from triforce.interface.sampling_params import SamplingParams, chat_defaults, random_seed
 from triforce.sampling.logits import check_bias
 from triforce.server import logs
 from triforce.server.engine_client import (
@@ -47,7 +47,7 @@ from triforce.server.errors import (
     timeout_error,
 )
 from triforce.server.grammar_queue import GrammarPool, SharedSlots
-from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, MOST_ECHOED, Limits
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LARGE_INPUT, MAX_ECHOED, Limits
 from triforce.server.metrics import Metrics
 from triforce.server.schemas import (
     ChatBody,
@@ -58,17 +58,17 @@ from triforce.server.schemas import (
     ResponseFormat,
     ResponsesBody,
     SamplingFields,
-    characters,
     grammar_of,
-    plain,
-    turns,
+    message_dict,
+    message_length,
+    messages_of,
 )
 from triforce.server.tools import ToolChoice
 from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 NO_LIMIT = -1
 """Value of the token limit for unlimited answers in other servers."""
-OF_STREAMS = ("stream_options", "trace", "return_progress")
+STREAM_FIELDS = ("stream_options", "trace", "return_progress")
 
 
 def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
@@ -81,7 +81,7 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
         raise field_error(name, f"{name} must be from 0 to {limits.logprobs}")
     if any(len(stop) > limits.stop_characters for stop in stops):
         raise field_error("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
-    for name in OF_STREAMS:
+    for name in STREAM_FIELDS:
         if getattr(body, name) and not body.stream:
             raise field_error(name, f"{name} needs stream: true")
 
@@ -94,10 +94,10 @@ def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Gra
 
 def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
     """Raise ApiError for a token limit that is too small, or `NO_LIMIT`."""
-    if limit is None or limit >= body.fewest_tokens:
+    if limit is None or limit >= body.min_token_limit:
         return
     field = body.sent_as.get("max_tokens", "max_tokens")
-    text = f"{field} must be an integer, at least {body.fewest_tokens}"
+    text = f"{field} must be an integer, at least {body.min_token_limit}"
     if limit != NO_LIMIT:
         raise field_error(field, text)
     raise field_error(
@@ -137,11 +137,11 @@ def fit_to_kv(
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
     """Raise ApiError where an echo of the prompts exceeds the limits of an answer."""
     logprob_count = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
-    if logprob_count > MOST_ECHOED:
+    if logprob_count > MAX_ECHOED:
         raise field_error(
             "logprobs",
             f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells {logprob_count} "
-            f"log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs",
+            f"log-probabilities; {MAX_ECHOED} are the most. Send less, or lower logprobs",
         )
     if (max_characters := limits.body_bytes) < characters * params.n:
         raise field_error(
@@ -171,7 +171,7 @@ def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
 
 LARGE_PORTION = 1 / 2
 """Share of the processors for large bodies, texts and answers."""
-_PASSED_ON = (
+_COPIED_FIELDS = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
 )
@@ -184,7 +184,7 @@ class RequestParser:
         self.llm = llm
         self.tokenizer = tokenizer
         self.limits = limits
-        self.large = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
+        self.large_slots = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
         self._grammars = GrammarPool(llm.grammars, limits.grammars)
 
     @property
@@ -227,7 +227,7 @@ class RequestParser:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = await _grammar(body, body.response_format, tools)
         params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        ids = await self.conversation(body.messages, key, tools, body.thinks)
+        ids = await self.conversation(body.messages, key, tools, body.thinking_switch)
         return await self._requests([ids], params, body, key)
 
     async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
@@ -235,8 +235,8 @@ class RequestParser:
         tools = self.tools(body)
         grammar = await _grammar(body, body.text.format if body.text else None, tools)
         params = self._params(body, grammar, max_tokens=body.max_output_tokens)
-        messages = turns(body.instructions, body.input)
-        ids = await self.conversation(messages, key, tools, body.thinks, "input")
+        messages = messages_of(body.instructions, body.input)
+        ids = await self.conversation(messages, key, tools, body.thinking_switch, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
@@ -250,13 +250,13 @@ class RequestParser:
 
     async def _ids(self, prompt: Prompt, key: str) -> list[int]:
         """Return checked token ids. Raises RequestError for the prompt, or ApiError without a free slot."""
-        self._bound(len(prompt) if isinstance(prompt, str) else 0)
+        self._check_length(len(prompt) if isinstance(prompt, str) else 0)
         return await self.in_thread(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
         """Return the token ids of a text, perhaps empty. special: whether to add special tokens. Raises ApiError."""
         with naming_field("prompt"):
-            self._bound(len(text))
+            self._check_length(len(text))
             return await self.in_thread(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
@@ -273,15 +273,15 @@ class RequestParser:
         """
         if not self.tokenizer.chats:
             raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
-        length = sum(map(characters, messages))
+        length = sum(map(message_length, messages))
         with naming_field(field):
-            self._bound(length)
+            self._check_length(length)
         thinking_field, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
             raise field_error(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
 
         def encode() -> list[int]:
-            template_messages = [plain(message) for message in messages]
+            template_messages = [message_dict(message) for message in messages]
             return self.llm.encode(self.tokenizer.chat(template_messages, tools.shown if tools else None, thinks))
 
         with naming_field(field, {"messages": field}):
@@ -289,9 +289,9 @@ class RequestParser:
 
     async def in_thread(self, size: int, key: str, work: Callable[[], T]) -> T:
         """Run `work` in a thread and return its result. size: in bytes or characters; large work waits for a slot."""
-        return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
+        return await (asyncio.to_thread(work) if size <= LARGE_INPUT else self.large_slots.run(key, work))
 
-    def _bound(self, characters: int) -> None:
+    def _check_length(self, characters: int) -> None:
         """Raise ContextLengthError for a text that exceeds the context in any tokenization."""
         max_characters = self.context * self.limits.characters_per_token
         if characters > max_characters:
@@ -328,14 +328,14 @@ class RequestParser:
         with naming_field("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.return_progress)
-        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer reports it
-        return GenerationRequest(ids, seeded, mode, progress=progress)
+        seeded_params = params if params.seed is not None else replace(params, seed=random_seed())  # reported
+        return GenerationRequest(ids, seeded_params, mode, progress=progress)
 
     def _params(
         self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **logprob_params: int | None
     ) -> SamplingParams:
         values: dict[str, Any] = {
-            name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
+            name: value for name in _COPIED_FIELDS if (value := getattr(body, name, None)) is not None
         }
         check_limit(body, max_tokens, self.context)
         values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | logprob_params
@@ -357,17 +357,17 @@ async def _grammar(
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
-    working = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_until_disconnected(receive))
+    work_task = asyncio.ensure_future(work)
+    disconnect_task = asyncio.ensure_future(_until_disconnected(receive))
     try:
-        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((work_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
             raise ClientDisconnected
-        return working.result()
+        return work_task.result()
     finally:
-        disconnected.cancel()
-        working.cancel()
-        await asyncio.wait((working,))  # its resources are free before this returns
+        disconnect_task.cancel()
+        work_task.cancel()
+        await asyncio.wait((work_task,))  # its resources are free before this returns
 
 
 async def _until_disconnected(receive: Receive) -> None:
@@ -403,7 +403,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-LEAST = -9999.0
+MIN_LOGPROB = -9999.0
 """Logarithm of a probability of zero in answers, as JSON has no infinity."""
 
 
@@ -424,7 +424,7 @@ class TextLogprobs:
             self._offset += len(self._stream.step(token_id))
         return {
             "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
-            "token_logprobs": [entry and _finite(entry.chosen.logprob) for entry in entries],
+            "token_logprobs": [entry and _finite_logprob(entry.chosen.logprob) for entry in entries],
             "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
@@ -432,7 +432,7 @@ class TextLogprobs:
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         logprob_by_text: dict[str, float] = {}
         for alternative in (*entry.top, entry.chosen):  # best first: the best of tokens with one text is listed
-            logprob_by_text.setdefault(alternative.text, _finite(alternative.logprob))
+            logprob_by_text.setdefault(alternative.text, _finite_logprob(alternative.logprob))
         return logprob_by_text
 
 
@@ -442,7 +442,7 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
     def logprob_fields(token: Logprob) -> dict[str, Any]:
         return {
             "token": token.text,
-            "logprob": _finite(token.logprob),
+            "logprob": _finite_logprob(token.logprob),
             "bytes": list(tokenizer.bytes_of(token.token_id)),
         }
 
@@ -507,8 +507,8 @@ def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
     return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)
+def _finite_logprob(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
 
 
 B = TypeVar("B")
@@ -516,7 +516,7 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
-AT_ONCE = 4096
+INLINE_ENTRIES = 4096
 """Tokens, including alternatives, up to which an answer is serialized in the event loop; more take a thread."""
 
 
@@ -542,7 +542,7 @@ class ResponseWriter(Protocol):
     def opening(self) -> Iterable[bytes]:
         """Yield the frames before any text."""
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         """Yield frames with the progress of a prompt's prefill. prompt: its index, from 0."""
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
@@ -595,9 +595,9 @@ class Service:
             end()
         report |= _summary(outputs)
         write = partial(self._full_response, writer, outputs, body)
-        if sum(map(_entries, generations, outputs)) <= AT_ONCE:
+        if sum(map(_entries, generations, outputs)) <= INLINE_ENTRIES:
             return write()
-        return await unless_disconnected(request.receive, self.parser.large.run(key, write))
+        return await unless_disconnected(request.receive, self.parser.large_slots.run(key, write))
 
     def _full_response(
         self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields
@@ -617,7 +617,7 @@ class Service:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
                     elif isinstance(event, PrefillProgress):
-                        for data in writer.reading(prompt, event):
+                        for data in writer.prefill_progress(prompt, event):
                             yield data
                     else:
                         for data in writer.piece(prompt, event):

@@ -12,14 +12,14 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_val
 from pydantic_core import PydanticCustomError
 
 from triforce.engine.engine import partial_match
-from triforce.interface.grammar import MOST_CHARACTERS, Grammar, closed_objects
+from triforce.interface.grammar import MAX_CHARACTERS, Grammar, closed_objects
 from triforce.server.errors import ApiError, field_error
 from triforce.server.request_base import Body, unknown_field
 from triforce.structured_output.compiler import GrammarError, schema_grammar
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of the parameters of a function without parameters."""
 
 
@@ -61,18 +61,18 @@ class CallFormat:
             prefix = f'{opening}"name": "{function.name}", "{self.arguments}": '
             rules.append(f"call_{i}: {json.dumps(prefix)} arguments_{i} {json.dumps(closing)}")
             try:
-                arguments = closed_objects(function.parameters or NOTHING) | {"type": "object"}
+                arguments = closed_objects(function.parameters or NO_PARAMETERS) | {"type": "object"}
                 rules.append(f"arguments_{i}: {schema_grammar(arguments)}")
             except RecursionError as error:
                 raise unusable_parameters(place, function, "they are nested too deeply") from error
             except ValueError as error:
                 raise unusable_parameters(place, function, str(error)) from error
         source = "\n".join(rules)
-        if len(source) > MOST_CHARACTERS:
+        if len(source) > MAX_CHARACTERS:
             raise field_error(
                 "tools",
                 f"the tools are too long together ({len(source)} characters of a grammar; "
-                f"{MOST_CHARACTERS} are the most); send fewer, or simplify their parameters",
+                f"{MAX_CHARACTERS} are the most); send fewer, or simplify their parameters",
             )
         return Grammar.lark(source)
 
@@ -162,20 +162,20 @@ class _UntaggedParser(_BufferedParser):
         return self._release(len(self._buffer)) if is_final or self._is_text else []
 
 
-MOST_TOOLS = 128
-MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
+MAX_TOOLS = 128
+MAX_LEVELS, MAX_PARTS_OF_SCHEMA = 128, 10_000
 """Maximal nesting of a schema, safe for grammars and for JSON serialization, and maximal number of its values."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_size(schema: dict[str, Any]) -> dict[str, Any]:
     level = list[Any]([schema])
     count = 0
-    for _ in range(MOST_LEVELS):
+    for _ in range(MAX_LEVELS):
         count += sum(len(container) for container in level)
-        if count > MOST_PARTS_OF_SCHEMA:
+        if count > MAX_PARTS_OF_SCHEMA:
             raise PydanticCustomError("too_large", "this schema has too many parts; simplify it")
         level = [part for container in level for part in _parts(container) if isinstance(part, dict | list)]
         if not level:
@@ -183,7 +183,7 @@ def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
     raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
 
 
-def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_object(schema: dict[str, Any]) -> dict[str, Any]:
     """Return the schema if it may describe an object, without checking compositions and references."""
     kinds = schema.get("type", "object")
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -208,7 +208,7 @@ class Function(Body):
     }
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_shallow), AfterValidator(_of_an_object)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_size), AfterValidator(_check_object)] | None = None
     strict: bool | None = None
 
 
@@ -254,13 +254,13 @@ class ToolFields(Body):
     @classmethod
     def _skip_other_tools(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         tools = data.get("tools") if isinstance(data, dict) else None
-        if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
             return handler(data)
-        if chosen_kind := _other_kind(data.get("tool_choice")):
+        if chosen_kind := _unsupported_kind(data.get("tool_choice")):
             raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
-        skipped_kinds = {kind for tool in tools if (kind := _other_kind(tool))}
+        skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool))}
         functions = [
-            None if _other_kind(tool) else tool for tool in tools
+            None if _unsupported_kind(tool) else tool for tool in tools
         ]  # skipped tools keep their index, which errors name
         if skipped_kinds and not any(functions):
             advice = "none of them is a function, and only functions are called here; leave them out"
@@ -270,7 +270,7 @@ class ToolFields(Body):
         return body
 
 
-def _other_kind(tool: Any) -> str | None:
+def _unsupported_kind(tool: Any) -> str | None:
     """Return the type of a tool that is no function, or None. Types that are invalid in a header do not count."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None

@@ -13,7 +13,7 @@ import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
 
-MOST_CHARACTERS = 40
+MAX_CHARACTERS = 40
 """Characters from which on a number ends as soon as its schema allows. Every float64 and 128-bit integer fits."""
 _PARTS = frozenset(b"0123456789.eE+-")
 
@@ -40,33 +40,33 @@ class JsonState(NamedTuple):
 
 
 class NumberLimits:
-    """Ends numbers of `MOST_CHARACTERS`. tokens: the bytes of each token of the vocabulary."""
+    """Ends numbers of `MAX_CHARACTERS`. tokens: the bytes of each token of the vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
-    def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
+    def end_long_numbers(self, allowed_V: Bools, state: JsonState) -> Bools:
         """Return the allowed tokens, (V,). Where others remain, tokens that continue a long number are removed."""
         leaving_V = allowed_V & self._leaving_V
-        return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
+        return leaving_V if state.length >= MAX_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has consumed `_read`; for a text that differs it is rolled back.
+    """Follows one text. llguidance's matcher has consumed `_consumed`; for a text that differs it is rolled back.
 
-    matcher: an LLMatcher at the beginning of a text, owned by this object. ends: end-of-sequence tokens. numbers:
+    matcher: an LLMatcher at the beginning of a text, owned by this object. eos_ids: end-of-sequence tokens. numbers:
     limits of numbers, if the text is JSON.
     """
 
     def __init__(
-        self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
+        self, matcher: Any, eos_ids: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._numbers = numbers
-        self._ends = frozenset(ends)
-        self._read: list[int] = []
+        self._eos_ids = frozenset(eos_ids)
+        self._consumed: list[int] = []
         self._states = [JsonState()]  # at the beginning, and after each consumed token
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
@@ -83,38 +83,38 @@ class Matcher:
         if not self._follow(text_T.tolist()):
             return allowed_JV
         for column_V, guess in zip(allowed_JV, [*guesses, None], strict=True):
-            column_V[:] = self._next()
-            if guess is None or guess in self._ends or not column_V[guess] or not self._consume([guess]):
+            column_V[:] = self._next_mask()
+            if guess is None or guess in self._eos_ids or not column_V[guess] or not self._consume([guess]):
                 break
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
         """Move the matcher to the end of `text`. Returns False where any token may follow the text."""
-        if not self._ends.isdisjoint(text):
+        if not self._eos_ids.isdisjoint(text):
             return False
-        common = common_prefix(self._read, text)
+        common = common_prefix(self._consumed, text)
         if not self._matcher.is_error():
-            self._matcher.rollback(len(self._read) - common)
-        del self._read[common:], self._states[common + 1 :]
+            self._matcher.rollback(len(self._consumed) - common)
+        del self._consumed[common:], self._states[common + 1 :]
         return self._consume(text[common:])
 
     def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
-            return True  # `_next` then allows the end of the sequence only
+            return True  # `_next_mask` then allows the end of the sequence only
         consumed = self._matcher.try_consume_tokens(tokens)
-        self._read += tokens[:consumed]
+        self._consumed += tokens[:consumed]
         if self._numbers:
             for token in tokens[:consumed]:
                 self._states.append(self._states[-1].after(self._numbers.tokens[token]))
         return bool(consumed == len(tokens))
 
-    def _next(self) -> Bools:
+    def _next_mask(self) -> Bools:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():  # an earlier error, or a parser limit in this call
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
-            ended_V[list(self._ends)] = True
+            ended_V[list(self._eos_ids)] = True
             return ended_V
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little")
         allowed_V: Bools = bits.view(np.bool_)
-        return self._numbers.shortened(allowed_V, self._states[-1]) if self._numbers else allowed_V
+        return self._numbers.end_long_numbers(allowed_V, self._states[-1]) if self._numbers else allowed_V
