@@ -94,7 +94,7 @@ class Connection(H11Protocol):
 
 
 class Connections:
-    """The open connections. opened: a live set, from which a connection removes itself when it closes."""
+    """The open connections. open_connections: a live set, from which a connection removes itself when it closes."""
 
     def __init__(self, open_connections: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
         self._open = open_connections

@@ -259,9 +259,8 @@ class ToolFields(Body):
         if chosen_kind := _unsupported_kind(data.get("tool_choice")):
             raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
         skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool))}
-        functions = [
-            None if _unsupported_kind(tool) else tool for tool in tools
-        ]  # skipped tools keep their index, which errors name
+        # None in place of skipped tools keeps the indices, which errors name
+        functions = [None if _unsupported_kind(tool) else tool for tool in tools]
         if skipped_kinds and not any(functions):
             advice = "none of them is a function, and only functions are called here; leave them out"
             raise unknown_field("tools", advice)
