@@ -17,17 +17,17 @@ from triforce.interface.grammar import Grammar
 from triforce.sandbox import Trial, TrialError, TrialLimitError
 from triforce.structured_output.matcher import Matcher, NumberLimits
 
-PURE = '%llguidance {"no_forcing": true}\n'
-"""Option that keeps every tokenization of a forced text allowed. By default llguidance forces one tokenization."""
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""Without forced tokens: otherwise a text with only one continuation would have to have one tokenization only."""
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
-"""White space in JSON is limited to indentation, so no model writes it endlessly. Unknown keywords are errors."""
+"""JSON may be indented, with a bounded count of spaces; a keyword that is not supported is refused."""
 
 LARGEST = 2**63 - 1
 ONE_OF = "oneOf is kept to only where its alternatives cannot overlap, by their types; write anyOf"
 
 
 class Vocabulary:
-    """Tokenizer wrapper for llguidance: the bytes of each token."""
+    """A tokenizer for llguidance: the bytes of each token."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -38,16 +38,16 @@ class Vocabulary:
         self.eos_token_id = eos
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a forced text: none, as `PURE` disables forcing."""
+        """Return the tokens of a forced text. No text is forced, see `NO_FORCING`."""
         return []
 
 
 def new_matcher(tokenizer: Any, kind: str, source: str) -> Any:
-    """Return a matcher at the beginning of a text. Raises ValueError or RecursionError for an invalid grammar."""
+    """Return a matcher at the beginning of a text. Raises ValueError or RecursionError for a wrong grammar."""
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False)
-    written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
+    written = LLMatcher.grammar_from_lark(NO_FORCING + _as_lark(kind, source))
     matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(_user_error(matcher.get_error(), kind))
@@ -59,14 +59,14 @@ _LINE = re.compile(r"line (\d+), column \d+: ")
 
 
 def _user_error(error: str, kind: str) -> str:
-    """Return an error of llguidance in terms of the user's source. Its lines of Lark exclude the line of `PURE`."""
+    """Return an error of llguidance in terms of the request: lines of Lark are counted without that of `NO_FORCING`."""
     place_format = "line {}, column {}: " if kind == "lark" else ""
     error = _PLACE.sub(lambda place: place_format.format(int(place[1]) - 1, place[2]), error)
     return re.sub(r"oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
 
 
 def schema_grammar(schema: Any) -> str:
-    """Return a schema as a rule body of Lark. Raises ValueError unless the schema is an object, true or false."""
+    """Return a schema as a grammar's rule body. Raises ValueError unless it is an object, true or false."""
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
     text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
@@ -75,7 +75,7 @@ def schema_grammar(schema: Any) -> str:
 
 
 def _exact_integer(digits: str) -> int:
-    """Parse an integer as llguidance does, through float64. Raises ValueError for an integer that float64 rounds."""
+    """Parse an integer as llguidance does, by way of float64. Raises ValueError for one that would be changed."""
     value = int(digits) if len(digits) < 20 else 2**63
     if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
         raise ValueError(f"the integer {digits[:30]} would be rounded; describe it as a string")
@@ -97,7 +97,10 @@ def _as_lark(kind: str, source: str) -> str:
 
 
 def trial(grammar: tuple[str, str]) -> None:
-    """Compile a grammar (kind, source) with a vocabulary of single bytes. Raises ValueError or RecursionError."""
+    """Compile a grammar for a vocabulary of bytes. grammar: its kind and its source.
+
+    Raises ValueError or RecursionError for a wrong grammar.
+    """
     from llguidance import LLTokenizer
 
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
@@ -108,11 +111,11 @@ def trial(grammar: tuple[str, str]) -> None:
 
 
 CACHED_GRAMMARS = 64
-"""Capacity of the cache of compiled grammars, which evicts the least recently used."""
+"""Compiled grammars that are cached, the most recently used ones."""
 
 
 class CompiledGrammar:
-    """A grammar in the tokens of one tokenizer. matcher: an LLMatcher at the beginning of a text, never advanced."""
+    """A grammar in the tokens of one tokenizer. matcher: an LLMatcher that always stays at the beginning of a text."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, numbers: NumberLimits | None) -> None:
         self._matcher = matcher
@@ -120,19 +123,19 @@ class CompiledGrammar:
         self._numbers = numbers
 
     def follow(self) -> Matcher:
-        """Return a constraint for one row, at the beginning of its text. The copy is cheap."""
+        """Return a constraint for one row, at the beginning of its text. Its cost is negligible."""
         ends = self._tokenizer.eos_ids
         size = self._tokenizer.vocab_size
         return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
 
     def accepts(self, ids: Sequence[int]) -> bool:
-        """Return whether the text of these tokens is a complete text of the grammar."""
+        """Whether the grammar accepts the text of these tokens, so that the text may end there."""
         (allowed_V,) = self.follow().allowed(np.array(ids, dtype=np.int64), np.zeros(0, dtype=np.int64))
         return bool(allowed_V[list(self._tokenizer.eos_ids)].any())
 
 
 class GrammarTrial:
-    """Compiles a grammar in a child process, which may crash, or be cancelled from another thread."""
+    """Trial compilation of a grammar in a process of its own, which may crash, or be cancelled by another thread."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._task = grammar.kind, grammar.source
@@ -140,7 +143,7 @@ class GrammarTrial:
         self._cancelled = False
 
     def run(self) -> str:
-        """Return the fault of the grammar; empty if it compiles. Call it once."""
+        """Return the grammar's fault; empty if it has none. It is called once."""
         self._trial = Trial(f"{__name__}:trial", self._task)
         if self._cancelled:
             self._trial.stop()
@@ -153,33 +156,33 @@ class GrammarTrial:
         return ""
 
     def cancel(self) -> None:
-        """Stop the process: `run` returns at once, with a fault."""
+        """Cancel the trial: `run` returns a fault at once."""
         self._cancelled = True
         if self._trial:
             self._trial.stop()
 
 
 class GrammarCompiler:
-    """Compiles grammars and caches the most recently used ones. Its methods are thread-safe."""
+    """Compiles grammars and caches them. Methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
         self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        # two locks: a lookup does not wait for the compilation of another grammar
+        # two locks, so that a look-up does not wait for the compilation of another grammar
         self._table = Lock()
         self._compiling = Lock()
 
     def cached(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return a compiled grammar from the cache, or None."""
+        """Return a cached grammar, or None."""
         with self._table:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
 
     def compile(self, grammar: Grammar, trial: GrammarTrial | None = None) -> CompiledGrammar:
-        """Return the compiled grammar, after a trial in a child process. Raises RequestError for an invalid grammar."""
+        """Compile a grammar after a trial, and return it. Raises RequestError saying what is wrong."""
         if compiled := self.cached(grammar):
             return compiled
         self.prepare()
@@ -188,15 +191,15 @@ class GrammarCompiler:
         return self.compile_tried(grammar)
 
     def compile_tried(self, grammar: Grammar) -> CompiledGrammar:
-        """Compile a grammar that has passed a trial, here or on another rank, and return it. Raises RequestError."""
+        """Compile a grammar that has passed a trial, perhaps in another process, and return it. Raises RequestError."""
         tokenizer = self.prepare()
         with self._compiling:
             return self.cached(grammar) or self._compile(grammar, tokenizer)
 
     def prepare(self) -> Tokenizer:
-        """Build the vocabulary of all grammars and return the tokenizer. Raises RequestError without a usable one.
+        """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none fits.
 
-        The first call takes 1 s for 262,144 tokens, and holds the interpreter's lock.
+        It takes 1 s for 262,144 tokens, and holds the interpreter's lock.
         """
         if self._tokenizer is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
@@ -233,14 +236,14 @@ class GrammarCompiler:
 
 
 class GrammarError(RequestError):
-    """A grammar that cannot be used. reason: its fault. line: the faulty line of Lark, counted from 1, or None."""
+    """A grammar that cannot be used. reason: what is wrong. line: of Lark, counted from 1, where it is one that is."""
 
     reason: str
     line: int | None
 
 
 def _unusable(grammar: Grammar, error: str) -> GrammarError:
-    """Return a GrammarError with llguidance's message, without its excerpts of generated source and of regexes."""
+    """Return the error that llguidance gives, without the excerpts that it shows of its own source and of a regex."""
     reason = re.split(r"\n +\d+ \| ", error, maxsplit=1)[0].strip()
     reason = re.sub(r"regex parse error:\n.*\nerror: ", "regex parse error: ", reason, flags=re.DOTALL)
     reason = "no text fits it" if error.startswith("NoExtensionBias") else " ".join(reason.split())[:300]

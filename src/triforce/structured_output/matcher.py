@@ -1,6 +1,6 @@
 """Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
-The length of numbers in JSON is bounded: a schema can bound their value only, and some models write digits endlessly.
+The length of JSON numbers is limited: a schema bounds their value only, and some models append digits forever.
 Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
@@ -13,21 +13,21 @@ import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
 
-MAX_CHARACTERS = 40
-"""Characters from which on a number ends as soon as its schema allows. Every float64 and 128-bit integer fits."""
+MAX_NUMBER_CHARACTERS = 40
+"""Characters of a number: enough for every float64 and 128-bit integer. A longer one ends once its schema allows it."""
 _PARTS = frozenset(b"0123456789.eE+-")
 
 
 class JsonState(NamedTuple):
-    """Lexical state of a JSON text: whether it is within a string, and the length of the number that it is in."""
+    """State of a JSON text: within a string or not, and the length of the number at its end."""
 
     quoted: bool = False
     escaped: bool = False
     length: int = 0
-    """Characters of a number so far."""
+    """Characters of the number so far; 0 outside of numbers."""
 
     def after(self, written: bytes) -> JsonState:
-        """Return the state after further bytes."""
+        """Return the state after `written` more bytes."""
         quoted, escaped, length = self
         for byte in written:
             if quoted:
@@ -40,22 +40,22 @@ class JsonState(NamedTuple):
 
 
 class NumberLimits:
-    """Ends numbers of `MAX_CHARACTERS`. tokens: the bytes of each token of the vocabulary."""
+    """Ends JSON numbers after `MAX_NUMBER_CHARACTERS`. tokens: the bytes of each token of a vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
     def end_long_numbers(self, allowed_V: Bools, state: JsonState) -> Bools:
-        """Return the allowed tokens, (V,). Where others remain, tokens that continue a long number are removed."""
+        """Return the allowed tokens, without tokens that extend a number of full length, unless none would remain."""
         leaving_V = allowed_V & self._leaving_V
-        return leaving_V if state.length >= MAX_CHARACTERS and leaving_V.any() else allowed_V
+        return leaving_V if state.length >= MAX_NUMBER_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has consumed `_consumed`; for a text that differs it is rolled back.
+    """Constraint of one text. llguidance's matcher has consumed `_consumed`, and rolls back where the text differs by now.
 
-    matcher: an LLMatcher at the beginning of a text, owned by this object. eos_ids: end-of-sequence tokens. numbers:
+    matcher: an LLMatcher at the beginning of a text, for this object only. eos_ids: end-of-sequence tokens. numbers:
     limits of numbers, if the text is JSON.
     """
 
@@ -72,12 +72,12 @@ class Matcher:
 
     @property
     def failure(self) -> str:
-        """Error of the matcher, which ends the text; empty without one."""
+        """Reason why the matcher cannot follow the text any more; empty if it can."""
         error: str = self._matcher.get_error()
         return error.partition("\n")[0]
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
-        """Return the tokens that may follow the text and each of the draft tokens: (J, V)."""
+        """Return a mask of the tokens that may follow the text and each of the draft tokens, bool (J, V)."""
         guesses = guesses_K.tolist()
         allowed_JV = np.ones((len(guesses) + 1, self._vocab_size), dtype=np.bool_)
         if not self._follow(text_T.tolist()):
@@ -89,7 +89,7 @@ class Matcher:
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
-        """Move the matcher to the end of `text`. Returns False where any token may follow the text."""
+        """Bring the matcher to this text. Returns False if any token may follow it, as the text has ended."""
         if not self._eos_ids.isdisjoint(text):
             return False
         common = common_prefix(self._consumed, text)
@@ -100,7 +100,7 @@ class Matcher:
 
     def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
-            return True  # `_next_mask` then allows the end of the sequence only
+            return True  # `_next_mask` allows only the end of the text
         consumed = self._matcher.try_consume_tokens(tokens)
         self._consumed += tokens[:consumed]
         if self._numbers:
@@ -111,7 +111,7 @@ class Matcher:
     def _next_mask(self) -> Bools:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():  # an earlier error, or a parser limit in this call
+        if self._matcher.is_error():  # an earlier error, or a limit of the parser just now
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
             ended_V[list(self._eos_ids)] = True
             return ended_V
