@@ -53,7 +53,7 @@ class NumberLimits:
 
 
 class Matcher:
-    """Constraint of one text. llguidance's matcher has consumed `_consumed`, and rolls back where the text differs by now.
+    """Constraint of one text. llguidance's matcher has consumed `_consumed`, and rolls back where the text differs.
 
     matcher: an LLMatcher at the beginning of a text, for this object only. eos_ids: end-of-sequence tokens. numbers:
     limits of numbers, if the text is JSON.
