@@ -16,7 +16,7 @@ from triforce.cli.chat.conversation import Conversation, load
 from triforce.cli.text_files import read_text
 from triforce.errors import RequestError
 from triforce.server.access import read_keys
-from triforce.user_files import MOST_BYTES, PIECE, read_all, read_file, read_line
+from triforce.user_files import MOST_BYTES, PIECE, NotTextError, decode, read_all, read_file, read_line
 
 MODEL = "no-such-model"  # files are read before a model is looked for
 COMMANDS = {
@@ -76,6 +76,15 @@ def test_pipe_is_read_as_text_and_keys(tmp_path: Path) -> None:
         writer.start()
         assert "".join(read(str(tmp_path / "fifo"))) == "0123456789abcdef"
         writer.join()
+
+
+@pytest.mark.parametrize("encoding", ["UTF-16LE", "UTF-16BE"])
+def test_text_in_utf16_without_mark_is_whole_pairs(encoding: str) -> None:
+    data = "abc".encode(encoding)
+    with pytest.raises(NotTextError) as error:
+        decode(data)
+    assert error.value.conversion == f"iconv -f {encoding} -t UTF-8"
+    assert decode(data[1:]) == data[1:].decode() and decode(b"a\0b\0c") == "a\0b\0c"
 
 
 def test_terminal_is_read_until_its_first_end() -> None:

@@ -16,7 +16,7 @@ from triforce.interface.keyword_advice import advised
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
-from triforce.kvcache.pool import WindowMark
+from triforce.kvcache.pool import WindowSnapshot
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
@@ -36,11 +36,11 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
+        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.new_rows(1)
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
         self._cached_ids: list[int] = []
-        self._window_mark = WindowMark(pool)
+        self._window_snapshot = WindowSnapshot(pool)
         self._answering = Lock()
 
     def __repr__(self) -> str:
@@ -79,7 +79,7 @@ class Session:
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0
         # The pool may hold tokens past the end of the last answer, which were verified but cut off.
         cached_tokens = min(common_prefix(self._cached_ids, ids), reusable, int(self._memory.lengths_B[0]))
-        self._window_mark.go_back(0, cached_tokens)
+        self._window_snapshot.restore(0, cached_tokens)
         self._memory.rewind(ints([self._memory.rewindable(0, cached_tokens)]))
         self._cached_ids = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
@@ -87,7 +87,7 @@ class Session:
                 if isinstance(piece, RequestOutput):
                     return piece
                 if len(self._cached_ids) == len(ids):
-                    self._window_mark.take(0)
+                    self._window_snapshot.take(0)
                 self._cached_ids += piece.token_ids
                 yield piece
         raise AssertionError("a stream ends with its output")

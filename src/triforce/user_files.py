@@ -187,8 +187,8 @@ def kind(data: bytes) -> str:
 
 
 def _unmarked(data: bytes) -> str:
-    """Return what text in UTF-16 without a mark is: every other byte of most of its characters is NUL."""
-    beginning = data[:LOOKED_AT]
+    """Return what text in UTF-16 without a mark is: of pairs of bytes, one byte of most of which is NUL."""
+    beginning = data[:LOOKED_AT] if len(data) % 2 == 0 else b""
     for encoding, high, low in (("UTF-16LE", 1, 0), ("UTF-16BE", 0, 1)):
         if not any(byte == 0 for byte in beginning[low::2]) and beginning[high::2].count(0) * 4 > len(beginning):
             return f"is {encoding} without a byte order mark; {CONVERT}iconv -f {encoding} -t UTF-8"

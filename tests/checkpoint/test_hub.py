@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from pathlib import Path
 
 import pytest
@@ -173,9 +174,27 @@ def test_draft_of_known_model_comes_with_package(name: str, tmp_path: Path) -> N
     assert (folder / "model.safetensors").stat().st_size <= 12 * 2**20
 
 
-def test_gguf_folder_of_several_models_is_refused(tmp_path: Path) -> None:
-    for name in ("gemma-270m-Q4_K_M.gguf", "qwen-0.5b-Q4_K_M.gguf"):
+@pytest.mark.parametrize(
+    ("names", "quantisation", "told"),
+    [
+        ("gemma-270m-Q4_K_M.gguf qwen-0.5b-Q4_K_M.gguf", "", "of several models: {}; name the file"),
+        ("gemma-270m-Q4_K_M.gguf qwen-0.5b-Q4_K_M.gguf", ":Q4_K_M", "of several models: {}; name the file"),
+        ("gemma270m.gguf qwen0.5b.gguf qwen1.5b.gguf", "", "of several models: {}; name the file"),
+        ("gemma270m.gguf qwen0.5b.gguf qwen1.5b.gguf", ":Q4_K_M", "no GGUF file of Q4_K_M; it has {}"),
+        ("gemma270m.gguf qwen0.5b.gguf qwen1.5b.gguf", ":5b", "no GGUF file of 5b; it has {}"),
+        ("qwen-0.5b.gguf qwen-1.5b.gguf", "", "of several models: {}; name the file"),
+        ("qwen-v2.5.gguf qwen-v3.5.gguf", ":5", "no GGUF file of 5; it has {}"),
+        (
+            "q-0.5b-Q8_0.gguf q-0.5b.f16.gguf q-0.5b.gguf",
+            ":Q2_K",
+            "no GGUF file of Q2_K; it has Q8_0, f16, q-0.5b.gguf",
+        ),
+        ("sub-IQ2_XXS.gguf sub-MXFP4_MOE.gguf sub-4bit.gguf", ":x", "it has sub-4bit.gguf, IQ2_XXS, MXFP4_MOE"),
+    ],
+)
+def test_gguf_folder_of_several_models_is_refused(names: str, quantisation: str, told: str, tmp_path: Path) -> None:
+    """Whole names are listed where they do not end with a quantisation."""
+    for name in names.split():
         (tmp_path / name).write_bytes(b"GGUF")
-    for folder in (tmp_path, f"{tmp_path}:Q4_K_M"):
-        with pytest.raises(ModelError, match=r"several models: gemma-270m-Q4_K_M.gguf, qwen-0.5b-Q4_K_M.gguf"):
-            model_path(folder)
+    with pytest.raises(ModelError, match=re.escape(told.format(names.replace(" ", ", ")))):
+        model_path(f"{tmp_path}{quantisation}")

@@ -65,10 +65,10 @@ def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for version, why in ((None, "was built without CUDA"), ("13.0", "finds none; see nvidia-smi")):
         monkeypatch.setattr(torch.version, "cuda", version)
-        assert main(["doctor", "--gpu"]) == 2
+        assert main(["doctor", "--gpu", "--out", "figures.json"]) == 2
         error = capsys.readouterr().err
         assert why in error and "Traceback" not in error and error.count("\n") == 1
-    assert not Path("triforce-doctor.json").exists()
+        assert report("figures.json")["error"] in error and report("figures.json")["device"] == "cuda"
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
@@ -111,13 +111,13 @@ def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = checkup.Checkup._logits
 
     def wrong(self: checkup.Checkup, decoder: Any) -> torch.Tensor:
-        return compute(self, decoder) * (1.0 if dispatch.wanted == "torch" else 1.1)
+        return compute(self, decoder) * (1.0 if dispatch.requested == "torch" else 1.1)
 
     monkeypatch.setattr(checkup.Checkup, "_logits", wrong)
 
 
 def broken_picks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.wanted)]))
+    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.requested)]))
 
 
 def broken_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,44 @@ def test_generate_chat_model_applies_template_on_request(
     assert main(["generate", "Who is it?"]) == 0 and "has a chat template: with --chat" in capsys.readouterr().err
     assert main(["generate", "M", "Who is it?", "--chat"]) == 0 and "--chat" not in capsys.readouterr().err
     assert llm.called["prompt"] == "user: Who is it?"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+def test_generate_tells_of_a_stdin_that_is_not_read(
+    llm: type[FakeLLM], kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where it has data, and nothing waits for some."""
+    (tmp_path / "prompt").write_text("a prompt")
+    told = "stdin is not read, as {} is given; leave that out, and stdin is the prompt\n"
+
+    def said(data: bytes, *line: str) -> str:
+        if kind == "pipe":
+            reading, writing = os.pipe()
+            os.write(writing, data)
+        else:
+            (tmp_path / "stdin").write_bytes(data)
+            reading, writing = os.open(tmp_path / "stdin", os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
+        with open(reading, encoding="utf-8") as given, open(writing, "wb"):
+            monkeypatch.setattr(sys, "stdin", given)
+            assert main(["generate", *line]) == 0 and llm.called["prompt"]
+            return capsys.readouterr().err
+
+    assert said(b"text", "a prompt").startswith(told.format("a PROMPT"))
+    assert said(b"text", "org/model", "--prompt-file", str(tmp_path / "prompt")).startswith(
+        told.format("--prompt-file")
+    )
+    assert said(b"text", "a prompt", "-q") == "" and "not read" not in said(b"", "a prompt")
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/ptmx"])
+@pytest.mark.usefixtures("llm")
+def test_generate_tells_of_no_device_as_stdin(
+    device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open(device, "rb", buffering=0) as given:
+        monkeypatch.setattr(sys, "stdin", given)
+        assert main(["generate", "a prompt"]) == 0
+    assert "not read" not in capsys.readouterr().err
 
 
 def test_generate_word_is_prompt_where_nothing_is_piped(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.helpers.batch_files import answers, arguments, line
 from triforce.backends import dispatch
 from triforce.cli import main
+from triforce.server.batch import sole_writer
 
 
 def batch(folder: Path, pair: Path, lines: list[str], *more: str) -> int:
@@ -94,6 +96,44 @@ def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, t
     (tmp_path / "out.jsonl").write_bytes(earlier + new)
     assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")]) == 0
     assert (tmp_path / "out.jsonl").read_bytes() == ended
+
+
+def test_batch_again_keeps_what_it_refuses(pair: Path, tmp_path: Path) -> None:
+    """Refusals stand in the output as behind every other run, each once, and in the place of a stale answer."""
+    refused = ["no JSON\n", line("hot", "/v1/completions", {"prompt": "x", "temperature": -1})]
+    cold = line("c", "/v1/completions", {"prompt": "x", "temperature": -1})
+    assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat"), short("c", "the mat"), *refused]) == 1
+    order = [answer["custom_id"] for answer in answers(tmp_path) if answer["custom_id"] in list("abc")]
+    assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat"), cold, *refused], "--again") == 1
+    codes = {answer["custom_id"]: (answer["response"] or {}).get("status_code") for answer in answers(tmp_path)}
+    assert len(answers(tmp_path)) == 5 and codes == {"a": 200, "b": 200, "c": 400, None: None, "hot": 400}
+    assert [answer["custom_id"] for answer in answers(tmp_path)][:3] == order
+
+
+@pytest.mark.parametrize("named", ["out.jsonl", "link"])
+def test_batch_refuses_an_output_that_another_batch_writes(
+    pair: Path, tmp_path: Path, named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The lock is gone behind the batch that had it, and a file that one left behind which was killed is none."""
+    (tmp_path / "link").symlink_to("out.jsonl")
+    with sole_writer(tmp_path / named):
+        assert batch(tmp_path, pair, [short("a", "the cat")]) == 2
+        assert not (tmp_path / "out.jsonl").exists()
+    told = capsys.readouterr().err
+    assert "out.jsonl is being written by another triforce batch; wait for it" in told and told.count("\n") == 1
+    (tmp_path / "out.jsonl.lock").touch()
+    assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
+    assert len(answers(tmp_path)) == 1 and not (tmp_path / "out.jsonl.lock").exists()
+
+
+def test_batch_goes_on_where_a_file_system_has_no_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "Operation not supported")
+
+    monkeypatch.setattr("triforce.server.batch.fcntl.flock", flock)
+    with sole_writer(tmp_path / "out.jsonl"), sole_writer(tmp_path / "out.jsonl"):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 def test_batch_again_needs_a_file(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

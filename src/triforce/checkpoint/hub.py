@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.gguf.file import choose_gguf, model_names
+from triforce.checkpoint.gguf.file import choose_gguf, model_files, model_names
 from triforce.checkpoint.model_sources import CONNECT, KNOWN, SMOLLM2, find, hub_reason, offline, require_no_address
 from triforce.errors import ModelError, nearest, unreadable
 from triforce.interface.byte_size import user_path
@@ -121,12 +121,13 @@ def _in_folder(folder: Path, quantisation: str) -> Path:
 
     Raises ModelError, also where files are of several models.
     """
-    names = sorted(file.name for file in folder.glob("*.gguf"))
+    names = [file.name for file in folder.glob("*.gguf")]
     if not names and not quantisation:
         return folder
     file = folder / choose_gguf(names, quantisation, str(folder))[0]
-    if len(model_names(names)) > 1:
-        raise ModelError(f"{folder} has GGUF files of several models: {', '.join(names)}; name the file, say {file}")
+    models = model_files(names)
+    if len(model_names(models)) > 1:
+        raise ModelError(f"{folder} has GGUF files of several models: {', '.join(models)}; name the file, say {file}")
     return file
 
 

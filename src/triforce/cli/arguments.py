@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
 from triforce.cli import habits
-from triforce.cli.options import STANDARD, path, path_or_standard
+from triforce.cli.options import STANDARD, minutes, path, path_or_standard
 from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
 """Dashes that stand where `--` was typed."""
 QUOTES = "a PROMPT of several words is one argument, in quotes"
 NUMBER = re.compile(r"[\d.]+")
-NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number"}
+NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a number of minutes"}
 """Types of numbers, in words."""
 
 
@@ -39,6 +39,8 @@ class Parser(argparse.ArgumentParser):
         self.set_defaults(leaf=self)
         self._behind: dict[str, str] = {}
         """Arguments that read as options, behind options that take a text, by the names of these."""
+        self._behind_dashes: Sequence[str] = ()
+        """Arguments behind `--`."""
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does, but for options of other programs, which are told what they are called here."""
@@ -62,6 +64,7 @@ class Parser(argparse.ArgumentParser):
         joined: list[str] = []
         for n, argument in enumerate(given):
             if argument == "--":
+                self._behind_dashes = given[n + 1 :]
                 return joined + list(given[n:])
             name = self._long_name(joined[-1]) if joined else ""
             if name and argument.startswith("-") and argument != STANDARD and self._is_value(argument):
@@ -127,7 +130,10 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str], root: Parser) -> NoReturn:
         """Report the first of the arguments that nothing takes, and exit. root: the parser of all commands."""
-        option = next((each.partition("=")[0] for each in unknown if is_option(each)), None)
+        if dashed := next((each for each in self._behind_dashes if self._names_option(each)), None):
+            self.error(f"{dashed} stands behind --, where everything is an argument; put options in front of it")
+        options = (each for each in unknown if is_option(each) and each not in self._behind_dashes)
+        option = next((each.partition("=")[0] for each in options), None)
         if option is None:
             quotes = f"; {QUOTES}" * ("--prompt" in self._option_string_actions)
             self.error(f"there is no place for {' '.join(unknown)}, which is more than {self.prog} takes{quotes}")
@@ -137,10 +143,23 @@ class Parser(argparse.ArgumentParser):
         near = suggest(long, self._option_string_actions) or self._as_prompt(option) * bool(re.match("-[^-].", option))
         self.error(f"{option} is not an option of {self.prog}{near or root.owners(option)}")
 
+    def _names_option(self, argument: str) -> bool:
+        """Whether an argument is an option of this parser, with or without its value."""
+        name = argument.partition("=")[0]
+        return is_option(argument) and (name in self._option_string_actions or bool(self._long_name(name[:2])))
+
     def owners(self, option: str) -> str:
         """Return which commands have an option, to stand behind a command that has not; nothing where none has it."""
-        names = [name for name, parser in self.commands.items() if option in parser._option_string_actions]
+        names = [name for name, parser in self._leaves() if option in parser._option_string_actions]
         return f"; it is one of {', '.join(names)}" if names and len(option) > 2 else ""
+
+    def _leaves(self) -> Iterator[tuple[str, Parser]]:
+        """Yield the names, of one word or two, and the parsers of all commands that do something."""
+        for name, parser in self.commands.items():
+            if parser.commands:
+                yield from ((f"{name} {part}", leaf) for part, leaf in parser._leaves())
+            else:
+                yield name, parser
 
     @property
     def commands(self) -> dict[str, Parser]:

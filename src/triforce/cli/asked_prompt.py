@@ -9,6 +9,7 @@ from argparse import Namespace
 from typing import NamedTuple
 
 from triforce.cli.options import STANDARD
+from triforce.cli.streams import stdin_has_data
 from triforce.cli.text_files import read_document
 from triforce.distributed import spawn
 from triforce.errors import RequestError
@@ -42,13 +43,6 @@ def names_model(argument: str) -> bool:
     return argument.startswith(PATHS) or argument.endswith(".gguf") or _is_hub_name(argument)
 
 
-def is_model(argument: str) -> bool:
-    """Whether an argument can be nothing but a model: a GGUF file by its name, a name of ours, or what exists."""
-    from triforce.checkpoint.model_sources import KNOWN
-
-    return argument.endswith(".gguf") or argument in KNOWN or os.path.exists(os.path.expanduser(argument))
-
-
 def is_word(argument: str) -> bool:
     """Whether an argument may be a model's name as well as a text: a word without a slash."""
     from triforce.checkpoint.hub import HUB_NAME
@@ -73,9 +67,19 @@ class AskedPrompt(NamedTuple):
     word: str = ""
 
     def tell(self, options: Namespace) -> None:
-        """Say that a word was taken for the prompt, unless nothing is to be told or another process tells it."""
-        if self.word and not (getattr(options, "quiet", False) or spawn.MEETING in os.environ):
+        """Say that a word was taken for the prompt, and that stdin is not read though it has data.
+
+        Nothing is said where nothing is to be told, or another process tells it.
+        """
+        if getattr(options, "quiet", False) or spawn.MEETING in os.environ:
+            return
+        if self.word:
             told = f"{self.word!r} is taken for the PROMPT; for a model of that name: -m {self.word}"
+            print(told, file=sys.stderr, flush=True)
+        from_stdin = options.prompt is None and options.prompt_file in (None, STANDARD)
+        if not from_stdin and stdin_has_data():
+            source = "--prompt-file" if options.prompt is None else "a PROMPT"
+            told = f"stdin is not read, as {source} is given; leave that out, and stdin is the prompt"
             print(told, file=sys.stderr, flush=True)
 
 
@@ -110,6 +114,9 @@ def asked_of(options: Namespace) -> AskedPrompt:
 
 def _taken(model: str | None) -> str:
     """Return a remark on a MODEL that may have been meant as the prompt."""
-    if not model or is_model(model):
+    from triforce.checkpoint.model_sources import KNOWN
+
+    if not model or model in KNOWN or os.path.exists(os.path.expanduser(model)):
         return ""
-    return f" ({model!r} was taken for the MODEL; as the prompt: -p {shlex.quote(model)})"
+    missing = ", and there is no such file" if model.startswith(PATHS) or model.endswith(".gguf") else ""
+    return f" ({model!r} was taken for the MODEL{missing}; as the prompt: -p {shlex.quote(model)})"

@@ -22,7 +22,7 @@ from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, escaped, printable
-from triforce.server.batch import Answers, Comparison, Tally, compare, earlier_answers
+from triforce.server.batch import Answers, Comparison, Tally, compare, earlier_answers, sole_writer
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -48,7 +48,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     _require_order(options)
     name = served_name(options)
     output = _output(options)
-    with open_lines(options.file) as file:
+    with open_lines(options.file) as file, sole_writer(output):
         named = "stdin" if options.file == STANDARD else options.file
         lines = count_lines(file, named)
         file.seek(0)

@@ -17,17 +17,21 @@ from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.setup import about, machine, own_texts, write
 from triforce.cli.text_files import BOOK, require_writable
 from triforce.engine.model_loader import resolve_device
-from triforce.errors import RequestError, printable
+from triforce.errors import RequestError, TriforceError, as_option, printable
 
 
 def run(options: Namespace) -> int:
     """Run the checks, and write the file however they end. Raises RequestError without a GPU that is asked for."""
     require_writable(options.out, "--out")
-    if options.gpu and not torch.cuda.is_available():
-        raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
-    device = resolve_device("cuda" if options.gpu else "cpu")
+    name = "cuda" if options.gpu else "cpu"
+    report: dict[str, Any] = {"triforce": __version__, "device": name, "checks": []}
+    try:
+        device = _device(name)
+    except TriforceError as error:
+        write(options.out, report | {"error": error.worded(as_option)})
+        raise
+    report["device"] = str(device)
     processor = Check("processor", lambda: (machine(), {}), "make native")
-    report: dict[str, Any] = {"triforce": __version__, "device": str(device), "checks": []}
     passed = True
     for n, check in enumerate([processor, *Checkup(device, own_texts()[BOOK]).checks()], 1):
         passed = _passes(n, check, report["checks"])
@@ -38,6 +42,13 @@ def run(options: Namespace) -> int:
             break
     print(f"figures: {printable(options.out)}")
     return 0 if passed else 1
+
+
+def _device(name: str) -> torch.device:
+    """Return the device of this name. Raises RequestError without a GPU that is asked for, and ModelError."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise RequestError(f"there is no GPU to check: {_why_none()}; without --gpu the processor is checked")
+    return resolve_device(name)
 
 
 def _passes(number: int, check: Check, rows: list[dict[str, Any]]) -> bool:

@@ -203,8 +203,7 @@ def _watch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     text = "a folder of texts: of a repository all that git has or would add; laid out as a chat without --system is"
     add("folder", type=path, metavar="FOLDER", help=text)
-    add("-m", "--model", metavar="MODEL", help=f"{options.MODEL}; without one, the pair that comes with triforce")
-    options.offline(parser)
+    options.model(parser)
     text = "every file is a document of its own, such as a book; else all of them together are one"
     add("--each", action="store_true", help=text)
     add("--once", action="store_true", help="end once all is read, in place of waiting for changes")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import os
+import select
+import stat
 import sys
 from typing import Any
 
@@ -37,6 +39,20 @@ def require_stdout() -> None:
     raw = getattr(getattr(sys.stdout, "buffer", None), "raw", None)
     if isinstance(raw, _Output) and raw.shut:
         raise _lost("it is closed")
+
+
+def stdin_has_data() -> bool:
+    """Whether stdin is a pipe or a file, and has something to read. Nothing is read or waited for."""
+    try:
+        descriptor = sys.stdin.fileno()
+        facts = os.fstat(descriptor)
+        if stat.S_ISREG(facts.st_mode):
+            return facts.st_size > os.lseek(descriptor, 0, os.SEEK_CUR)
+    except (OSError, ValueError):  # a stream of Python's own, or one that is closed
+        return False
+    look = select.poll()
+    look.register(descriptor, select.POLLIN)
+    return stat.S_ISFIFO(facts.st_mode) and any(event & select.POLLIN for _, event in look.poll(0))
 
 
 class _Output(io.FileIO):

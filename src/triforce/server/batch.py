@@ -7,12 +7,14 @@ with an answer are skipped, and refused lines are retried, as they may have been
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -171,10 +173,11 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
     return Comparison(frozenset(stale), undigested_count, unanswered_count)
 
 
-def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
+def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes], bool]:
     """Return the answers of an output by the name of the input line, and whether the output holds other lines.
 
-    Of several answers to one line the last one is returned, at the position of the first. Raises RequestError.
+    Of several answers to one line the last one is returned, at the position of the first. with_refusals: whether
+    refusals count as answers. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
@@ -187,7 +190,7 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
                     break
                 count += 1
                 name, is_answer = _parse_answer(line)
-                answers[name] = line if is_answer else None
+                answers[name] = line if is_answer or with_refusals else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -196,6 +199,55 @@ def _lines(output: Path) -> tuple[dict[Name, bytes], bool]:
         raise RequestError(f"{output} holds something else than answers of a batch; {OUTPUT_ADVICE}")
     lines = {name: line for name, line in answers.items() if line}
     return lines, bool(truncated_line) or len(lines) < count
+
+
+@contextmanager
+def sole_writer(output: Path | None) -> Iterator[None]:
+    """Lock an output against other batches. Raises RequestError while another batch writes it.
+
+    The lock is a file beside the output, as the output itself is replaced. Where it cannot be created, nothing is
+    locked.
+    """
+    if output is None or (output.exists() and not output.is_file()):
+        yield
+        return
+    real_path = Path(os.path.realpath(output))
+    lock = real_path.with_name(f"{real_path.name}.lock")
+    descriptor = None
+    try:
+        descriptor = _locked(lock)
+    except BlockingIOError as error:
+        raise RequestError(
+            f"{output} is being written by another triforce batch; wait for it, or {OUTPUT_ADVICE}"
+        ) from error
+    except OSError:  # the folder accepts no new files
+        pass
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(descriptor)
+
+
+def _locked(lock: Path) -> int:
+    """Create and lock a file, if its file system has locks, and return its descriptor.
+
+    Raises BlockingIOError while another process holds the lock, which ends with that process, and other OSErrors.
+    """
+    while True:
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise
+        except OSError:
+            return descriptor
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # its last holder has removed the file meanwhile
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
@@ -250,12 +302,12 @@ class Answers(AbstractContextManager["Answers"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the file. An answer that replaces an earlier one moves to its position."""
+        """Close the file. An answer or refusal that replaces an earlier answer moves to its position."""
         if self._path:
             with suppress(OSError):  # each answer is flushed already, or its error was raised
                 self._file.close()
                 if self._stale:
-                    _rewrite(self._path)
+                    _rewrite(self._path, with_refusals=True)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
         """Yield the lines without an answer or with a stale one, and count the others as skipped."""
@@ -290,9 +342,9 @@ class Answers(AbstractContextManager["Answers"]):
         self._on_line()
 
 
-def _rewrite(path: Path) -> None:
-    """Rewrite an output with exactly one line for each answer. Raises OSError."""
-    lines, _ = _lines(path)
+def _rewrite(path: Path, with_refusals: bool = False) -> None:
+    """Rewrite an output with exactly one line for each answer. with_refusals: refusals stay, too. Raises OSError."""
+    lines, _ = _lines(path, with_refusals)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 

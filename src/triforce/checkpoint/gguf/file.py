@@ -369,6 +369,8 @@ NO_MODELS = ("mmproj", "imatrix")
 LOG = logging.getLogger("triforce.models")
 """Says what is chosen and fetched. The command line shows it; a program that wants to hear it sets its level."""
 _PART_NAME = re.compile(r"-\d{5}-of-\d{5}(?=\.gguf$)")
+_QUANTISATION = re.compile(r"(I?Q|TQ|B?F|FP|MXFP|NVFP)\d+(_\w+)?", re.IGNORECASE)
+"""Names of quantisations and of types of numbers, as files of models end with them."""
 
 
 def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str]:
@@ -378,14 +380,13 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
     Q4_K_M, or the first file that is a model by itself, or the first set. Raises ModelError naming what is there.
     """
     models: dict[str, list[str]] = {}
-    for name in sorted(names):
-        if name.endswith(".gguf") and not PurePosixPath(name).name.lower().startswith(NO_MODELS):
-            models.setdefault(_PART_NAME.sub("", name), []).append(name)
+    for name in model_files(names):
+        models.setdefault(_PART_NAME.sub("", name), []).append(name)
     named = [files for whole, files in models.items() if _is_of(whole, quantisation or USUAL)]
     if not quantisation and not named:
         named = sorted(models.values(), key=lambda files: len(files) > 1)
     if not named:
-        there = ", ".join(dict.fromkeys(_pieces(whole)[-1] for whole in models))
+        there = ", ".join(dict.fromkeys(_quantisation(whole) or PurePosixPath(whole).name for whole in models))
         raise ModelError(
             f"{where} has no GGUF file of {quantisation}; it has {there}"
             if models
@@ -397,9 +398,22 @@ def choose_gguf(names: Iterable[str], quantisation: str, where: str) -> list[str
     return named[0]
 
 
+def model_files(names: Iterable[str]) -> list[str]:
+    """Return those of some names that are of GGUF files of models, in their order."""
+    files = (name for name in names if name.endswith(".gguf"))
+    return sorted(name for name in files if not PurePosixPath(name).name.lower().startswith(NO_MODELS))
+
+
 def model_names(names: Iterable[str]) -> set[str]:
     """Return the names of models among file names: without number of a part, quantisation and `.gguf`."""
-    return {"-".join(_pieces(_PART_NAME.sub("", name))[:-1] or _pieces(name)) for name in names}
+    wholes = [_PART_NAME.sub("", name) for name in names]
+    return {"-".join(_pieces(whole)[: -1 if _quantisation(whole) else None]) for whole in wholes}
+
+
+def _quantisation(whole: str) -> str:
+    """Return the quantisation that a name ends with; nothing where it ends with none."""
+    piece = _pieces(whole)[-1]
+    return piece if _QUANTISATION.fullmatch(piece) else ""
 
 
 def _is_of(whole: str, quantisation: str) -> bool:
@@ -409,4 +423,5 @@ def _is_of(whole: str, quantisation: str) -> bool:
 
 
 def _pieces(whole: str) -> list[str]:
-    return re.split(r"[-.]", PurePosixPath(whole).name.removesuffix(".gguf"))
+    """Return the parts of a name. A dot between digits is one of a number, such as 0.5b."""
+    return re.split(r"-|(?<!\d)\.|\.(?!\d)", PurePosixPath(whole).name.removesuffix(".gguf"))
