@@ -193,7 +193,8 @@ class LLM(LLMInputs, LLMLifetime):
         self.names = (pair.name, pair.draft_name)
         self.load_seconds = pair.load_seconds
         self.ranks = ranks
-        self.tokenizer, self.grammars = self.target.tokenizer, GrammarCompiler(self.target.tokenizer)
+        self.tokenizer = self.target.tokenizer
+        self.grammars = GrammarCompiler(self.target.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # from the model's own files
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)
         profile = pair.profile(self.speculation)
@@ -206,7 +207,8 @@ class LLM(LLMInputs, LLMLifetime):
     def __repr__(self) -> str:
         if self._end_reason:
             return f"<{self._end_reason}>"
-        (model, draft), device = self.names, str(self.target.decoder.device)
+        model, draft = self.names
+        device = str(self.target.decoder.device)
         context = self.target.config.context
         return f"LLM({model=}, {draft=}, mode={self.mode!r}, {device=}, {context=})"
 

@@ -186,7 +186,9 @@ def explain(
     timelines, tokens: one for each text. tiers: statistics of all texts. seconds: of prefill and of decoding, of all
     texts. report: of the first text.
     """
-    (_, decoding), texts, new_tokens = seconds, len(tokens), sum(tokens)
+    _, decoding = seconds
+    texts = len(tokens)
+    new_tokens = sum(tokens)
     speed = new_tokens / decoding if decoding else 0.0
     explanation = Explanation(
         mode,
@@ -289,7 +291,8 @@ def _general_advice(
     explanation: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]
 ) -> Iterator[str]:
     """Yield advice that does not depend on the tiers."""
-    (prefill, decoding), tier = seconds, by_name.get("ngram")
+    prefill, decoding = seconds
+    tier = by_name.get("ngram")
     if tier and tier.accepted >= max(MIN_SAMPLES, explanation.new_tokens / 2):
         yield (
             f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "

@@ -19,10 +19,16 @@ MIN_KV_TOKENS = 65_536
 """Minimum of the default KV capacity in tokens, for models with a short context."""
 LARGE_INPUT = 2**18
 """Bytes of a body, and characters of a text, up to which they are parsed and tokenized at once. Longer ones queue."""
-MAX_CONTAINERS, MAX_VALUES = 10_000, 500_000
-"""Maximal number of objects and arrays, and of values of any kind, in a body longer than `LARGE_INPUT`."""
-MAX_MESSAGES, MAX_PARTS, MAX_CALLS = 4096, 1024, 128
-"""Maximal number of messages or input items, of parts of a message, and of tool calls in a message."""
+MAX_CONTAINERS = 10_000
+"""Maximal number of objects and arrays in a body longer than `LARGE_INPUT`."""
+MAX_VALUES = 500_000
+"""Maximal number of values of any kind in a body longer than `LARGE_INPUT`."""
+MAX_MESSAGES = 4096
+"""Maximal number of messages or input items."""
+MAX_PARTS = 1024
+"""Maximal number of parts of a message."""
+MAX_CALLS = 128
+"""Maximal number of tool calls in a message."""
 MAX_ECHOED = 2**18
 """Maximal number of log-probabilities of an echo, over prompts and choices, including alternatives."""
 CONNECTIONS = 1024

@@ -54,7 +54,8 @@ class CallFormat:
 
     def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
         """Return a grammar of texts that are calls. functions: by their place in the body. Raises ApiError."""
-        opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
+        opening = f"{OPEN}\n{{" if self.tagged else "{"
+        closing = f"}}\n{CLOSE}" if self.tagged else "}"
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, (place, function) in enumerate(functions.items()):
@@ -163,8 +164,10 @@ class _UntaggedParser(_BufferedParser):
 
 
 MAX_TOOLS = 128
-MAX_LEVELS, MAX_PARTS_OF_SCHEMA = 128, 10_000
-"""Maximal nesting of a schema, safe for grammars and for JSON serialization, and maximal number of its values."""
+MAX_LEVELS = 128
+"""Maximal nesting of a schema, safe for grammars and for JSON serialization."""
+MAX_PARTS_OF_SCHEMA = 10_000
+"""Maximal number of values of a schema."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
