@@ -1,13 +1,13 @@
-"""Mistakes that a user can put right. The command line prints the text of any of these and exits with code 2.
+"""Errors that a user can correct. The command line prints the text of any of them and exits with code 2.
 
-An error is raised once, and names an argument by `argument`; the door that its user came through says how the user
-writes that: `context=64` in Python, `--context 64` on the command line.
+An error is raised once and names an argument by `argument`. The entry point formats the argument as its users write
+it: `context=64` in Python, `--context 64` on the command line.
 
-A request is refused, in this order, by: the server's doors (`server/http_server.py`, `server/security.py`: connections,
-host, key, size of the body; `server/body_parser.py`: JSON; `server/request_base.py`, `server/schemas.py`: fields;
-`server/service.py`: what the model cannot do, sizes of answers), `interface/sampling_params.py` (values),
+A request is checked in this order by: the server (`server/http_server.py`, `server/security.py`: connections, host,
+key, size of the body; `server/body_parser.py`: JSON; `server/request_base.py`, `server/schemas.py`: fields;
+`server/service.py`: features of the model, sizes of answers), `interface/sampling_params.py` (values),
 `engine/inputs.py` (the prompt: empty, beyond the context, ids), `server/engine_thread.py` (a full queue), and
-`engine/scheduler.py: Scheduler.add` (more KV than there is). `server/errors.py: refusal_for` makes a status of each.
+`engine/scheduler.py: Scheduler.add` (KV capacity). `server/errors.py: refusal_for` maps each error to a status.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ from pathlib import Path
 from unicodedata import category
 
 LONGEST = 900
-"""Characters of the longest message. Its end says what to do, so that the middle is left out of longer ones."""
+"""Maximal length of a message in characters. Longer messages lose their middle, as the end says what to do."""
 SIMILARITY = 0.75
-"""Least similarity of names that are taken for one another: one letter in four may be another."""
+"""Minimal similarity of a suggested name to the typed one: one letter in four may differ."""
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Categories of characters that a terminal may obey, or not show."""
+"""Unicode categories of characters that a terminal may interpret or not display."""
 Wording = Callable[[str, str | None], str]
-"""How users write an argument, given its name in Python, and perhaps the `repr` of a value."""
+"""Formats an argument as users write it: from its name in Python, and the `repr` of its value or None."""
 OPTIONS = {"grammar": "--json-schema, --regex or --choice", "ranks": "--tp", "stop_token_ids": "--stop-token-id"}
-"""Options whose names are not those of the arguments."""
+"""Command line options by argument, where the names differ."""
 _ARGUMENT = re.compile("\x02(\\w+)(?:=([^\x03]*))?\x03")
 
 
 def argument(name: str, *value: object) -> str:
-    """Return an argument of `LLM`, its methods or `SamplingParams`, perhaps with a value, to stand in an error."""
-    return f"\x02{name}{''.join(f'={one!r}' for one in value)}\x03"
+    """Return a marked argument of `LLM`, its methods or `SamplingParams`, with an optional value, for an error text."""
+    return f"\x02{name}{''.join(f'={setting!r}' for setting in value)}\x03"
 
 
 def as_keyword(name: str, value: str | None) -> str:
-    """Return an argument as Python has it."""
+    """Return an argument as Python code writes it."""
     return name if value is None else f"{name}={value}"
 
 
 def as_option(name: str, value: str | None) -> str:
-    """Return an argument as the command line has it."""
+    """Return an argument as the command line writes it."""
     flag = OPTIONS.get(name) or f"--{name.replace('_', '-')}"
     shown = {None: "", "True": "", "None": " none"}
     return flag + shown.get(value, f" {value}".replace("'", ""))
@@ -55,24 +55,24 @@ _wording: Wording = as_keyword
 
 @contextmanager
 def wording(words: Wording) -> Iterator[None]:
-    """Have arguments in texts of errors written in these words, in the whole process."""
+    """Format arguments in error texts with `words`, in the whole process, until the context ends."""
     global _wording
-    before = _wording
+    outer_wording = _wording
     _wording = words
     try:
         yield
     finally:
-        _wording = before
+        _wording = outer_wording
 
 
 def worded(text: str, words: Wording | None = None) -> str:
-    """Return a text with its arguments in these words; None are those of the process."""
+    """Return `text` with its arguments formatted by `words`; None is the formatter of the process."""
     words = words or _wording
     return _ARGUMENT.sub(lambda match: words(match[1], match[2]), text)
 
 
 def escaped(text: str) -> str:
-    """Return a text, of which strangers may have written a part, on one line that a terminal only shows."""
+    """Return a text with untrusted parts as one line without control characters."""
     text = _shortened(text)
     if text.isprintable():
         return text
@@ -84,7 +84,7 @@ def _shortened(text: str) -> str:
 
 
 class TriforceError(Exception):
-    """A user's mistake. The text says what is wrong and what to do about it, on one line (see `escaped`)."""
+    """A user's mistake. The text is one line: the problem and its remedy (see `escaped`)."""
 
     def __str__(self) -> str:
         return self.worded()
@@ -93,7 +93,7 @@ class TriforceError(Exception):
         return f"{type(self).__name__}({str(self)!r})"
 
     def worded(self, words: Wording | None = None) -> str:
-        """Return the text with its arguments in these words; None are those of the process."""
+        """Return the text with its arguments formatted by `words`; None is the formatter of the process."""
         return escaped(worded(super().__str__(), words))
 
     @property
@@ -111,7 +111,7 @@ class RequestError(TriforceError):
 
 
 class ContextLengthError(RequestError):
-    """A prompt that the context of the model has no room for. It is never cut."""
+    """A prompt that is longer than the context of the model. Prompts are never truncated."""
 
 
 class CacheError(TriforceError):
@@ -119,29 +119,33 @@ class CacheError(TriforceError):
 
 
 class CacheWarning(RuntimeWarning):
-    """A KV cache that was to be saved is not, and the text goes on. Of the command line it is an error: exit code 2."""
+    """A requested KV cache was not saved; generation continues. The command line exits with code 2."""
 
 
 class RankError(TriforceError):
-    """Processes that share a model have lost one of them, or do not agree."""
+    """A process that shares the model has ended, or the settings or results of the processes differ."""
 
 
 def require_bool(name: str, value: object) -> None:
-    """Raise RequestError unless an argument is True or False: words such as "no" would count as True."""
+    """Raise RequestError unless an argument is True or False. A string such as "no" would be truthy."""
     if not isinstance(value, bool):
         raise RequestError(f"{argument(name)} must be True or False, not {value!r}")
 
 
-def require_integer(name: str, value: object, least: int, most: int | None = None) -> None:
-    """Raise RequestError unless an argument is an integer that is at least, and perhaps at most, so large."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or not least <= int(value) <= (most or int(value)):
-        allowed = f"from {least} to {most}" if most else f"of at least {least}"
+def require_integer(name: str, value: object, minimum: int, maximum: int | None = None) -> None:
+    """Raise RequestError unless an argument is an integer from `minimum` to `maximum`; None is no upper bound."""
+    if (
+        not isinstance(value, Integral)
+        or isinstance(value, bool)
+        or not minimum <= int(value) <= (maximum or int(value))
+    ):
+        allowed = f"from {minimum} to {maximum}" if maximum else f"of at least {minimum}"
         raise RequestError(f"{argument(name)} must be an integer {allowed}, not {value!r}")
 
 
 @contextmanager
 def placed(place: str) -> Iterator[None]:
-    """Have a TriforceError, or a TypeError, begin with its place among several things."""
+    """Prefix the text of a TriforceError or TypeError with `place`, such as the index of a prompt."""
     try:
         yield
     except (TriforceError, TypeError) as error:
@@ -150,7 +154,7 @@ def placed(place: str) -> Iterator[None]:
 
 
 def nearest(typed: str, names: Iterable[str]) -> str | None:
-    """Return the name that was probably meant; None where none is near. Dashes before names do not count."""
+    """Return the name of `names` that is most similar to `typed`, or None. Leading dashes are ignored."""
     from difflib import get_close_matches  # only mistakes need it
 
     by_word = {name.lstrip("-"): name for name in names}
@@ -161,18 +165,18 @@ def nearest(typed: str, names: Iterable[str]) -> str | None:
 
 
 def suggest(typed: str, names: Iterable[str]) -> str:
-    """Return the nearest name in brackets, to stand behind what was typed; nothing where none is near."""
+    """Return " (did you mean NAME?)" for the nearest name, or an empty string."""
     name = nearest(typed, names)
     return f" (did you mean {name}?)" if name else ""
 
 
 def printable(text: object) -> str:
-    """Return a name or a path to stand in a line: as it is, or with escapes and in quotes where it does not print."""
+    """Return a name or a path for use in one line: unchanged if printable, else quoted with escapes."""
     return str(text) if str(text).isprintable() else ascii(str(text))
 
 
 def unreadable(file: str | bytes | Path, error: OSError) -> ModelError:
-    """Return the error of a file that cannot be read. One that is closed to the user is not to be fetched again."""
-    closed = isinstance(error, PermissionError)
-    advice = "have its owner let you read it, or name another model" if closed else "download it again"
+    """Return the error of an unreadable file. It advises another download, except where permission is missing."""
+    permission_missing = isinstance(error, PermissionError)
+    advice = "have its owner let you read it, or name another model" if permission_missing else "download it again"
     return ModelError(f"{os.fsdecode(file)} cannot be read ({error.strerror or error}); {advice}")

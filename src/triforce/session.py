@@ -1,4 +1,4 @@
-"""Session: a conversation whose KV is kept between turns, so that each turn reads only what is new."""
+"""Session: a conversation whose KV stays in memory between turns. Each turn prefills only its new tokens."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from triforce.ragged import common_prefix, ints
 
 @advised
 class Session:
-    """One row of target KV, as long as the model's context. Each turn gives the whole text, and its new end is read.
+    """One row of target KV for the model's whole context. Each turn passes the whole text; only its new end is read.
 
-    Layers with a window keep those before the end of the latest text, and of the latest prompt: a turn that leaves out
-    the answer reads what is new, and one that changes more reads all.
+    Layers with a window keep the windows before the end of the latest text and before the end of the latest prompt. A
+    turn that leaves out the answer reads only new tokens; a turn that changes earlier tokens reads everything.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -39,8 +39,8 @@ class Session:
         pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.new_rows(1)
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
-        self._seen: list[int] = []
-        self._mark = WindowSnapshot(pool)
+        self._cached_ids: list[int] = []
+        self._window_snapshot = WindowSnapshot(pool)
         self._answering = Lock()
 
     def __repr__(self) -> str:
@@ -52,11 +52,11 @@ class Session:
         params: SamplingParams | None = None,
         on_prefill: OnPrefill | None = None,
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
-        """Continue the whole conversation so far: a text, or token ids, such as `llm.encode_chat(messages)`.
+        """Continue a conversation: its whole text so far, or token ids such as `llm.encode_chat(messages)`.
 
-        Yields what `LLM.stream` does; n must be 1. params: None is `LLM.sampling_params()`. One answer at a time: the
-        one before is read to its end, or closed, or dropped, and then the session is in order for the next one. Raises
-        TriforceError, or TypeError.
+        Yields what `LLM.stream` yields; n must be 1. params: None is `LLM.sampling_params()`. A session gives one
+        answer at a time: read the earlier answer to its end, close it or drop it before the next call. Raises
+        TriforceError or TypeError.
         """
         params = params_of_one(params) or self.llm.sampling_params()
         if params.n != 1:
@@ -75,18 +75,19 @@ class Session:
     def _answer(
         self, ids: list[int], params: SamplingParams, on_prefill: OnPrefill | None
     ) -> Generator[OutputChunk, None, RequestOutput]:
-        reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
-        # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
-        kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
-        self._mark.restore(0, kept)
-        self._memory.rewind(ints([self._memory.rewindable(0, kept)]))
-        self._seen = list(ids)
+        # prompt log-probabilities score every position
+        reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0
+        # The pool may hold tokens past the end of the last answer, which were verified but cut off.
+        cached_tokens = min(common_prefix(self._cached_ids, ids), reusable, int(self._memory.lengths_B[0]))
+        self._window_snapshot.restore(0, cached_tokens)
+        self._memory.rewind(ints([self._memory.rewindable(0, cached_tokens)]))
+        self._cached_ids = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:
                 if isinstance(piece, RequestOutput):
                     return piece
-                if len(self._seen) == len(ids):
-                    self._mark.take(0)
-                self._seen += piece.token_ids
+                if len(self._cached_ids) == len(ids):
+                    self._window_snapshot.take(0)
+                self._cached_ids += piece.token_ids
                 yield piece
         raise AssertionError("a stream ends with its output")

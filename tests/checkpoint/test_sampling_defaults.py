@@ -13,7 +13,7 @@ from tests.helpers.gguf_files import LLAMA, write_gguf
 from triforce.checkpoint.model_files import GGUFModel, HFFolder
 from triforce.cli.answer_output import defaults
 from triforce.errors import ModelError
-from triforce.interface.sampling_params import USUAL_IN_CHATS, chat_defaults
+from triforce.interface.sampling_params import CHAT_DEFAULTS, chat_defaults
 
 USUAL = "in chats temperature 0.8, top_k 40, top_p 0.95, min_p 0.05, the usual values"
 
@@ -26,7 +26,7 @@ def gguf(folder: Path, values: dict[str, Any]) -> GGUFModel:
 
 def test_sampling_defaults_of_gguf_without_values_are_usual_in_chats(tmp_path: Path) -> None:
     model = gguf(tmp_path, {})
-    assert model.sampling_defaults() == {} and chat_defaults({}) == USUAL_IN_CHATS
+    assert model.sampling_defaults() == {} and chat_defaults({}) == CHAT_DEFAULTS
     assert defaults(model) == f"temperature 1 by default; {USUAL}"
 
 
@@ -38,7 +38,7 @@ def test_sampling_defaults_of_gguf_with_values_are_those(tmp_path: Path) -> None
 
 def test_sampling_defaults_of_folder_with_penalty_alone_are_usual_in_chats(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.1}')
-    assert chat_defaults({"repetition_penalty": 1.1}) == USUAL_IN_CHATS | {"repetition_penalty": 1.1}
+    assert chat_defaults({"repetition_penalty": 1.1}) == CHAT_DEFAULTS | {"repetition_penalty": 1.1}
     told = defaults(HFFolder(tmp_path))
     assert told.startswith("repetition_penalty 1.1 by default (generation_config.json); in chats temperature 0.8, ")
 

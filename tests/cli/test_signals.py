@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.helpers.server_process import KEY, served
-from triforce.server.http_server import TWICE
+from triforce.server.http_server import SAME_SIGNAL_SECONDS
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -93,7 +93,7 @@ def test_second_signal_ends_at_once_and_quietly(pair: Path) -> None:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGINT)
-            time.sleep(2 * TWICE)
+            time.sleep(2 * SAME_SIGNAL_SECONDS)
             process.send_signal(signal.SIGINT)
             assert '"code": "stopping"' in "".join(list(lines)[-3:])
         assert process.wait(timeout=60) == 0

@@ -93,5 +93,5 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
 
 def held(mirror: TPMirror) -> int:
     """Pages that rows have."""
-    engine = mirror.texts.core
+    engine = mirror.engine.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)

@@ -49,10 +49,10 @@ def limits() -> object:
 @pytest.fixture(scope="module")
 def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
     """What requests are read with, and a replica on each node."""
-    from triforce.replicas.cluster import replicated
+    from triforce.replicas.cluster import start_replicas
 
     settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "retrieval_budget": 64, "device": "cpu"}
-    frontend, engine = replicated(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
+    frontend, engine = start_replicas(settings, limits, 2, cluster.address, "tests", lambda running, message: None)
     yield frontend, engine
     asyncio.run(engine.close())
 

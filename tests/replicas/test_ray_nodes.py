@@ -19,7 +19,7 @@ from triforce.server.engine_client import GenerationRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 PROMPT = "the cat sat on the mat"
-DOCUMENT = [2 + i % 290 for i in range(remote_engine.LEAST + 40)]
+DOCUMENT = [2 + i % 290 for i in range(remote_engine.MIN_PREFIX_TOKENS + 40)]
 
 
 def test_ray_stream_equals_one_process(app: ASGIApp, llm: LLM) -> None:
@@ -64,7 +64,7 @@ def homes(engine: Any) -> list[set[str]]:
 def test_ray_document_stays_with_replica(served: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(len(names) == 1 for names in homes(served[1]))
     # Ray copies the class with all that it refers to, and replaces the original by the copy.
-    monkeypatch.setitem(remote_engine.PrefixRouter.choose_replicas.__globals__, "LEAST", 1 << 20)
+    monkeypatch.setitem(remote_engine.PrefixRouter.choose_replicas.__globals__, "MIN_PREFIX_TOKENS", 1 << 20)
     assert any(len(names) == 2 for names in homes(served[1])), "without its law the router was to be found out"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from triforce.errors import RequestError
-from triforce.replicas.cluster import ClusterPlan, planned
+from triforce.replicas.cluster import ClusterPlan, plan_cluster
 
 
 def nodes(*cpus: int, gpus: tuple[int, ...] = ()) -> list[dict[str, Any]]:
@@ -28,14 +28,14 @@ def nodes(*cpus: int, gpus: tuple[int, ...] = ()) -> list[dict[str, Any]]:
     ],
 )
 def test_ray_replicas_share_resources(machines: Any, count: int, device: str, plan: ClusterPlan) -> None:
-    assert planned(machines, count, device) == plan
+    assert plan_cluster(machines, count, device) == plan
 
 
 def test_ray_ranks_have_own_device() -> None:
-    assert planned(nodes(8, 3), 3, "cpu", 3) == ClusterPlan(3, 3, 0, 3)
-    assert planned(nodes(8, gpus=(4,)), 2, "auto", 2) == ClusterPlan(2, 4, 2, 2)
+    assert plan_cluster(nodes(8, 3), 3, "cpu", 3) == ClusterPlan(3, 3, 0, 3)
+    assert plan_cluster(nodes(8, gpus=(4,)), 2, "auto", 2) == ClusterPlan(2, 4, 2, 2)
     with pytest.raises(RequestError, match=r"3 replicas need a GPU and a processor for each of their 2 ranks.*for 2"):
-        planned(nodes(8, 1, gpus=(4, 4)), 3, "auto", 2)
+        plan_cluster(nodes(8, 1, gpus=(4, 4)), 3, "auto", 2)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_ray_ranks_have_own_device() -> None:
 )
 def test_ray_impossible_placement_is_reported(machines: Any, count: int, device: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        planned(machines, count, device)
+        plan_cluster(machines, count, device)

@@ -43,7 +43,9 @@ def test_ray_shared_document_has_home() -> None:
     assert first(made, pending([*DOCUMENT, 2, 3])) == "b"
     assert first(made, pending(DOCUMENT[:1100] + [7] * 900)) == "b", "half of what is shared is seen"
     assert first(made, pending([*reversed(DOCUMENT)])) == "c"
-    assert not first(made, pending([9, *DOCUMENT])) and not first(made, pending(DOCUMENT[: remote_engine.LEAST - 1]))
+    assert not first(made, pending([9, *DOCUMENT])) and not first(
+        made, pending(DOCUMENT[: remote_engine.MIN_PREFIX_TOKENS - 1])
+    )
 
 
 def test_ray_longest_prefix_wins() -> None:
@@ -65,7 +67,7 @@ def test_ray_other_key_reveals_nothing() -> None:
 
 def test_ray_old_prefixes_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     # Two documents of four beginnings each. Where Ray runs it replaces the class by a copy with globals of its own.
-    monkeypatch.setitem(remote_engine.PrefixRouter.on_request_routed.__globals__, "REMEMBERED", 8)
+    monkeypatch.setitem(remote_engine.PrefixRouter.on_request_routed.__globals__, "MAX_PREFIXES", 8)
     one, two, three = (pending([i, *DOCUMENT]) for i in range(3))
     made = routed(("a", one), ("b", two), ("a", one), ("c", three))
     assert [first(made, request) for request in (one, two, three)] == ["a", "", "c"]

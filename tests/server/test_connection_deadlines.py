@@ -133,5 +133,5 @@ def test_late_clients_are_found_by_clock(
     connection.cycle, still.closing = SimpleNamespace(response_complete=complete), closing
     faults = []
     for still.now, still.unsent in enumerate(left):
-        faults.append(connection.fault())
+        faults.append(connection.missed_deadline())
     assert faults[-1] == found and faults[0] is None

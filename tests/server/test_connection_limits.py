@@ -84,7 +84,7 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
-    monkeypatch.setattr(http_server, "MOMENT", 0.001)
+    monkeypatch.setattr(http_server, "PAUSE_SECONDS", 0.001)
     plain = asyncio.SelectorEventLoop.sock_accept
 
     async def accept(loop: Any, sock: socket.socket) -> Any:

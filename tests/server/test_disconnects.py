@@ -33,7 +33,7 @@ async def until_idle(worker: Worker) -> None:
 
 def held(worker: Worker) -> int:
     """Pages that rows have."""
-    engine = worker.mirror.texts.core
+    engine = worker.mirror.engine.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
 
 

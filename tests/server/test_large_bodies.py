@@ -11,10 +11,10 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, good, refused
 from triforce.server import json_reader
-from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
+from triforce.server.limits import LARGE_INPUT, MAX_CONTAINERS, MAX_VALUES
 
 PATH, CHAT = "/v1/completions", "/v1/chat/completions"
-LONG = 'a, [b] {c} \\ "d" ' * (APART // 16)
+LONG = 'a, [b] {c} \\ "d" ' * (LARGE_INPUT // 16)
 """Longer than what is parsed at once, and full of what looks like more values."""
 
 
@@ -67,10 +67,10 @@ def test_large_body_is_answered_as_small_one(app: ASGIApp) -> None:
 def test_large_body_errors_name_their_cause(app: ASGIApp) -> None:
     padding = {"prompt": "a", "user": LONG}
     assert "is not JSON: " in refused(ask(app, PATH, content=json.dumps(padding)[:-1], headers=JSON))
-    assert "is not JSON: byte 0 of it" in refused(ask(app, PATH, content=b"\xff" * (APART + 1), headers=JSON))
-    assert f"at most {MOST_VALUES:,}" in refused(ask(app, PATH, {"prompt": [5] * (MOST_VALUES + 1)}))
-    lists: Any = [[]] * (MOST_CONTAINERS + 1)
-    assert f"at most {MOST_CONTAINERS:,}" in refused(ask(app, PATH, padding | {"metadata": lists}))
+    assert "is not JSON: byte 0 of it" in refused(ask(app, PATH, content=b"\xff" * (LARGE_INPUT + 1), headers=JSON))
+    assert f"at most {MAX_VALUES:,}" in refused(ask(app, PATH, {"prompt": [5] * (MAX_VALUES + 1)}))
+    lists: Any = [[]] * (MAX_CONTAINERS + 1)
+    assert f"at most {MAX_CONTAINERS:,}" in refused(ask(app, PATH, padding | {"metadata": lists}))
     assert refused(ask(app, PATH, content=json.dumps(padding), headers={"content-type": "text/plain"}))
     assert "nosuch" in refused(ask(app, PATH, padding | {"nosuch": 1}))
 
@@ -98,7 +98,7 @@ def test_lists_beyond_their_bound_are_refused_with_it(
 
 
 def test_call_arguments_and_schemas_are_bounded(app: ASGIApp) -> None:
-    call = {"id": "a", "function": {"name": "f", "arguments": "[" * (APART + 1)}}
+    call = {"id": "a", "function": {"name": "f", "arguments": "[" * (LARGE_INPUT + 1)}}
     turn = {"role": "assistant", "tool_calls": [call]}
     assert "messages.0.tool_calls.0.function.arguments" in refused(ask(app, CHAT, {"messages": [turn]}))
     tool = {"type": "function", "function": {"name": "f", "parameters": {"enum": list(range(10_000))}}}

@@ -172,7 +172,7 @@ def test_response_items_stream_in_order(width: int) -> None:
     items = Items(QWEN.parser({"size"}))
     open_at, told = None, []
     for i in range(0, len(text), width):
-        told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], last=i + width >= len(text)))]
+        told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], is_final=i + width >= len(text)))]
     told += [kind for kind, _ in _in_turn(items.end("incomplete"))]
     for kind in told:
         if kind == "output_item.added":

@@ -225,7 +225,7 @@ TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
 def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, said: list[Any], width: int) -> None:
     parser = form.parser(NAMES)
     pieces = [text[i : i + width] for i in range(0, len(text), width)]
-    found = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, last=i == len(pieces))]
+    found = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, is_final=i == len(pieces))]
     joined: list[str | Call] = []
     for part in found:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):

@@ -12,7 +12,7 @@ from tests.helpers.json_schemas import Schema, two_hundred
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar, closed_objects
 from triforce.llm import LLM
-from triforce.server.tools import NOTHING, CallFormat, Function
+from triforce.server.tools import NO_PARAMETERS, CallFormat, Function
 from triforce.structured_output import compiler
 
 NUMBER: Schema = {"type": "integer"}
@@ -67,7 +67,7 @@ def test_object_stays_open_for(reason: str) -> None:
 
 def test_listing_object_is_closed_at_any_depth() -> None:
     assert closed_objects(LISTING) == CLOSED
-    assert closed_objects({"type": "object", "properties": {}}) == NOTHING
+    assert closed_objects({"type": "object", "properties": {}}) == NO_PARAMETERS
     assert closed_objects({"items": {"properties": {"b": LISTING}}}) == {
         "items": {"properties": {"b": CLOSED}, "additionalProperties": False}
     }

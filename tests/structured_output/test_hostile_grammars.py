@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from triforce.errors import RequestError
-from triforce.interface.grammar import MOST_CHARACTERS, Grammar
+from triforce.interface.grammar import MAX_CHARACTERS, Grammar
 from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sandbox import TrialLimits
@@ -72,7 +72,7 @@ def test_grammar_bad_grammars_are_refused(llm: LLM, name: str) -> None:
 def test_grammar_long_schema_is_refused_at_once() -> None:
     for make in (Grammar.regex, Grammar.lark, Grammar.json):
         with pytest.raises(RequestError, match="too long"):
-            make("a" * (MOST_CHARACTERS + 1))
+            make("a" * (MAX_CHARACTERS + 1))
     with pytest.raises(RequestError, match="at least one"):
         Grammar.regex("")
 

@@ -15,7 +15,7 @@ from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES, LAYER_TYPES, Family
 from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
 from triforce.errors import ModelError, RequestError, argument, as_keyword, require_integer
-from triforce.interface.sampling_params import BY_THE_MODEL, SamplingParams
+from triforce.interface.sampling_params import MODEL_DEFAULTS, SamplingParams
 from triforce.model.config import LLAMA, Architecture, ModelConfig
 from triforce.model.rope import Rope
 
@@ -240,7 +240,7 @@ def with_windows(config: Fields, family: Family) -> Architecture:
 def sampling_defaults(folder: Path) -> dict[str, Any]:
     """Return the `SamplingParams` fields that generation_config.json sets, as vLLM does. Raises ModelError."""
     values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
-    return checked_sampling({name: values.get(name) for name in BY_THE_MODEL}, folder / GENERATION)
+    return checked_sampling({name: values.get(name) for name in MODEL_DEFAULTS}, folder / GENERATION)
 
 
 def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill
 from triforce.interface.explain import TierStats
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.sampling_params import USUAL_IN_CHATS, SamplingParams, chat_defaults
+from triforce.interface.sampling_params import CHAT_DEFAULTS, SamplingParams, chat_defaults
 
 if TYPE_CHECKING:
     from triforce.checkpoint.model_files import ModelFiles
@@ -144,11 +144,11 @@ def chat_sampling(file_defaults: Mapping[str, Any], option_values: Mapping[str, 
     params = SamplingParams(**(chat_defaults(file_defaults) | dict(option_values or {})))
     if not params.temperature:
         return "greedy"
-    values = {name: getattr(params, name) for name in (*USUAL_IN_CHATS, "repetition_penalty")}
+    values = {name: getattr(params, name) for name in (*CHAT_DEFAULTS, "repetition_penalty")}
     shown_values = {
         name: value for name, value in values.items() if name == "temperature" or value != getattr(NEUTRAL_PARAMS, name)
     }
-    file_chat_names = file_defaults.keys() & USUAL_IN_CHATS.keys()
+    file_chat_names = file_defaults.keys() & CHAT_DEFAULTS.keys()
     source = "those of the model's files" if file_chat_names else "the usual ones, as the model's files name none"
     return f"{_values_text(shown_values)}; defaults are {source}"
 

@@ -21,7 +21,7 @@ from triforce.cli.text_files import TITLE, sample_book
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.repeated_grams import MOST, repeated
-from triforce.interface.sampling_params import DRAWN, SamplingParams, drawn_seed
+from triforce.interface.sampling_params import RANDOM_SEED, SamplingParams, random_seed
 
 if TYPE_CHECKING:
     from triforce.checkpoint.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ class Task:
 def run(options: Namespace) -> int:
     """Make each text once by plain decoding and once with tiers; the long prompt is read once."""
     began = perf_counter()
-    seed = drawn_seed() if options.seed == DRAWN else options.seed  # one for both texts
+    seed = random_seed() if options.seed == RANDOM_SEED else options.seed  # one for both texts
     common = {"seed": seed, "max_tokens": options.max_tokens}
     params = [SamplingParams(temperature=temperature, **common) for temperature in (0, TEMPERATURE)]
     model = _real_model() if options.prompt_tokens is None else None

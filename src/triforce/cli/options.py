@@ -9,7 +9,7 @@ from typing import Any
 
 from triforce.errors import RequestError
 from triforce.interface.byte_size import user_path
-from triforce.interface.sampling_params import BY_THE_MODEL, USUAL_IN_CHATS, SamplingParams
+from triforce.interface.sampling_params import CHAT_DEFAULTS, MODEL_DEFAULTS, SamplingParams
 
 MOST_MINUTES = 365 * 24 * 60
 EMPTY = "an empty name"
@@ -257,8 +257,8 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
 
     def add(name: str, kind: type, text: str, *short: str) -> None:
         default = DEFAULTS[name]
-        if name in BY_THE_MODEL:
-            chats = f", in chats {USUAL_IN_CHATS[name]:g}" if name in USUAL_IN_CHATS else ""
+        if name in MODEL_DEFAULTS:
+            chats = f", in chats {CHAT_DEFAULTS[name]:g}" if name in CHAT_DEFAULTS else ""
             default = f"as the model's files have it, or {default:g}{chats}"
         metavar = "X" if kind is float else "N"
         option(*short, f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=described(text, default))

@@ -62,11 +62,11 @@ def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> 
         llm = load(options, ranks if ranks.count > 1 else None)
         return llm, Worker(llm, limits)
     with _ray_imports(options):
-        from triforce.replicas.cluster import replicated
+        from triforce.replicas.cluster import start_replicas
 
     name = f"triforce {socket.gethostname()} {purpose}"
     with loading(options), _progress(count) as progress:
-        return replicated(
+        return start_replicas(
             _settings(options), limits, count, options.ray_address, name, progress, *_rank_settings(options)
         )
 

@@ -7,32 +7,32 @@ from pathlib import Path
 
 from triforce.errors import RequestError, argument
 
-MOST = (1 << 63) - 1
-"""No file and no memory is larger."""
-LEAST_CACHE = 1 << 20
-"""Bytes of a disk cache, as a segment of a model takes about as many."""
-SHOWN = 40
-"""Characters of a mistake that are shown."""
+MAX_BYTES = (1 << 63) - 1
+"""Maximal size in bytes: the largest file offset."""
+MIN_CACHE_BYTES = 1 << 20
+"""Minimal size of a disk cache in bytes: about one segment of a model."""
+SHOWN_CHARACTERS = 40
+"""Characters of an invalid size that the error shows."""
 
 
 def size_of(text: str | int, what: str = "kv_memory") -> int:
-    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names `what` it is of."""
-    written = str(min(text, MOST + 1) if isinstance(text, int) else text).strip()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", written, re.IGNORECASE | re.ASCII)
+    """Return the bytes of `512MiB`, `2GiB` or a number. Raises RequestError that names the argument `what`."""
+    size_text = str(min(text, MAX_BYTES + 1) if isinstance(text, int) else text).strip()
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]i?B?|B)?", size_text, re.IGNORECASE | re.ASCII)
     unit = ((match and match[2]) or "B").upper()
     base = 1000 if unit.endswith("B") and "I" not in unit else 1024
-    size = float(match[1]) * base ** "BKMGT".index(unit[0]) if match else MOST + 1
-    if size > MOST:
-        shown = written if len(written) <= SHOWN else f"{written[:SHOWN]}..."
+    size = float(match[1]) * base ** "BKMGT".index(unit[0]) if match else MAX_BYTES + 1
+    if size > MAX_BYTES:
+        shown = size_text if len(size_text) <= SHOWN_CHARACTERS else f"{size_text[:SHOWN_CHARACTERS]}..."
         advice = "give a size such as 512MiB or 2GiB" + ", or auto" * (what == "kv_memory")
         raise RequestError(f"{argument(what)} {shown!r}: {advice}")
     return int(size)
 
 
 def cache_size_of(size: str | int) -> int:
-    """Return the bytes that a disk cache may have. Raises RequestError for what is no size, or holds no text."""
+    """Return the size limit of a disk cache in bytes. Raises RequestError below `MIN_CACHE_BYTES`."""
     limit = size_of(size, "disk_cache_size")
-    if limit < LEAST_CACHE:
+    if limit < MIN_CACHE_BYTES:
         raise RequestError(
             f"{argument('disk_cache_size', size)} holds no text; give 64MiB or more, or leave out "
             f"{argument('disk_cache')}"
@@ -41,7 +41,7 @@ def cache_size_of(size: str | int) -> int:
 
 
 def user_path(text: str | Path) -> Path:
-    """Return a path, `~` and `~name` being home folders. Raises RequestError where nobody has that name."""
+    """Return a path with `~` and `~name` expanded. Raises RequestError where no user has that name."""
     try:
         return Path(text).expanduser()
     except RuntimeError as error:
@@ -57,6 +57,6 @@ def require_name(name: str, value: object) -> None:
 
 
 def named_path(name: str, value: str | Path | None) -> Path | None:
-    """Return the path that an argument names, None for none. Raises TypeError or RequestError."""
+    """Return the path that an argument names, or None. Raises TypeError or RequestError."""
     require_name(name, value)
     return None if value is None else user_path(value)

@@ -1,6 +1,6 @@
-"""Explanation of the speed of a generation: what each tier cost and gave, what was chosen when, what might be better.
+"""Explanation of the speed of a generation: cost and yield of each tier, plans over time, and advice.
 
-All of it comes from measurements of that generation; nothing is run for it.
+It uses only measurements of that generation and runs nothing.
 """
 
 from __future__ import annotations
@@ -17,105 +17,105 @@ from triforce.interface.frozen_fields import fields_frozen
 
 @dataclass(slots=True)
 class TierStats:
-    """Statistics of one tier in a generation, prefill apart."""
+    """Statistics of one tier in a generation. Prefill is counted separately."""
 
     name: str  # full, retrieval, streaming, ngram or draft
-    proposed: int = 0  # tokens handed to the tier above
-    accepted: int = 0  # of these, tokens that it kept
+    proposed: int = 0  # tokens proposed to the tier above
+    accepted: int = 0  # proposed tokens that it accepted
     passes: int = 0  # forward passes
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0  # of reading the prompt
-    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that kept i tokens
-    visible_tokens: int | None = None  # of the text, in the mean of its layers without a window; None: all
+    histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that accepted i tokens
+    visible_tokens: int | None = None  # of the text, mean over its layers without a window; None: all
 
     @property
     def acceptance(self) -> float | None:
-        """Share of the proposed tokens that were kept; None where nothing was proposed."""
+        """Share of the proposed tokens that were accepted; None where nothing was proposed."""
         return self.accepted / self.proposed if self.proposed else None
 
 
 @dataclass(slots=True)
 class PlanSegment:
-    """Proposals of the full tier for one text, one after the other, in which mode auto kept to a plan."""
+    """Consecutive proposals of the full tier for one text that mode auto made with one plan."""
 
     plan: str  # tiers and their gammas
     proposals: int = 0  # of the full tier
-    tokens: int = 0  # new ones
+    tokens: int = 0  # new tokens
     seconds: float = 0.0  # of decoding
-    predicted: float = 0.0  # tokens per second that the plan promised when it was chosen; 0: nothing was known
-    plain: float = 0.0  # the same of plain decoding
-    budget: int | None = None  # tokens that the retrieval tier was to read, where that was chosen, too
-    reason: str = ""  # for which it was chosen
-    score: float = 0.0  # tokens per second by which it was chosen, with what may be hoped for
-    rival: str = ""  # the best plan of other tiers then, and its score
-    rival_score: float = 0.0
-    cause: str = ""  # what plans were weighed for
+    predicted: float = 0.0  # tokens per second predicted for the plan when it was chosen; 0: unknown
+    plain: float = 0.0  # tokens per second predicted for plain decoding then
+    budget: int | None = None  # KV tokens of the retrieval tier, where the plan chose them
+    reason: str = ""  # why the plan was chosen
+    score: float = 0.0  # tokens per second with an exploration bonus, by which it was chosen
+    rival: str = ""  # the best plan of other tiers at that time
+    rival_score: float = 0.0  # score of the rival
+    cause: str = ""  # event that triggered the planning
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierBelief:
-    """Belief of mode auto about a tier: milliseconds of a pass over one token and over eight, and acceptance."""
+    """Estimates of mode auto for a tier: milliseconds of a pass over one token and over eight, and acceptance."""
 
     name: str
     milliseconds: tuple[float, float]
-    passes: float  # that the cost was learnt from
-    acceptance: float | None  # share of its draft tokens to expect; None of the full tier
-    deviation: float  # standard deviation of that
-    tokens: float  # draft tokens of this text that it was learnt from
+    passes: float  # passes behind the estimate of the cost
+    acceptance: float | None  # expected share of accepted draft tokens; None of the full tier
+    deviation: float  # standard deviation of the acceptance
+    tokens: float  # draft tokens of this text behind the estimate of the acceptance
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class WeighedPlan:
-    """A plan that mode auto weighed: the best one of its tiers, in tokens per second of a text."""
+    """A candidate plan of mode auto: the best plan of its tiers. Rates are in tokens per second of a text."""
 
     plan: str
-    rate: float  # to expect
-    score: float  # with what may be hoped for, by which plans are chosen; 0 where it risks more than may be lost
+    rate: float  # expected
+    score: float  # rate with an exploration bonus, by which plans are chosen; 0 where its risk exceeds the headroom
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Report of what mode auto believed when it last weighed plans in a text. weighed: plain decoding first."""
+    """Estimates of mode auto at its last planning in a text. weighed: candidate plans, plain decoding first."""
 
     tiers: list[TierBelief]
     weighed: list[WeighedPlan]
-    won: float  # seconds that speculation won against plain decoding, by these costs
-    headroom: float  # seconds that a plan may still risk
+    won: float  # seconds that speculation saved against plain decoding, by these costs
+    headroom: float  # seconds that a plan may still lose
 
 
-def since(began: PlanSegment, ended: PlanSegment) -> PlanSegment:
-    """Return what happened between two segments, each of which counts all that was before."""
-    counts = {name: getattr(ended, name) - getattr(began, name) for name in ("proposals", "tokens", "seconds")}
-    return replace(began, **counts)
+def since(start: PlanSegment, end: PlanSegment) -> PlanSegment:
+    """Return the difference of two cumulative segments."""
+    counts = {name: getattr(end, name) - getattr(start, name) for name in ("proposals", "tokens", "seconds")}
+    return replace(start, **counts)
 
 
 def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
-    """Return plans, and for how many proposals each was used."""
-    found: dict[str, int] = {}
+    """Return the number of proposals by plan."""
+    proposal_counts: dict[str, int] = {}
     for segment in timeline:
-        found[segment.plan] = found.get(segment.plan, 0) + segment.proposals
-    return found
+        proposal_counts[segment.plan] = proposal_counts.get(segment.plan, 0) + segment.proposals
+    return proposal_counts
 
 
 def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
-    """Add up statistics of several outputs, tier by tier. Of seconds the most count, as outputs share passes."""
+    """Sum statistics of several outputs by tier. Seconds are the maximum, as outputs share passes."""
     sums: dict[str, TierStats] = {}
     for tier in (tier for tiers in outputs for tier in tiers):
-        into = sums.setdefault(tier.name, TierStats(tier.name))
-        into.proposed += tier.proposed
-        into.accepted += tier.accepted
-        into.passes += tier.passes
-        into.seconds = max(into.seconds, tier.seconds)
-        into.visible_tokens = tier.visible_tokens
-        into.histogram = [x + y for x, y in zip_longest(into.histogram, tier.histogram, fillvalue=0)]
+        tier_sums = sums.setdefault(tier.name, TierStats(tier.name))
+        tier_sums.proposed += tier.proposed
+        tier_sums.accepted += tier.accepted
+        tier_sums.passes += tier.passes
+        tier_sums.seconds = max(tier_sums.seconds, tier.seconds)
+        tier_sums.visible_tokens = tier.visible_tokens
+        tier_sums.histogram = [x + y for x, y in zip_longest(tier_sums.histogram, tier.histogram, fillvalue=0)]
     return list(sums.values())
 
 
 def json_value(value: Any) -> Any:
-    """Return a value in the types of JSON: objects become dicts of their fields, and numbers without end None."""
+    """Return a value in the types of JSON: dataclasses become dicts of their fields, infinities and NaN become None."""
     if is_dataclass(value):
         return {field.name: json_value(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, Mapping):
@@ -128,20 +128,19 @@ def json_value(value: Any) -> Any:
 
 
 PLAIN = "full"
-"""The plan that is plain decoding."""
+"""Name of the plan of plain decoding."""
 
-ENOUGH = 40  # guesses, or proposals, to say something of
-# shares of guesses kept
-POOR = 0.4
-GOOD = 0.8
-ALL = 0.9
-CLEAR = 1.1  # times as fast: less is noise
+MIN_SAMPLES = 40  # draft tokens, or proposals, from which on advice is given
+LOW_ACCEPTANCE = 0.4
+GOOD_ACCEPTANCE = 0.8
+HIGH_ACCEPTANCE = 0.9
+MIN_SPEEDUP = 1.1  # smaller speedups are noise
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class TierReport:
-    """A tier: its passes, milliseconds of one, its share of the decoding time, and how its draft tokens fared."""
+    """A tier: its passes, milliseconds of a pass, share of the decoding time, and acceptance of its draft tokens."""
 
     name: str
     passes: int
@@ -155,21 +154,21 @@ class TierReport:
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Explanation of all texts of a request together; the timeline is that of the first."""
+    """Explanation of all texts of a request together; the timeline is that of the first text."""
 
     mode: str
     prompt_tokens: int
     new_tokens: int
     tokens_per_second: float
-    predicted: float | None  # tokens per second; None where nothing was chosen, or nothing known
-    plain: float | None  # what plain decoding would give, by the cost of its passes; None where that is not known
+    predicted: float | None  # tokens per second of the chosen plans; None where no plan was chosen or no rate known
+    plain: float | None  # tokens per second of plain decoding, by the cost of its passes; None where unknown
     tiers: list[TierReport]
     timeline: list[PlanSegment]
     advice: list[str]
-    report: PlanReport | None = None  # what mode auto believed when it weighed plans last
+    report: PlanReport | None = None  # estimates of mode auto at its last planning
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON keeps them."""
+        """Return the fields in the types of JSON."""
         return dict(json_value(self))
 
 
@@ -182,106 +181,119 @@ def explain(
     seconds: tuple[float, float],
     report: PlanReport | None = None,
 ) -> Explanation:
-    """Explain a generation. timelines, tokens: of each text. tiers, seconds (of prefill, of decoding): of all.
+    """Explain a generation.
 
-    report: of the first text.
+    timelines, tokens: one for each text. tiers: statistics of all texts. seconds: of prefill and of decoding, of all
+    texts. report: of the first text.
     """
-    (_, decoding), texts, new = seconds, len(tokens), sum(tokens)
-    speed = new / decoding if decoding else 0.0
-    ours = Explanation(
+    _, decoding = seconds
+    texts = len(tokens)
+    new_tokens = sum(tokens)
+    speed = new_tokens / decoding if decoding else 0.0
+    explanation = Explanation(
         mode,
         prompt,
-        new,
+        new_tokens,
         speed,
-        _predicted(timelines[0], "predicted", texts),
-        _plain(mode, timelines[0], tiers, texts, speed),
-        [_part(tier, decoding) for tier in tiers],
+        _mean_speed(timelines[0], "predicted", texts),
+        _plain_speed(mode, timelines[0], tiers, texts, speed),
+        [_tier_report(tier, decoding) for tier in tiers],
         timelines[0],
         [],
         report,
     )
     by_name = {tier.name: tier for tier in tiers}
-    plainly = list(_on_plain_decoding(ours, by_name))
-    advice = [*(plainly or _on_drafts(ours, by_name)), *_on_the_rest(ours, by_name, seconds)]
-    ours.advice.extend(map(worded, advice))
-    return ours
+    plain_advice = list(_plain_decoding_advice(explanation, by_name))
+    advice = [*(plain_advice or _draft_advice(explanation, by_name)), *_general_advice(explanation, by_name, seconds)]
+    explanation.advice.extend(map(worded, advice))
+    return explanation
 
 
-def _part(tier: TierStats, decoding: float) -> TierReport:
-    each = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
-    time = tier.seconds / decoding if decoding else 0.0
-    return TierReport(tier.name, tier.passes, each, time, tier.proposed, tier.acceptance, tier.visible_tokens)
+def _tier_report(tier: TierStats, decoding: float) -> TierReport:
+    pass_milliseconds = 1000 * tier.seconds / tier.passes if tier.passes else 0.0
+    time_share = tier.seconds / decoding if decoding else 0.0
+    return TierReport(
+        tier.name, tier.passes, pass_milliseconds, time_share, tier.proposed, tier.acceptance, tier.visible_tokens
+    )
 
 
-def _predicted(timeline: Sequence[PlanSegment], what: str, texts: int) -> float | None:
-    """Return the mean of a speed over the time for which there was one, of all texts."""
-    known = [segment for segment in timeline if getattr(segment, what)]
-    seconds = sum(segment.seconds for segment in known)
-    return texts * sum(getattr(s, what) * s.seconds for s in known) / seconds if seconds else None
+def _mean_speed(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
+    """Return the time-weighted mean of `speed_field` over segments that have it, of all texts; None without any."""
+    predicted_segments = [segment for segment in timeline if getattr(segment, speed_field)]
+    seconds = sum(segment.seconds for segment in predicted_segments)
+    return texts * sum(getattr(s, speed_field) * s.seconds for s in predicted_segments) / seconds if seconds else None
 
 
-def _plain(
+def _plain_speed(
     mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
 ) -> float | None:
-    """Tokens per second of plain decoding, at least: a pass of it takes no more time than one that verifies a draft."""
+    """Return a lower bound of plain decoding in tokens per second: its pass costs no more than a verification."""
     if mode == "ar":
         return speed
-    full = tiers[-1]
-    verified = full.passes / full.seconds if full.seconds and texts == 1 else None
-    return _predicted(timeline, "plain", texts) or verified
+    full_tier = tiers[-1]
+    verification_speed = full_tier.passes / full_tier.seconds if full_tier.seconds and texts == 1 else None
+    return _mean_speed(timeline, "plain", texts) or verification_speed
 
 
-def _on_plain_decoding(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+def _plain_decoding_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice where plain decoding is best."""
-    chosen = plans(ours.timeline)
-    if sum(chosen.values()) >= ENOUGH and chosen.get(PLAIN, 0) > 0.5 * sum(chosen.values()):
-        lower = by_name.get("retrieval")
-        if lower and lower.visible_tokens is not None and lower.visible_tokens < ours.prompt_tokens / 2:
+    counts = plans(explanation.timeline)
+    if sum(counts.values()) >= MIN_SAMPLES and counts.get(PLAIN, 0) > 0.5 * sum(counts.values()):
+        tier = by_name.get("retrieval")
+        if tier and tier.visible_tokens is not None and tier.visible_tokens < explanation.prompt_tokens / 2:
             yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
         else:
             yield (
-                f"your prompt is short: plain decoding is best. A pass over its {ours.prompt_tokens:,} tokens takes "
-                f"{ours.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
+                f"your prompt is short: plain decoding is best. A pass over its {explanation.prompt_tokens:,} tokens "
+                f"takes {explanation.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
             )
-    if ours.mode not in ("ar", "auto") and ours.plain and ours.plain >= CLEAR * ours.tokens_per_second:
+    if (
+        explanation.mode not in ("ar", "auto")
+        and explanation.plain
+        and explanation.plain >= MIN_SPEEDUP * explanation.tokens_per_second
+    ):
         yield (
-            f"this mode is slower than plain decoding, which would give {ours.plain:.0f} tokens/s or more: use "
+            f"this mode is slower than plain decoding, which would give {explanation.plain:.0f} tokens/s or more: use "
             f"{argument('mode', 'auto')}, which goes back to plain decoding where draft tokens do not pay"
         )
 
 
-def _on_drafts(ours: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
-    """Yield advice for better drafts, where these pay."""
+def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
+    """Yield advice for better drafts where speculation pays."""
     tier = by_name.get("retrieval")
-    chosen = [segment.budget for segment in ours.timeline if segment.budget]
-    refused = ours.mode == "auto" and not (chosen and chosen[-1] > chosen[0])  # more was weighed, and promised less
-    if tier and tier.visible_tokens is not None and tier.proposed >= ENOUGH and not refused:
+    budgets = [segment.budget for segment in explanation.timeline if segment.budget]
+    # `auto` weighed larger budgets, and they promised less
+    budget_settled = explanation.mode == "auto" and not (budgets and budgets[-1] > budgets[0])
+    if tier and tier.visible_tokens is not None and tier.proposed >= MIN_SAMPLES and not budget_settled:
         accepted = tier.accepted / tier.proposed
-        if accepted < GOOD and tier.visible_tokens < ours.prompt_tokens:
-            most = f" {2 * chosen[-1]}; {chosen[-1]:,} is the most that auto tries" if chosen else ""
+        if accepted < GOOD_ACCEPTANCE and tier.visible_tokens < explanation.prompt_tokens:
+            advice = f" {2 * budgets[-1]}; {budgets[-1]:,} is the most that auto tries" if budgets else ""
             yield (
                 f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
-                f"{ours.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
-                f"({argument('retrieval_budget')}{most})"
+                f"{explanation.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
+                f"({argument('retrieval_budget')}{advice})"
             )
-    tier = list(by_name.values())[-2] if len(by_name) > 1 and ours.mode not in ("auto", "draft") else None
-    if tier and sum(tier.histogram) >= ENOUGH / 2 and (tier.acceptance or 0.0) >= ALL:
+    tier = list(by_name.values())[-2] if len(by_name) > 1 and explanation.mode not in ("auto", "draft") else None
+    if tier and sum(tier.histogram) >= MIN_SAMPLES / 2 and (tier.acceptance or 0.0) >= HIGH_ACCEPTANCE:
         yield (
             f"{tier.acceptance:.0%} of what the {tier.name} tier gathers is accepted: a larger "
             f"{argument('speculative_tokens')} would save passes of the full tier; {argument('mode', 'auto')} finds it"
         )
     tier = by_name.get("draft")
-    if tier and tier.proposed >= ENOUGH and (accepted := tier.accepted / tier.proposed) < POOR:
+    if tier and tier.proposed >= MIN_SAMPLES and (accepted := tier.accepted / tier.proposed) < LOW_ACCEPTANCE:
         yield (
             f"the draft model drafts poorly here, {accepted:.0%} is accepted: another {argument('draft')}, or a lower "
             "temperature, would help more than another budget"
         )
 
 
-def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]) -> Iterator[str]:
-    """Yield advice that holds whatever the tiers did."""
-    (prefill, decoding), tier = seconds, by_name.get("ngram")
-    if tier and tier.accepted >= max(ENOUGH, ours.new_tokens / 2):
+def _general_advice(
+    explanation: Explanation, by_name: Mapping[str, TierStats], seconds: tuple[float, float]
+) -> Iterator[str]:
+    """Yield advice that does not depend on the tiers."""
+    prefill, decoding = seconds
+    tier = by_name.get("ngram")
+    if tier and tier.accepted >= max(MIN_SAMPLES, explanation.new_tokens / 2):
         yield (
             f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "
             "speed of a text that does not"
@@ -298,8 +310,9 @@ def _on_the_rest(ours: Explanation, by_name: Mapping[str, TierStats], seconds: t
 class BreakEvenPoint:
     """The context in tokens from which on speculation pays; None where it does not.
 
-    verdict: the same in words, and why not where it does not pay; their subject is speculation. basis: what was taken
-    for that. learnt: whether that is what earlier texts taught on this machine, and not arithmetic.
+    verdict: the result in words, with the reason where speculation does not pay; its grammatical subject is
+    speculation. basis: the data behind it. learnt: whether the basis is measurements of earlier texts on this machine
+    rather than arithmetic.
     """
 
     tokens: int | None

@@ -1,4 +1,4 @@
-"""Frozen dataclasses with slots that refuse every change in the same words."""
+"""Frozen dataclasses with slots that raise one error for every assignment."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 def fields_frozen(kind: type[T]) -> type[T]:
-    """Have a frozen dataclass with slots refuse names that are no fields, too, with FrozenInstanceError.
+    """Make a frozen dataclass with slots raise FrozenInstanceError for names that are no fields, too.
 
-    What dataclasses make for these looks them up in the class without slots, and ends in a TypeError about `super`.
+    The generated methods look such names up in the class without slots, and raise a TypeError about `super`.
     """
 
     def assign(self: T, name: str, value: object) -> NoReturn:

@@ -1,4 +1,4 @@
-"""Grammar: what a text must look like. `structured_output.compiler` compiles it."""
+"""Grammar: a constraint on the output text. `structured_output.compiler` compiles it."""
 
 from __future__ import annotations
 
@@ -26,91 +26,94 @@ OTHER_PROPERTIES = {
     "additionalProperties", "const", "dependentRequired", "enum", "patternProperties", "propertyNames",
     "unevaluatedProperties",
 }  # fmt: skip
-"""Keywords that say something about properties beside those listed."""
-OF_NAMES = {"dependencies", "dependentSchemas", "patternProperties", "properties"}
-"""Keywords whose values have a schema for each name."""
-OF_SCHEMAS = {
+"""Keywords that constrain properties beside the listed ones."""
+NAMED_SCHEMAS = {"dependencies", "dependentSchemas", "patternProperties", "properties"}
+"""Keywords whose values map names to schemas."""
+NESTED_SCHEMAS = {
     "additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "else", "if", "items", "not", "oneOf",
     "prefixItems", "then", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
 """Keywords whose values are a schema, or a list of schemas."""
 ELSEWHERE = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"}
-"""Keywords by which a reference may lead where this module does not follow it."""
+"""Keywords of references that this module does not resolve."""
 
 
 def closed_objects(schema: JSONSchema) -> JSONSchema:
-    """Return a schema with `additionalProperties: false` in object schemas that list properties and not others.
+    """Return a schema with `additionalProperties: false` in object schemas that list properties and allow no others.
 
-    An object schema stays open where it is part of a composition (in a schema of `COMPOSITIONS`, beside one, or
-    referenced from there or beside other keywords); an alternative beside `null` is no composition. It also stays open
+    An object schema stays open where it is part of a composition: in a schema of `COMPOSITIONS`, beside one, or
+    referenced from there or beside other keywords. An alternative beside `null` is no composition. It also stays open
     with keywords of `OTHER_PROPERTIES`, and where it requires properties that it does not list. The whole schema stays
-    as it is if its references lead beyond JSON pointers into itself. Raises RecursionError for one nested too deeply.
+    unchanged if a reference is not a JSON pointer into it. Raises RecursionError for a schema nested too deeply.
     """
     root = deepcopy(schema)
-    for part, is_composed in _described(root):
-        if not is_composed and _lists_all(part):
+    for part, is_composed in _value_schemas(root):
+        if not is_composed and _lists_required(part):
             part["additionalProperties"] = False
     return root
 
 
-def _described(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
-    """Return the schemas that describe values, and whether each is part of a composition; none if one is not found."""
+def _value_schemas(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
+    """Return the schemas that describe values, each with whether it is part of a composition.
+
+    The list is empty if a reference cannot be resolved.
+    """
     states: dict[int, tuple[JSONSchema, bool]] = {}
-    waiting: list[tuple[Any, bool]] = [(root, False)]
-    while waiting:
-        part, is_composed = waiting.pop()
-        known = states.get(id(part))
-        if not isinstance(part, dict) or (known and known[1] >= is_composed):
+    pending: list[tuple[Any, bool]] = [(root, False)]
+    while pending:
+        part, is_composed = pending.pop()
+        state = states.get(id(part))
+        if not isinstance(part, dict) or (state and state[1] >= is_composed):
             continue
         if ELSEWHERE & part.keys() or ("$id" in part and part is not root):
             return []
         states[id(part)] = part, is_composed
         try:
-            waiting += _parts(root, part, is_composed)
+            pending += _subschemas(root, part, is_composed)
         except LookupError:
             return []
     return [*states.values()]
 
 
-def _parts(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tuple[Any, bool]]:
-    """Yield the schemas that a schema consists of, and whether they are part of a composition. Raises LookupError."""
+def _subschemas(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterator[tuple[Any, bool]]:
+    """Yield the subschemas of a schema, each with whether it is part of a composition. Raises LookupError."""
     constraints = part.keys() - ANNOTATIONS
-    optional = _optional(part) if len(constraints) == 1 else None
+    optional = _optional_alternative(part) if len(constraints) == 1 else None
     if optional is not None:
         yield optional, is_composed
         return
-    beside = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
+    in_composition = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
     if "$ref" in part:
-        yield _resolved(root, part["$ref"]), beside
-    if beside and not is_composed:  # this schema itself
+        yield _resolve(root, part["$ref"]), in_composition
+    if in_composition and not is_composed:  # `part` itself is composed
         yield part, True
-    inner = beside or "patternProperties" in part or "contains" in part
+    inner_composed = in_composition or "patternProperties" in part or "contains" in part
     for keyword in constraints:
         for value in _schemas(part, keyword):
-            yield value, inner
+            yield value, inner_composed
 
 
-def _optional(part: JSONSchema) -> Any:
-    """Return the one alternative beside `null`; None where there are others."""
+def _optional_alternative(part: JSONSchema) -> Any:
+    """Return the only alternative beside `null`; None unless there is exactly one."""
     alternatives = part.get("anyOf", part.get("oneOf"))
     if not isinstance(alternatives, list):
         return None
-    others = [alternative for alternative in alternatives if alternative != {"type": "null"}]
-    return others[0] if len(others) == 1 else None
+    value_alternatives = [alternative for alternative in alternatives if alternative != {"type": "null"}]
+    return value_alternatives[0] if len(value_alternatives) == 1 else None
 
 
 def _schemas(part: JSONSchema, keyword: str) -> Iterable[Any]:
     """Return the schemas in the value of a keyword; none for a keyword that holds none."""
     value = part[keyword]
-    if keyword in OF_NAMES:
+    if keyword in NAMED_SCHEMAS:
         return value.values() if isinstance(value, dict) else ()
-    if keyword in OF_SCHEMAS:
+    if keyword in NESTED_SCHEMAS:
         return value if isinstance(value, list) else (value,)
     return ()
 
 
-def _resolved(root: JSONSchema, reference: Any) -> Any:
-    """Return what a JSON pointer leads to. Raises LookupError."""
+def _resolve(root: JSONSchema, reference: Any) -> Any:
+    """Return the part of `root` that a JSON pointer refers to. Raises LookupError."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise LookupError
     part: Any = root
@@ -125,30 +128,34 @@ def _resolved(root: JSONSchema, reference: Any) -> Any:
     return part
 
 
-def _lists_all(part: JSONSchema) -> bool:
-    """Return whether the properties that a schema lists are all that its objects need."""
-    listed = part.get("properties")
-    if not isinstance(listed, dict) or OTHER_PROPERTIES & part.keys():
+def _lists_required(part: JSONSchema) -> bool:
+    """Return whether the listed properties include all that the schema requires."""
+    properties = part.get("properties")
+    if not isinstance(properties, dict) or OTHER_PROPERTIES & part.keys():
         return False
     required = part.get("required", [])
-    least = part.get("minProperties", 0)
-    enough = isinstance(least, int | float) and least <= len(listed)
-    return enough and isinstance(required, list) and all(isinstance(name, str) and name in listed for name in required)
+    min_properties = part.get("minProperties", 0)
+    lists_enough = isinstance(min_properties, int | float) and min_properties <= len(properties)
+    return (
+        lists_enough
+        and isinstance(required, list)
+        and all(isinstance(name, str) and name in properties for name in required)
+    )
 
 
 WRAPPER = {"description", "name", "schema", "strict"}
-"""Fields of OpenAI's `response_format.json_schema`, which holds a schema and is none."""
-MOST_CHARACTERS = 65_536
+"""Fields of OpenAI's `response_format.json_schema`, which wraps a schema."""
+MAX_CHARACTERS = 65_536
 _KINDS = ("json_schema", "regex", "lark")
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A grammar that the whole of a text matches, from the first new token to the end-of-sequence token.
+    """A grammar that the whole output matches, from the first new token to the end-of-sequence token.
 
     source: a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
-    dialect of Lark. Raises RequestError for one that is empty or longer than `MOST_CHARACTERS`.
+    dialect of Lark. Raises RequestError for a source that is empty or longer than `MAX_CHARACTERS`.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
@@ -161,26 +168,28 @@ class Grammar:
             raise TypeError(f"a grammar ({self.kind}) is of type {type(self.source).__name__}; pass its text")
         if not self.source:
             raise RequestError(f"a grammar ({self.kind}) must be a text of at least one character")
-        if len(self.source) > MOST_CHARACTERS:
+        if len(self.source) > MAX_CHARACTERS:
             raise RequestError(
-                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MOST_CHARACTERS} are the most"
+                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MAX_CHARACTERS} are the most"
             )
 
     @property
     def holds_json(self) -> bool:
-        """Whether a part of the text is described by a JSON schema."""
+        """Whether a JSON schema describes a part of the text."""
         return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
 
     @classmethod
     def json(cls, schema: Any = None, *, additional_properties: bool = False) -> Self:
         """Return the grammar of a JSON schema: an object, JSON text, or a pydantic model; None is any JSON object.
 
-        additional_properties: whether an object schema that lists properties and is silent about others takes any
-        others, as the standard has it. Else it takes those listed only, as if it had `additionalProperties: false`;
-        objects of compositions (`anyOf`, `allOf`, ...) stay open, and so do objects without listed properties.
+        additional_properties: whether an object schema that lists properties, without `additionalProperties`, accepts
+        other properties, as in the standard. Otherwise it accepts the listed ones only, as with
+        `additionalProperties: false`. Objects of compositions (`anyOf`, `allOf`, ...) and objects without listed
+        properties stay open.
 
-        Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as it may,
-        and white space is indentation at most, as some models would go on for ever. Raises RequestError.
+        Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as the
+        schema allows it, and white space is limited to indentation: some models continue both without end. Raises
+        RequestError.
         """
         require_bool("additional_properties", additional_properties)
         try:
@@ -188,17 +197,17 @@ class Grammar:
         except (TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the schema cannot be written as JSON ({error}); simplify it") from error
         grammar = cls("json_schema", text)
-        return grammar if additional_properties else cls("json_schema", _closed(text))
+        return grammar if additional_properties else cls("json_schema", _close_json(text))
 
     @classmethod
     def choices(cls, texts: Iterable[str]) -> Self:
-        """Return the grammar of a text that is one of these. Raises RequestError where they are not texts."""
-        given = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
-        if not given or not all(isinstance(text, str) and text for text in given):
-            shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else given
+        """Return the grammar whose texts are exactly `texts`. Raises RequestError unless they are non-empty texts."""
+        alternatives = [] if isinstance(texts, str) or not isinstance(texts, Iterable) else list(texts)
+        if not alternatives or not all(isinstance(text, str) and text for text in alternatives):
+            shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else alternatives
             raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {shown!r}')
-        listed = " | ".join(json.dumps(text, ensure_ascii=False) for text in given)
-        return cls("lark", f"start: TEXT\nTEXT: {listed}")  # one terminal: rules may have 2,000 alternatives
+        alternatives_text = " | ".join(json.dumps(text, ensure_ascii=False) for text in alternatives)
+        return cls("lark", f"start: TEXT\nTEXT: {alternatives_text}")  # one terminal: rules may have 2,000 alternatives
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -211,8 +220,8 @@ class Grammar:
         return cls("lark", grammar)
 
 
-def _closed(text: str) -> str:
-    """Return a JSON schema with its objects closed; one that is no JSON object, or is nested too deeply, as it is."""
+def _close_json(text: str) -> str:
+    """Return a JSON schema with its objects closed. No JSON object, or one nested too deeply, is returned unchanged."""
     try:
         schema = json.loads(text)
         closed = closed_objects(schema) if isinstance(schema, dict) else schema
@@ -221,15 +230,15 @@ def _closed(text: str) -> str:
         return text
 
 
-def _schema(given: Any) -> Any:
-    """Return a schema as `json.dumps` takes it. Models and type adapters of pydantic make their own."""
-    if given is None:
+def _schema(schema: Any) -> Any:
+    """Return a schema that `json.dumps` accepts. Models and type adapters of pydantic generate it."""
+    if schema is None:
         return {"type": "object"}
-    if get_origin(given) and "pydantic" in sys.modules:  # list[Model], say
+    if get_origin(schema) and "pydantic" in sys.modules:  # list[Model], say
         from pydantic import TypeAdapter
 
-        given = TypeAdapter(given)
-    if isinstance(given, dict) and isinstance(given.get("schema"), dict | bool) and not given.keys() - WRAPPER:
+        schema = TypeAdapter(schema)
+    if isinstance(schema, dict) and isinstance(schema.get("schema"), dict | bool) and not schema.keys() - WRAPPER:
         raise RequestError('the schema is wrapped as in "response_format"; pass what its "schema" holds')
-    make = getattr(given, "model_json_schema", None) or getattr(given, "json_schema", None)
-    return make() if callable(make) else given
+    generate_schema = getattr(schema, "model_json_schema", None) or getattr(schema, "json_schema", None)
+    return generate_schema() if callable(generate_schema) else schema

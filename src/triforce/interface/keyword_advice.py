@@ -1,4 +1,4 @@
-"""Advice on keywords that a call does not take: what they are called here, for people who come from other engines."""
+"""Advice on unknown keyword arguments: the names here of keywords of other engines."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ _ROWS: tuple[tuple[str, str, str], ...] = (
     ("add_generation_prompt", "", "the template always ends where the answer begins; leave it out"),
     ("pad_token_id", "", "prompts are not padded; leave it out"),
 )
-"""Keywords of other engines, what is called so here, and what to do where another name is not all."""
+"""Keywords of other engines, their name here, and advice where the name is not enough."""
 
 _OWNERS: dict[str, str] = {}
-"""Classes by the keywords that make one."""
+"""Names of advised classes by the keywords of their constructors."""
 
 
 def advised(kind: type[T]) -> type[T]:
-    """Have calls of a class and of its methods raise a TypeError that says what an unknown keyword is called here.
+    """Make a class and its public methods raise a TypeError with advice for an unknown keyword argument.
 
-    A method that takes any keyword is left as it is.
+    Methods that take any keyword stay unchanged.
     """
     methods = {
         name: member for base in reversed(kind.__mro__) for name, member in vars(base).items() if isfunction(member)
@@ -68,14 +68,14 @@ def advised(kind: type[T]) -> type[T]:
     for name, function in methods.items():
         if name == "__init__" or not name.startswith("_"):
             called = kind.__name__ if name == "__init__" else f"{kind.__name__}.{name}"
-            function.__qualname__ = called  # Python's own errors name it so, those of bases' methods, too
-            setattr(kind, name, _advised(function, called))
+            function.__qualname__ = called  # Python's own errors use this name, also for methods of base classes
+            setattr(kind, name, _with_advice(function, called))
     for keyword in signature(kind).parameters:
         _OWNERS.setdefault(keyword, kind.__name__)
     return kind
 
 
-def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
+def _with_advice(function: Callable[..., Any], called: str) -> Callable[..., Any]:
     parameters = signature(function).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return function
@@ -89,19 +89,19 @@ def _advised(function: Callable[..., Any], called: str) -> Callable[..., Any]:
     return call
 
 
-def _advice(unknown: str, known: Collection[str]) -> str:
-    """Return what to do about a keyword, to stand behind its name; nothing where nothing is known of it."""
-    rows = [(ours, told) for names, ours, told in _ROWS if unknown in names.split()] or [(unknown, "")]
-    for ours, told in rows:
-        if ours in known:
-            return f": {told or f'it is called {ours} here'}"
-    ours, told = rows[0]
-    match _OWNERS.get(ours):
-        case "SamplingParams" if "params" in known:
-            chat = "chat=True, " if "messages" in known else ""
-            more = f"; {told}" if told else ""
-            return f": it is one of params, such as params=llm.sampling_params({chat}{ours}=...){more}"
+def _advice(keyword: str, parameters: Collection[str]) -> str:
+    """Return advice on an unknown keyword, as a suffix of its name; empty without advice."""
+    rows = [(name_here, advice) for names, name_here, advice in _ROWS if keyword in names.split()] or [(keyword, "")]
+    for name_here, advice in rows:
+        if name_here in parameters:
+            return f": {advice or f'it is called {name_here} here'}"
+    name_here, advice = rows[0]
+    match _OWNERS.get(name_here):
+        case "SamplingParams" if "params" in parameters:
+            chat = "chat=True, " if "messages" in parameters else ""
+            advice_suffix = f"; {advice}" if advice else ""
+            return f": it is one of params, such as params=llm.sampling_params({chat}{name_here}=...){advice_suffix}"
         case str(owner):
-            taken = f"{owner} takes it" if ours == unknown else f"{owner} takes it, as {ours}"
-            return f": {told or taken}"
-    return f": {told}" if told else suggest(unknown, known)
+            owner_text = f"{owner} takes it" if name_here == keyword else f"{owner} takes it, as {name_here}"
+            return f": {advice or owner_text}"
+    return f": {advice}" if advice else suggest(keyword, parameters)

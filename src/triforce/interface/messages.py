@@ -1,6 +1,6 @@
-"""Messages: turns of a conversation as people send them, read into what chat templates take.
+"""Messages: turns of a conversation, converted from the API's forms into the form of chat templates.
 
-Library, server, batch and chat read them here, all by way of `Tokenizer.chat`.
+Library, server, batch and chat convert them here, through `Tokenizer.chat`.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from triforce.errors import RequestError, argument, suggest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 TEXTS = ("text", "input_text", "output_text")
-"""Types of parts of a turn that are texts."""
+"""Types of text parts of a turn."""
 BESIDE_TEXT = {"type", "text", "annotations", "logprobs"}
-"""Fields of such a part: our own answers have the last two."""
+"""Fields of a text part. Answers of /v1/responses contain the last two."""
 
 Message = Mapping[str, Any]
-"""One turn: a role, and its content, which is a text or a list of parts, or calls of tools."""
+"""One turn: a role, and as content a text or a list of parts, or tool calls."""
 
 
 def read_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return turns as chat templates take them. Raises RequestError that says which one cannot be read.
+    """Return turns in the form of chat templates. Raises RequestError that names the place of an invalid turn.
 
-    A developer is the system, parts are joined, content is a text, and arguments of calls are objects. Fields that are
-    not known here are a template's affair.
+    The role developer becomes system, parts are joined into one text, and arguments of calls are parsed into objects.
+    Unknown fields are passed on to the template.
     """
     return [_turn(message, f"{argument('messages')}[{i}]") for i, message in enumerate(messages)]
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools as chat templates take them: `{"type": "function", "function": {"name": ..., ...}}` each.
+    """Return tools in the form of chat templates: `{"type": "function", "function": {"name": ..., ...}}` each.
 
-    Raises RequestError that says which one cannot be read.
+    Raises RequestError that names the place of an invalid tool.
     """
     return [_tool(tool, f"{argument('tools')}[{i}]") for i, tool in enumerate(tools)]
 
@@ -46,8 +46,8 @@ def _turn(message: Any, place: str) -> dict[str, Any]:
     content = fields.get("content")
     calls = fields.get("tool_calls") or []
     if role not in ROLES:
-        near = suggest(str(role), ROLES)
-        raise RequestError(f"{place}.role: {role!r} is not known{near}; choose from {', '.join(ROLES)}")
+        suggestion = suggest(str(role), ROLES)
+        raise RequestError(f"{place}.role: {role!r} is not known{suggestion}; choose from {', '.join(ROLES)}")
     if calls and role != "assistant":
         raise RequestError(f"{place}.tool_calls: calls are the assistant's; leave them out of a turn of the {role}")
     if "tool_call_id" in fields and role != "tool":

@@ -1,4 +1,4 @@
-"""Outputs of the engine, without torch."""
+"""Outputs of the engine. Imports no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Logprob(NamedTuple):
 
 
 class TokenLogprobs(NamedTuple):
-    """The token at one position, and the most probable ones there, best first."""
+    """The token at one position, and the most probable tokens there, best first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()
@@ -39,10 +39,10 @@ class TokenLogprobs(NamedTuple):
 class DecodingSnapshot:
     """State of the decoding of one text."""
 
-    tokens: int  # committed, prompt and all
+    tokens: int  # committed, the prompt included
     seconds: float  # of decoding
-    seen: list[int]  # as `RetrievalView.coverage` has it; empty where no tier that selects made a pass
-    tiers: list[TierStats]  # so far, from the lowest to the full one
+    seen: list[int]  # as `RetrievalView.coverage` returns it; empty where no retrieval tier made a pass
+    tiers: list[TierStats]  # so far, from the lowest to the full tier
 
 
 @fields_frozen
@@ -53,31 +53,31 @@ class CompletionOutput:
     index: int  # which of the n
     text: str  # new text only
     token_ids: list[int]  # new tokens only
-    finish_reason: Literal["stop", "length"]  # its own end or a stop text, or a limit
+    finish_reason: Literal["stop", "length"]  # "stop": end of sequence or a stop text; "length": a limit
     logprobs: list[TokenLogprobs] | None  # one per new token
     origins: list[str]  # name of the tier that proposed each new token
-    seed: int  # of the noise; drawn where none was given
-    tiers: list[TierStats]  # from the lowest to the full one
-    timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto, one after the other
-    report: PlanReport | None = None  # what mode auto believed when it weighed plans last
+    seed: int  # of the sampling noise; drawn where the request has none
+    tiers: list[TierStats]  # from the lowest to the full tier
+    timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto in order
+    report: PlanReport | None = None  # estimates of mode auto at its last planning
 
     @property
     def plans(self) -> dict[str, int]:
-        """Plans of mode auto, and for how many proposals of the full tier each was used."""
+        """Number of proposals of the full tier by plan of mode auto."""
         return plans(self.timeline)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON keeps them; None is the logarithm of a probability of zero."""
+        """Return the fields in the types of JSON. The logarithm of a probability of zero becomes None."""
         return dict(json_value(self))
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class KVMemoryUsage:
-    """Bytes of KV on the device that computes, in other memory, and in a file."""
+    """Bytes of KV on the compute device, offloaded to host memory, and offloaded to a file."""
 
-    device_bytes: int = 0  # where it computes
-    host_bytes: int = 0  # offloaded to memory
+    device_bytes: int = 0  # on the compute device
+    host_bytes: int = 0  # offloaded to host memory
     file_bytes: int = 0  # offloaded to a file
 
 
@@ -86,7 +86,7 @@ class KVMemoryUsage:
 class RequestOutput:
     """The outputs of one prompt. Times are in seconds.
 
-    Its `str` is empty, as what a stream ends with adds no text to its pieces: the text is `outputs[0].text`.
+    Its `str` is empty, as the last event of a stream adds no text to its chunks: the text is `outputs[0].text`.
     """
 
     prompt_token_ids: list[int]  # as the prompt was read
@@ -94,20 +94,20 @@ class RequestOutput:
     outputs: list[CompletionOutput]  # the n continuations
     mode: str  # which tiers
     coupling: str  # how draft tokens were verified
-    exactness: Literal["bitwise", "distribution"]  # what equals plain decoding: the text of a seed, or its law
+    exactness: Literal["bitwise", "distribution"]  # what equals plain decoding: the text of a seed, or its distribution
     prefill_seconds: float  # of reading the prompt
-    decode_seconds: float  # of all after that
-    kv: KVMemoryUsage = KVMemoryUsage()  # where the target's KV lies
+    decode_seconds: float  # after the prefill
+    kv: KVMemoryUsage = KVMemoryUsage()  # of the target
     kv_dtype: str = "bfloat16"  # of the target's keys and values
     cached_tokens: int = 0
-    """Tokens of the prompt that had been read before."""
+    """Prompt tokens whose KV was cached."""
     reread: str = ""
-    """Why no more of them had; nothing where hardly any were read."""
+    """Reason why the cache held no more of the prompt; empty where hardly any tokens were read."""
     prompt: str | None = None
-    """Prompt as it was given; None where that was token ids or a chat."""
+    """The prompt text; None for token ids or a chat."""
 
     def __str__(self) -> str:
-        """Return no text: what a stream ends with adds none to its pieces."""
+        """Return an empty text: the last event of a stream adds none to its chunks."""
         return ""
 
     @property
@@ -122,7 +122,7 @@ class RequestOutput:
 
     @property
     def tiers(self) -> list[TierStats]:
-        """Statistics of each tier for all outputs together, from the lowest to the full one."""
+        """Statistics of each tier for all outputs together, from the lowest to the full tier."""
         return total(output.tiers for output in self.outputs)
 
     @property
@@ -131,11 +131,11 @@ class RequestOutput:
         return self.completion_tokens / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON keeps them, outputs and all; None is the logarithm of a probability of zero."""
+        """Return the fields and outputs in the types of JSON. The logarithm of a probability of zero becomes None."""
         return dict(json_value(self))
 
     def explain(self) -> Explanation:
-        """Explain the speed: what each tier cost and gave, what was chosen when, and what might be better."""
+        """Explain the speed: cost and yield of each tier, plans over time, and advice."""
         return explain(
             self.mode,
             self.prompt_tokens,
@@ -148,9 +148,9 @@ class RequestOutput:
 
 
 class Interruption(KeyboardInterrupt):
-    """An interrupt of `LLM.generate` or `LLM.chat`, which keeps what is done.
+    """An interrupt of `LLM.generate` or `LLM.chat`. It holds the finished outputs.
 
-    outputs: one for each prompt; None where it is not done. In a notebook they are `sys.last_value.outputs`.
+    outputs: one for each prompt; None for an unfinished prompt. In a notebook they are `sys.last_value.outputs`.
     """
 
     def __init__(self, outputs: list[RequestOutput | None]) -> None:

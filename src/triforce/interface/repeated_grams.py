@@ -1,7 +1,7 @@
-"""Repetition of a text, by its 8-grams: what repeats is foretold by lookups, so a speedup over it says little.
+"""Repetition of a text, by its 8-grams. Lookups predict repetitions, so a speedup over them says little.
 
-A text that repeats its prompt is an edit, a quote or a table, and what it gains there is a gain that is wanted. One
-that repeats itself is a loop.
+A text that repeats its prompt is an edit, a quote or a table, and its speedup is a real gain. A text that repeats
+itself is a loop.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 GRAM = 8
-"""Tokens of what is looked for."""
+"""Tokens of a gram."""
 MOST = 0.10
-"""Share of 8-grams that may repeat."""
+"""Maximal share of repeated 8-grams."""
 
 
 def repeated(ids: Sequence[int], prompt: Sequence[int] = ()) -> float:
-    """Return the share of 8-grams that stood before in the same text, or in its prompt."""
+    """Return the share of 8-grams that occur earlier in the same text, or in its prompt."""
     grams = _grams(ids)
-    before = set(_grams(prompt))
-    return (len(grams) - len(set(grams) - before)) / max(1, len(grams))
+    prompt_grams = set(_grams(prompt))
+    return (len(grams) - len(set(grams) - prompt_grams)) / max(1, len(grams))
 
 
 def _grams(ids: Sequence[int]) -> list[tuple[int, ...]]:

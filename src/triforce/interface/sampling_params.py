@@ -1,4 +1,4 @@
-"""SamplingParams: how a request is sampled, checked when it is made."""
+"""SamplingParams: the sampling parameters of a request, validated by the constructor."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.grammar import Grammar
 from triforce.interface.keyword_advice import advised
 
-LARGEST = 1e9  # of a bias or penalty: bounded, so that float64 scores stay finite whatever is added up
+LARGEST = 1e9  # of a bias or penalty: bounded, so that sums of scores in float64 stay finite
 
-MOST_LOGPROBS = 20
+MAX_LOGPROBS = 20
 
-MOST_CHOICES = 128
+MAX_CHOICES = 128
 
-DRAWN = -1
-"""A seed that asks for one to be drawn."""
+RANDOM_SEED = -1
+"""The seed value that requests a random seed."""
 
-BY_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-"""Parameters that the makers of a model may set in its files."""
+MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Parameters whose defaults a model's files may set."""
 
-USUAL_IN_CHATS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
-"""Defaults of chats with models whose files name none of these."""
+CHAT_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}
+"""Defaults of chats with models whose files set none of these parameters."""
 
 
-def drawn_seed() -> int:
-    """Return a seed for a text whose request names none."""
+def random_seed() -> int:
+    """Return a random 32-bit seed for a request without one."""
     return secrets.randbits(32)
 
 
-def chat_defaults(named: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the defaults of a chat, given the parameters that a model's files name."""
-    return dict(named) if named.keys() & USUAL_IN_CHATS.keys() else USUAL_IN_CHATS | dict(named)
+def chat_defaults(model_params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling defaults of a chat. named: the parameters that the model's files set."""
+    return dict(model_params) if model_params.keys() & CHAT_DEFAULTS.keys() else CHAT_DEFAULTS | dict(model_params)
 
 
 @advised
@@ -52,25 +52,25 @@ class SamplingParams:
     """
 
     temperature: float = 1.0  # 0 is greedy
-    top_k: int = 0  # keep so many of the most probable tokens; 0 is off, and so is -1
+    top_k: int = 0  # keep the top_k most probable tokens; 0 is off, and so is -1
     top_p: float = 1.0  # keep the most probable tokens up to this mass; 1 is off
     min_p: float = 0.0  # drop tokens below this share of the most probable one's probability; 0 is off
     repetition_penalty: float = 1.0  # over prompt and output; 1 is off
     presence_penalty: float = 0.0  # over the output; 0 is off
     frequency_penalty: float = 0.0  # over the output; 0 is off
-    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to what is added to its logit
-    seed: int | None = None  # None, or -1: one is drawn, and reported
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id to the bias of its logit
+    seed: int | None = None  # None or -1: a random seed, which the output reports
     n: int = 1  # completions
-    max_tokens: int = 256  # new tokens at most; fewer where the context ends before, with finish_reason "length"
+    max_tokens: int = 256  # new tokens at most; fewer where the context ends earlier, with finish_reason "length"
     stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
-    ignore_eos: bool = False  # go on after an end-of-sequence token
+    ignore_eos: bool = False  # continue after an end-of-sequence token
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only
-    prompt_logprobs: int | None = None  # the same at each prompt token
-    grammar: Grammar | None = None  # what the text must look like; logits are masked by it before the other steps
-    trace: bool = False  # report where decoding stands with each piece of a stream
+    prompt_logprobs: int | None = None  # alternatives listed at each prompt token
+    grammar: Grammar | None = None  # constraint on the text; it masks logits before the other steps
+    trace: bool = False  # report the state of decoding with each chunk of a stream
 
-    if TYPE_CHECKING:  # what fields are set to may be None; what they hold then is their default
+    if TYPE_CHECKING:  # fields accept None, and then hold their default
 
         def __init__(
             self,
@@ -97,68 +97,68 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.
 
-        The words of other engines for nothing, top_k -1 and seed -1, become 0 and None.
+        Values by which other engines disable a parameter become the ones here: top_k -1 becomes 0, seed -1 None.
         """
         for parameter in fields(self):
             if getattr(self, parameter.name) is None:
                 object.__setattr__(self, parameter.name, parameter.default)
-        for name, (allowed, holds) in _REALS.items():
-            object.__setattr__(self, name, _real(argument(name), getattr(self, name), allowed, holds))
-        for name, (allowed, fits, optional) in _INTEGERS.items():
+        for name, (allowed, is_allowed) in _REALS.items():
+            object.__setattr__(self, name, _real(argument(name), getattr(self, name), allowed, is_allowed))
+        for name, (allowed, in_range, optional) in _INTEGERS.items():
             if not (optional and getattr(self, name) is None):
-                object.__setattr__(self, name, _integer(argument(name), getattr(self, name), allowed, fits))
+                object.__setattr__(self, name, _integer(argument(name), getattr(self, name), allowed, in_range))
         for name in ("ignore_eos", "trace"):
             if not isinstance(getattr(self, name), bool):
-                raise _refusal(argument(name), "True or False", getattr(self, name))
+                raise _value_error(argument(name), "True or False", getattr(self, name))
         if not (self.grammar is None or isinstance(self.grammar, Grammar)):
-            raise _refusal(argument("grammar"), "a Grammar, such as Grammar.json(schema), or None", self.grammar)
+            raise _value_error(argument("grammar"), "a Grammar, such as Grammar.json(schema), or None", self.grammar)
         if self.grammar and self.ignore_eos:
             raise RequestError(
                 f"{argument('ignore_eos')} goes on after the end of a text, and {argument('grammar')} says where that "
                 "is; leave out one of them"
             )
         object.__setattr__(self, "top_k", max(self.top_k, 0))
-        object.__setattr__(self, "seed", None if self.seed == DRAWN else self.seed)
+        object.__setattr__(self, "seed", None if self.seed == RANDOM_SEED else self.seed)
         object.__setattr__(self, "stop", _stop(self.stop))
         object.__setattr__(self, "stop_token_ids", _token_ids(self.stop_token_ids))
         object.__setattr__(self, "logit_bias", _bias(self.logit_bias))
 
 
-def _refusal(name: str, allowed: str, value: object) -> RequestError:
+def _value_error(name: str, allowed: str, value: object) -> RequestError:
     return RequestError(f"{name} must be {allowed}, not {value!r}")
 
 
-def _real(name: str, value: object, allowed: str, holds: Callable[[float], bool]) -> float:
+def _real(name: str, value: object, allowed: str, is_allowed: Callable[[float], bool]) -> float:
     # A string or a bool is a mistake in the caller's program or JSON: refused rather than converted.
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise _refusal(name, allowed, value)
+        raise _value_error(name, allowed, value)
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not holds(number):
-        raise _refusal(name, allowed, value)
+    if not is_allowed(number):
+        raise _value_error(name, allowed, value)
     return number
 
 
-def _integer(name: str, value: object, allowed: str, fits: Callable[[int], bool]) -> int:
-    if not isinstance(value, Integral) or isinstance(value, bool) or not fits(int(value)):
-        raise _refusal(name, allowed, value)
+def _integer(name: str, value: object, allowed: str, is_allowed: Callable[[int], bool]) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or not is_allowed(int(value)):
+        raise _value_error(name, allowed, value)
     return int(value)
 
 
 def _stop(stop: object) -> tuple[str, ...]:
-    given = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(given, Sequence) or not all(isinstance(text, str) and text for text in given):
-        raise _refusal(argument("stop"), "a non-empty string, or a list of them", stop)
-    return tuple(given)
+    stop_texts = (stop,) if isinstance(stop, str) else stop
+    if not isinstance(stop_texts, Sequence) or not all(isinstance(text, str) and text for text in stop_texts):
+        raise _value_error(argument("stop"), "a non-empty string, or a list of them", stop)
+    return tuple(stop_texts)
 
 
 def _token_ids(ids: object) -> tuple[int, ...]:
     name = argument("stop_token_ids")
     allowed = "a list of token ids (integers, at least 0)"
     if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise _refusal(name, allowed, ids)
+        raise _value_error(name, allowed, ids)
     return tuple(_integer(name, token, allowed, lambda i: i >= 0) for token in ids)
 
 
@@ -167,7 +167,7 @@ def _bias(bias: object) -> dict[int, float] | None:
         return None
     name = argument("logit_bias")
     if not isinstance(bias, Mapping):
-        raise _refusal(name, "a mapping from token ids to numbers, or None", bias)
+        raise _value_error(name, "a mapping from token ids to numbers, or None", bias)
     ids = (_integer(f"a token id in {name}", token, "an integer, at least 0", lambda i: i >= 0) for token in bias)
     return {
         i: _real(f"{name}[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
@@ -184,11 +184,11 @@ _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
 }
 
-_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # the last: None is allowed too
+_INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # last: whether None is allowed
     "top_k": ("an integer from 1 to 2**31 - 1, or 0 or -1 (off)", lambda i: -1 <= i < 2**31, False),
-    "n": (f"an integer from 1 to {MOST_CHOICES}", lambda i: 1 <= i <= MOST_CHOICES, False),
+    "n": (f"an integer from 1 to {MAX_CHOICES}", lambda i: 1 <= i <= MAX_CHOICES, False),
     "max_tokens": ("an integer, at least 1", lambda i: i >= 1, False),
-    "seed": ("an integer from 0 to 2**64 - 1, or -1 (one is drawn)", lambda i: DRAWN <= i < 2**64, True),
-    "logprobs": (f"an integer from 0 to {MOST_LOGPROBS}", lambda i: 0 <= i <= MOST_LOGPROBS, True),
-    "prompt_logprobs": (f"an integer from 0 to {MOST_LOGPROBS}", lambda i: 0 <= i <= MOST_LOGPROBS, True),
+    "seed": ("an integer from 0 to 2**64 - 1, or -1 (one is drawn)", lambda i: RANDOM_SEED <= i < 2**64, True),
+    "logprobs": (f"an integer from 0 to {MAX_LOGPROBS}", lambda i: 0 <= i <= MAX_LOGPROBS, True),
+    "prompt_logprobs": (f"an integer from 0 to {MAX_LOGPROBS}", lambda i: 0 <= i <= MAX_LOGPROBS, True),
 }

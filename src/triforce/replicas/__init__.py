@@ -1,5 +1,5 @@
-"""Many engines behind one server or one batch: replicas on the machines of a Ray cluster.
+"""Replicas: several engines on the machines of a Ray cluster behind one server or one batch.
 
-The application, with all that guards it, runs once, where `triforce serve` was called. Each request goes, as token ids,
-to one of the replicas: an engine in a process of its own, or in several that share the model.
+The application and its middleware run once, in the process of `triforce serve`. Each request goes, as token ids, to one
+of the replicas. A replica is an engine in a process of its own, or in several processes that share the model.
 """

@@ -1,4 +1,4 @@
-"""Ray, started or found, and the replicas on it. `ray_env.prepare` comes before this is imported."""
+"""Startup of replicas on a new or an existing Ray cluster. Call `ray_env.prepare` before importing this module."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from triforce.server.limits import Limits
 
 ROUTER = "triforce.replicas.remote_engine.PrefixRouter"
 STORE_BYTES = 256 << 20
-"""Bytes of our own Ray's object store, for long prompts and their log-probabilities: too large for messages."""
+"""Bytes of the object store of a Ray started here. It holds long prompts and log-probabilities, too large to inline."""
 POLL_SECONDS = 0.2
 FRONTEND_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
 _DEPLOYMENT = "replica"
 
 OnWait = Callable[[int, str], None]
-"""Called while replicas start, with how many there are and what Ray has to say of the others."""
+"""Called while replicas start, with the number of running ones and Ray's message about the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """`count` replicas with so many processors, GPUs and ranks each."""
+    """Resources of `count` replicas: processors, GPUs and ranks of each."""
 
     count: int
     cpus: int
@@ -41,7 +41,7 @@ class ClusterPlan:
     ranks: int = 1
 
 
-def replicated(
+def start_replicas(
     settings: dict[str, Any],
     limits: Limits,
     count: int,
@@ -51,40 +51,40 @@ def replicated(
     ranks: int = 1,
     exact: bool = True,
 ) -> tuple[ReplicaFrontend, Replicas]:
-    """Replicas of LLM(**settings) on the Ray at `address` (None: one of our own), and what requests are read with.
+    """Start replicas of LLM(**settings). Returns the frontend that parses requests, and the client of the replicas.
 
-    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
-    name: what Ray calls them; those of that name that a server left behind are replaced. Raises RequestError or
-    ModelError; then, and when the engine is closed, nothing of it stays.
+    address: of a Ray cluster; None starts one. name: of the Ray application; replicas that an earlier server left under
+    this name are replaced. ranks: processes that share the model in each replica, `exact` as in `TPGroup`. Raises
+    RequestError or ModelError. After an error, and after the client is closed, no replica stays.
     """
     connect(address)
 
-    def leave() -> None:
+    def release() -> None:
         if address is not None:
             serve.delete(name)
         ray.shutdown()
 
     try:
-        plan = planned(ray.nodes(), count, settings["device"], ranks)
+        plan = plan_cluster(ray.nodes(), count, settings["device"], ranks)
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        serve.start(proxy_location="Disabled")  # nobody but this process is to reach a replica
+        serve.start(proxy_location="Disabled")  # only this process may reach a replica
         serve.run_many(
-            [serve.RunTarget(_bound(plan, settings, limits, exact), name)], wait_for_applications_running=False
+            [serve.RunTarget(_deployment(plan, settings, limits, exact), name)], wait_for_applications_running=False
         )
-        _wait(name, on_wait)
+        _wait_until_running(name, on_wait)
         handle = serve.get_app_handle(name)
         frontend = handle.frontend.remote().result(timeout_s=FRONTEND_SECONDS)
         if isinstance(frontend, TriforceError):
             raise frontend
     except BaseException:
-        leave()
+        release()
         raise
-    most = limits.waiting + count * limits.rows
-    return frontend, Replicas(handle.options(stream=True), most, lambda: _status(name)[0], leave)
+    max_requests = limits.waiting + count * limits.rows
+    return frontend, Replicas(handle.options(stream=True), max_requests, lambda: _status(name)[0], release)
 
 
 def connect(address: str | None) -> None:
-    """Raises RequestError."""
+    """Connect to the Ray cluster at `address`; None starts a local one. Raises RequestError."""
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
         options |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -92,7 +92,7 @@ def connect(address: str | None) -> None:
         raise RequestError(f"{address} is for Ray's client; give the address of the cluster, such as 10.0.0.1:6379")
     try:
         if address and address != "auto":
-            _knock(address)
+            _check_reachable(address)
         ray.init(address or "local", **options)
     except (OSError, RuntimeError, ValueError) as error:
         what = f"the Ray at {address} cannot be joined" if address else "Ray cannot be started"
@@ -100,40 +100,40 @@ def connect(address: str | None) -> None:
         raise RequestError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
 
 
-def _knock(address: str) -> None:
-    """Raise OSError or ValueError where nobody listens: Ray itself would try for minutes, and print every time."""
+def _check_reachable(address: str) -> None:
+    """Raise OSError or ValueError unless `address` accepts connections: Ray would retry for minutes and print each."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
 
-def planned(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
-    """Plan replicas whose ranks share all processors evenly. Raises RequestError if a rank would have none."""
+def plan_cluster(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ranks: int = 1) -> ClusterPlan:
+    """Return a plan of replicas whose ranks share all processors evenly. Raises RequestError if a rank has none."""
     machines = [node["Resources"] for node in nodes if node["Alive"]]
     gpus = ranks * (device != "cpu" and any(machine.get("GPU") for machine in machines))
     if gpus and device not in ("auto", "cuda"):
         raise RequestError(f"--device {device} is one device, and each replica has its own; use --device cuda")
 
-    def room(cpus: int) -> int:
+    def replica_capacity(cpus: int) -> int:
         needs = {"CPU": cpus} | ({"GPU": gpus} if gpus else {})
         return sum(min(int(machine.get(what, 0)) // need for what, need in needs.items()) for machine in machines)
 
-    most = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
-    enough = [cpus for cpus in range(ranks, most + 1, ranks) if room(cpus) >= count]
-    if not enough:
+    max_cpus = max((int(machine.get("CPU", 0)) for machine in machines), default=0)
+    sufficient_cpus = [cpus for cpus in range(ranks, max_cpus + 1, ranks) if replica_capacity(cpus) >= count]
+    if not sufficient_cpus:
         need = "a GPU and a processor" if gpus else "a processor"
-        of_each = "each" if ranks == 1 else f"for each of their {ranks} ranks"
+        share_text = "each" if ranks == 1 else f"for each of their {ranks} ranks"
         raise RequestError(
-            f"{count} replicas need {need} {of_each}, and this Ray has them for {room(ranks)}; give that many "
-            "with --replicas, or start Ray on more machines"
+            f"{count} replicas need {need} {share_text}, and this Ray has them for {replica_capacity(ranks)}; give "
+            "that many with --replicas, or start Ray on more machines"
         )
-    return ClusterPlan(count, enough[-1], gpus, ranks)
+    return ClusterPlan(count, sufficient_cpus[-1], gpus, ranks)
 
 
-def _bound(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
+def _deployment(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: bool) -> Any:
     deployment = serve.deployment(
         name=_DEPLOYMENT,
         num_replicas=plan.count,
-        max_ongoing_requests=limits.rows,  # so what has no row yet waits here, and can go elsewhere
+        max_ongoing_requests=limits.rows,  # requests without a row wait in the server, free to go to another replica
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=5,
         ray_actor_options={"num_cpus": plan.cpus, "num_gpus": plan.gpus},
@@ -142,8 +142,8 @@ def _bound(plan: ClusterPlan, settings: dict[str, Any], limits: Limits, exact: b
     return deployment(Replica).bind(settings, limits, plan.ranks, exact)
 
 
-def _wait(name: str, on_wait: OnWait) -> None:
-    """Until all replicas are there, however long they read their models. Raises RequestError."""
+def _wait_until_running(name: str, on_wait: OnWait) -> None:
+    """Wait without a time limit until all replicas run, as models load slowly. Raises RequestError."""
     while True:
         running, status, message = _status(name)
         on_wait(running, message)
@@ -156,7 +156,7 @@ def _wait(name: str, on_wait: OnWait) -> None:
 
 
 def _status(name: str) -> tuple[int, str, str]:
-    """Return how many replicas run, their state as a whole, and the reason."""
+    """Return the number of running replicas, the status of the application, and Ray's last message."""
     application = serve.status().applications[name]
     deployment = application.deployments.get(_DEPLOYMENT)
     running = deployment.replica_states.get("RUNNING", 0) if deployment else 0

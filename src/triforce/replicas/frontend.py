@@ -1,4 +1,4 @@
-"""Messages of a replica: the members of LLM that requests are parsed with, without weights, and events of answers."""
+"""Messages of a replica: a frontend without weights, which parses requests, and the events of answers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.structured_output.compiler import GrammarCompiler
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMessage:
-    """A message about a request; the first says only that it has arrived. Foreseen errors are sent, not raised."""
+    """A message about a request. The first one, without an event, acknowledges it. Expected errors are events."""
 
     replica: str
     kv_tokens: int
@@ -32,15 +32,15 @@ class ReplicaMessage:
 
 @dataclass(frozen=True)
 class ReplicaFrontend:
-    """The members of LLM that `server` parses requests with."""
+    """The members of LLM that parse requests, a `ServedModel`."""
 
     path: Path
     config: ModelConfig
     tokenizer: Tokenizer
     modes: list[str]
     sampling_defaults: dict[str, Any]
-    point: BreakEvenPoint
-    """That of the replica when it was started."""
+    break_even_point: BreakEvenPoint
+    """The break-even point at the start of the replica."""
     fingerprint: str
 
     @classmethod
@@ -49,10 +49,10 @@ class ReplicaFrontend:
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
         rope = llm.target.config.rope
-        # It travels to where there may be no such device, and without the tables that it has grown.
+        # The process that unpickles it may have no such device. A new Rope drops the cached tables.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
-        about = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
-        return cls(llm.target.path, config, llm.tokenizer, *about)
+        model_facts = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
+        return cls(llm.target.path, config, llm.tokenizer, *model_facts)
 
     @property
     def target(self) -> PromptSource:
@@ -63,10 +63,10 @@ class ReplicaFrontend:
         return token_ids(prompt, self)
 
     def break_even(self) -> BreakEvenPoint:
-        """Return from which context on speculation pays."""
-        return self.point
+        """Return the context from which on speculation pays."""
+        return self.break_even_point
 
     @cached_property
     def grammars(self) -> GrammarCompiler:
-        """Compiles grammars in tokens of the replicas' model."""
+        """Compiler of grammars in tokens of the replicas' model."""
         return GrammarCompiler(self.tokenizer)

@@ -1,7 +1,7 @@
-"""Batch lines on Ray Data: each actor has an engine and the application, and answers lines as a server would.
+"""Batch lines on Ray Data: each actor runs an engine and the application, and answers lines as a server does.
 
-A line is a block of its own. So a text waits for no other one, and if an actor dies, what it had not answered, and
-nothing else, is asked again.
+Each line is one block. So no text waits for another one, and if an actor dies, exactly its unanswered lines are
+retried.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import ray.data
 from ray.exceptions import RayError
 
 from triforce.errors import RequestError, TriforceError
-from triforce.replicas.cluster import ClusterPlan, connect, planned
+from triforce.replicas.cluster import ClusterPlan, connect, plan_cluster
 from triforce.replicas.replica import load
 from triforce.server.app import create_app
 from triforce.server.batch import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
-"""Retries of a line whose actor has died: among others, and then alone, as it may be the line that kills."""
+"""Retries of a line whose actor died: among other lines, then alone, as the line may be the cause."""
 
 Row = dict[str, Any]
 Model = tuple[dict[str, Any], str, bool]
@@ -31,20 +31,20 @@ Model = tuple[dict[str, Any], str, bool]
 
 
 class BatchActor:
-    """An actor, the first of so many ranks. A mistake in the settings is in its answers."""
+    """An actor, the first of `ranks` ranks. Its answers report an error in the settings."""
 
     def __init__(self, model: Model, ranks: int) -> None:
         settings, name, exact = model
-        self._mistake = ""
+        self._settings_error = ""
         try:
             llm = load(settings, LIMITS, ranks, exact)
             self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
         except TriforceError as error:
-            self._mistake = str(error)
+            self._settings_error = str(error)
 
     async def __call__(self, row: Row) -> Row:
-        response = b"" if self._mistake else json.dumps(await post(self._app, row["url"], row["body"])).encode()
-        return {"place": row["place"], "response": response, "mistake": self._mistake}
+        response = b"" if self._settings_error else json.dumps(await post(self._app, row["url"], row["body"])).encode()
+        return {"place": row["place"], "response": response, "mistake": self._settings_error}
 
 
 def answer(
@@ -57,10 +57,10 @@ def answer(
     ranks: int = 1,
     exact: bool = True,
 ) -> None:
-    """Answer what is missing, by `count` engines LLM(**settings) on the Ray at `address` (None: one of our own).
+    """Answer the missing lines with `count` engines LLM(**settings) on the Ray at `address`; None starts one.
 
-    ranks: processes that share the model in each of them, `exact` as in `TPGroup`.
-    Raises RequestError; whatever is raised, what has been answered is kept.
+    ranks: processes that share the model in each engine, `exact` as in `TPGroup`. Raises RequestError. After any error
+    the answers so far stay in the output.
     """
     missing = list(answers.missing(source))
     lines = {place: line for place, line in enumerate(missing) if line.error is None}
@@ -71,21 +71,21 @@ def answer(
         connect(address)
         try:
             for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
-                plan = planned(ray.nodes(), engines, settings["device"], ranks)
-                _ask(lines, plan, at_once, (settings, name, exact), answers)
+                plan = plan_cluster(ray.nodes(), engines, settings["device"], ranks)
+                _run_lines(lines, plan, at_once, (settings, name, exact), answers)
         finally:
             ray.shutdown()
     for line in lines.values():
-        died = "each engine that made this died, the last ones with nothing else to make; ask for less"
-        answers.add(replace(line, error=died, code="replica_lost"))
+        replica_error = "each engine that made this died, the last ones with nothing else to make; ask for less"
+        answers.add(replace(line, error=replica_error, code="replica_lost"))
 
 
-def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
-    """Take out of `lines` what is answered, each as soon as it is. Raises RequestError."""
+def _run_lines(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
+    """Add answers as they arrive, and remove their lines from `lines`. Raises RequestError."""
     if not lines:
         return
-    _quiet()
-    dataset = _answered(lines, plan, at_once, model)
+    _configure_ray_data()
+    dataset = _answer_dataset(lines, plan, at_once, model)
     try:
         for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
             for row in batch.to_pylist():
@@ -98,7 +98,7 @@ def _ask(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Mo
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
+def _answer_dataset(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
     rows = [{"place": place, "url": line.url, "body": line.body} for place, line in lines.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         BatchActor,
@@ -112,9 +112,9 @@ def _answered(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, mode
     )
 
 
-def _quiet() -> None:
+def _configure_ray_data() -> None:
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = context.print_on_execution_start = False
-    context.execution_no_progress_timeout_s = -1  # a text may take as long as it takes
-    context.max_errored_blocks = -1  # a line whose engine died is told as one, and others go on
+    context.execution_no_progress_timeout_s = -1  # the duration of a text is not limited
+    context.max_errored_blocks = -1  # a line whose engine died is reported, and the others continue
     logging.getLogger("ray.data").setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""An engine of all replicas (see `server.engine_client`). Requests wait here, so a dead replica loses few."""
+"""An `EngineClient` of all replicas. Requests wait here, so a dead replica loses few."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from triforce.server.engine_client import EngineLoad, Event, GenerationRequest
 from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
-"""Replicas that a request is sent to if they die before its first token: the request may be the cause."""
+"""Maximal number of replicas that a request is sent to. It is resent if a replica dies before the first token, and
+bounded, as the request may be the cause."""
 POLL_SECONDS = 2.0
 """Seconds between two counts of the replicas."""
 
 
 class _Answer:
-    """Events of a request. A task takes them from the replica at once, and keeps them until they are read."""
+    """Events of a request. A task receives them from the replica and queues them until they are read."""
 
     def __init__(self, generation: GenerationRequest, handle: Any, done: Callable[[_Answer], None]) -> None:
         self.generation = generation
         self.waited: float | None = None
         self.message: ReplicaMessage | None = None
-        """The latest of the replica that has the request; None while it waits for one."""
+        """Latest message of the replica that runs the request; None while it waits for a replica."""
         self._handle = handle
         self._done = done
         self._submitted = perf_counter()
         self.started = False
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self.task = asyncio.create_task(self._consume())
-        self.task.add_done_callback(lambda _: done(self))  # it may be cancelled before it begins
+        self.task.add_done_callback(lambda _: done(self))  # the task may be cancelled before it starts
 
     async def __aiter__(self) -> AsyncIterator[Event]:
         while True:
@@ -62,32 +63,32 @@ class _Answer:
     async def _consume(self) -> None:
         end: Event | Exception
         try:
-            end = await self._whole()
+            end = await self._run_with_retries()
         except Exception as error:
             end = error
-        self._done(self)  # who hears of the end finds it gone
+        self._done(self)  # removed before its reader gets the end
         self.put(end)
 
-    async def _whole(self) -> RequestOutput:
-        """Return the last event, once all others are delivered. Before the first token a dead replica is replaced."""
-        for left in reversed(range(TRIES)):
+    async def _run_with_retries(self) -> RequestOutput:
+        """Return the last event, after all others are queued. Before the first token a dead replica is replaced."""
+        for remaining_tries in reversed(range(TRIES)):
             try:
-                return await self._from_one()
+                return await self._run_on_replica()
             except ReplicaLost:
-                if self.started or not left:
+                if self.started or not remaining_tries:
                     raise
                 self.message = self.waited = None
         raise AssertionError("the last try returns or raises")
 
-    async def _from_one(self) -> RequestOutput:
+    async def _run_on_replica(self) -> RequestOutput:
         messages = self._handle.answer.remote(self.generation)
         end = None
-        arrived = None
+        arrival_time = None
         try:
             async for message in messages:
-                arrived = arrived or perf_counter()
+                arrival_time = arrival_time or perf_counter()
                 self.message = message
-                self.waited = arrived - self._submitted + message.waited
+                self.waited = arrival_time - self._submitted + message.waited
                 if isinstance(message.event, Exception):
                     raise message.event
                 if isinstance(message.event, RequestOutput):
@@ -108,16 +109,17 @@ class _Answer:
 
 
 class Replicas:
-    """Engine of replicas. handle: Ray Serve's, for streaming calls. most: prompts that run or wait.
+    """Engine of replicas.
 
-    `running` says how many replicas there are, and is called from a thread; `leave` gives them up, which may take long.
+    handle: Ray Serve's handle for streaming calls. max_requests: prompts that run or wait. running: returns the number
+    of running replicas, called from a thread. release: deletes the replicas, and may take long.
     """
 
-    def __init__(self, handle: Any, most: int, running: Callable[[], int], leave: Callable[[], None]) -> None:
+    def __init__(self, handle: Any, max_requests: int, running: Callable[[], int], release: Callable[[], None]) -> None:
         self._handle = handle
-        self._most = most
+        self._max_requests = max_requests
         self._running = running
-        self._leave = leave
+        self._release = release
         self.answers: dict[_Answer, None] = {}
         self._open = True
         self._alive = True
@@ -127,9 +129,9 @@ class Replicas:
     def submit(self, generations: list[GenerationRequest]) -> Sequence[_Answer]:
         if not self._open:
             raise ShuttingDown
-        if len(self.answers) + len(generations) > self._most:
+        if len(self.answers) + len(generations) > self._max_requests:
             raise QueueFull(self.load().waiting)
-        answers = [_Answer(generation, self._handle, self._forget) for generation in generations]
+        answers = [_Answer(generation, self._handle, self._remove) for generation in generations]
         self.answers |= dict.fromkeys(answers)
         return answers
 
@@ -144,7 +146,7 @@ class Replicas:
 
     @property
     def failure(self) -> None:
-        """Replicas that are gone may come back."""
+        """Always None, as Ray restarts dead replicas."""
         return None
 
     def drain(self) -> None:
@@ -162,60 +164,62 @@ class Replicas:
         await asyncio.gather(*tasks, return_exceptions=True)
         if not self._closed.is_set():
             self._closed.set()
-            await asyncio.to_thread(self._leave)
+            await asyncio.to_thread(self._release)
             self._alive = False
 
-    def _forget(self, answer: _Answer) -> None:
+    def _remove(self, answer: _Answer) -> None:
         self.answers.pop(answer, None)
 
     def _poll(self) -> None:
         while not self._closed.wait(POLL_SECONDS):
             try:
                 self._alive = self._running() > 0
-            except Exception:  # whatever keeps Ray from answering keeps replicas from it, too
+            except Exception:  # if Ray does not answer, replicas do not either
                 self._alive = False
 
 
-LEAST = 512
-"""Tokens of the shortest prefix that counts: less is read in a moment, wherever it is."""
-REMEMBERED = 1 << 16
-"""Prefixes remembered; the least recently used are dropped."""
+MIN_PREFIX_TOKENS = 512
+"""Length of the shortest prefix that routes a request. A shorter one is prefilled quickly on any replica."""
+MAX_PREFIXES = 1 << 16
+"""Capacity of the table of prefixes, which drops the least recently used."""
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no types
-    """Remembers prefixes at lengths that double, and so finds at least half of what two prompts share."""
+    """Routes by shared prefix. Recorded lengths double, so a match covers at least half of what two prompts share."""
 
     def initialize_state(self) -> None:
-        """Ray's constructor."""
-        self._homes: OrderedDict[int, ReplicaID] = OrderedDict()
+        """Initialize the router's state; Ray calls it in place of a constructor."""
+        self._replicas_by_prefix: OrderedDict[int, ReplicaID] = OrderedDict()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return the replica that has the prefix, then all. Ray takes the least busy one, and none that is full."""
+        """Return the replica that holds the prefix, then all. Ray takes the least busy one with a free slot."""
         if pending_request is None:
             return [candidate_replicas]
-        pending_request.routing_context.should_backoff = True  # to look again at once would be to look all the time
+        pending_request.routing_context.should_backoff = True  # an immediate retry would be a busy loop
         alive = {replica.replica_id: replica for replica in candidate_replicas}
-        homes = (alive.get(self._homes.get(key)) for key in reversed(beginnings(pending_request)))
-        home = next((replica for replica in homes if replica), None)
-        await sleep(0)  # those that were routed before are sent first, and so counted
-        # In any order, as of those that are equally busy the first one is taken.
-        return [[home] if home else [], sample(candidate_replicas, len(candidate_replicas))]
+        prefix_holders = (
+            alive.get(self._replicas_by_prefix.get(key)) for key in reversed(prefix_hashes(pending_request))
+        )
+        prefix_holder = next((replica for replica in prefix_holders if replica), None)
+        await sleep(0)  # requests routed earlier are sent first, and so counted
+        # Shuffled, as Ray takes the first of equally busy replicas.
+        return [[prefix_holder] if prefix_holder else [], sample(candidate_replicas, len(candidate_replicas))]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: ReplicaResult) -> None:
-        """Remember that this replica has the request's prefixes."""
-        for key in beginnings(pending_request):
-            self._homes[key] = replica_id
-            self._homes.move_to_end(key)
-        while len(self._homes) > REMEMBERED:
-            self._homes.popitem(last=False)
+        """Record that this replica holds the request's prefixes."""
+        for key in prefix_hashes(pending_request):
+            self._replicas_by_prefix[key] = replica_id
+            self._replicas_by_prefix.move_to_end(key)
+        while len(self._replicas_by_prefix) > MAX_PREFIXES:
+            self._replicas_by_prefix.popitem(last=False)
 
 
-def beginnings(request: PendingRequest) -> list[int]:
-    """Return hashes of the request's prefixes, shortest first. Other scopes have other hashes."""
+def prefix_hashes(request: PendingRequest) -> list[int]:
+    """Return hashes of the request's prefixes, shortest first. A hash includes the scope."""
     keys = []
-    size = LEAST
+    size = MIN_PREFIX_TOKENS
     for generation in request.args:
         while isinstance(generation, GenerationRequest) and size <= len(generation.prompt):
             keys.append(hash((generation.scope, *generation.prompt[:size])))

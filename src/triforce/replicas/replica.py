@@ -1,4 +1,4 @@
-"""An engine in a process of Ray's, as `server.engine_thread` is in the server's own."""
+"""An engine in a Ray process; `server.engine_thread` runs one in the server's process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.backends import dispatch
 from triforce.errors import TriforceError
 from triforce.llm import LLM
 from triforce.replicas.frontend import ReplicaFrontend, ReplicaMessage
-from triforce.replicas.tp_workers import accompanied
+from triforce.replicas.tp_workers import start_ranks
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.errors import ReplicaLost, ShuttingDown
@@ -22,14 +22,14 @@ from triforce.server.grammar_queue import GrammarPool
 from triforce.server.limits import Limits
 
 LOOPBACK = "127.0.0.1"
-"""Address of a node whose Ray keeps to it (see `ray_env`)."""
+"""Address of a node whose Ray listens on loopback only (see `ray_env`)."""
 
 
 class Replica:
-    """A replica. Uses `rows` and `kv_tokens` of the limits; prompts wait in the server.
+    """A replica. It uses `rows` and `kv_tokens` of the limits; prompts wait in the server.
 
-    It is the first of so many ranks, `exact` as in `TPGroup`, which share the processors and GPUs that it was given.
-    A mistake in the settings is returned by `frontend`: where a constructor raises, Ray tries again, with a traceback.
+    It is the first of `ranks` ranks, `exact` as in `TPGroup`, which share its processors and GPUs. `frontend` returns
+    an error in the settings: if a constructor raises, Ray prints a traceback and tries again.
     """
 
     def __init__(self, settings: dict[str, Any], limits: Limits, ranks: int = 1, exact: bool = True) -> None:
@@ -47,19 +47,19 @@ class Replica:
             self._frontend = error
 
     def frontend(self) -> ReplicaFrontend | TriforceError:
-        """Return what requests are parsed with, or the error if there is no engine here."""
+        """Return the frontend that parses requests, or the error that prevented the engine."""
         return self._frontend
 
     def check_health(self) -> None:
-        """Raise ShuttingDown if the engine has ended. Ray calls this, and then starts another replica."""
+        """Raise ShuttingDown if the engine has ended. Ray calls this, and replaces the replica after an error."""
         if self._worker and not self._worker.alive:
             raise ShuttingDown
 
     async def answer(self, generation: GenerationRequest) -> AsyncGenerator[ReplicaMessage, None]:
-        """Yield the messages of one request, which is cancelled when nobody reads them any more."""
-        assert self._worker, "who asks has seen the frontend"
+        """Yield the messages of one request. Closing the generator cancels the request."""
+        assert self._worker, "requests come after a valid frontend"
         yield self._message()
-        if grammar := generation.params.grammar:  # compiled ones stay in their process, which is the server's
+        if grammar := generation.params.grammar:  # compiled grammars cannot leave the server's process
             try:
                 compiled = await self._grammars.compile(grammar, generation.scope or "")
             except TriforceError as error:
@@ -82,16 +82,16 @@ class Replica:
 
 
 def load(settings: dict[str, Any], limits: Limits, ranks: int, exact: bool) -> LLM:
-    """Return the first of so many ranks, each with its share of this process's processors. Raises TriforceError."""
-    given = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
-    dispatch.use_threads(threads := max(1, given // ranks))
-    return LLM(**settings | (accompanied(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
+    """Return the LLM of the first of `ranks` ranks, which share this process's processors. Raises TriforceError."""
+    cpu_count = int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1))
+    dispatch.use_threads(threads := max(1, cpu_count // ranks))
+    return LLM(**settings | (start_ranks(settings, limits, ranks, exact, threads) if ranks > 1 else {}))
 
 
 def _keep_to_loopback() -> None:
-    """Each replica has a server for calls that are not used here, and Ray opens it to all machines whatever its node.
+    """Bind the gRPC server of this replica to loopback. Ray opens this unused server to all machines, on any node.
 
-    There is no setting for it. With another Ray that does it elsewhere this raises, and there is no replica.
+    Ray has no setting for it. In a version of Ray without `add_port_to_grpc_server` this raises, and no replica starts.
     """
     from ray.serve._private import replica
 

@@ -1,4 +1,4 @@
-"""The other ranks of a replica: processes on its machine, none of which outlives another."""
+"""Ranks of a replica beyond the first: processes on its machine. If one rank ends, all of them end."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from triforce.llm import LLM
 from triforce.server.engine_thread import follow
 from triforce.server.limits import Limits
 
-GRACE = 1.0
-"""Seconds in which clients are told that their text is lost."""
+EXIT_SECONDS = 1.0
+"""Seconds before the exit, in which clients receive the error of their lost text."""
 _RUN = "from triforce.replicas.tp_workers import run; run()"
 
 
-def accompanied(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
-    """Start the other ranks and join them as the first of `count`; return the settings of LLM that change.
+def start_ranks(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
+    """Start ranks 1 to `count` - 1 and join them as rank 0. Returns the settings of LLM that change.
 
-    All have so many threads, and of the limits they keep what `TPMirror` does. Raises RankError or RequestError.
+    threads: of each rank. limits: the other ranks use the limits of `TPMirror`. Raises RankError or RequestError.
     """
-    lifeline, _ = os.pipe()  # the other end is closed when this process ends
+    lifeline, _ = os.pipe()  # the write end closes when this process ends
     payload = pickle.dumps((settings, limits, exact, threads))
     with tempfile.TemporaryDirectory(prefix="triforce-") as folder:
         for rank in range(1, count):
             variables = spawn.rank_environment(rank, count, Path(folder))
             process = spawn.start(_RUN, [], variables, lifeline, stdin=subprocess.PIPE)
-            Thread(target=_end_with, args=(process,), daemon=True).start()
+            Thread(target=_exit_after, args=(process,), daemon=True).start()
             assert process.stdin
             with process.stdin as stdin:
                 stdin.write(payload)
         os.close(lifeline)
         os.environ |= spawn.rank_environment(0, count, Path(folder))
-        return _joined(settings["device"], exact)
+        return _join_group(settings["device"], exact)
 
 
 def run() -> None:
-    """Run one of them. A mistake in the settings is reported by the first."""
+    """Run a rank other than the first. The first rank reports errors in the settings."""
     settings, limits, exact, threads = pickle.load(sys.stdin.buffer)
     dispatch.use_threads(threads)
-    joined = _joined(settings["device"], exact)
+    joined = _join_group(settings["device"], exact)
     try:
         llm = LLM(**settings | joined)
     except RankError:
@@ -59,17 +59,17 @@ def run() -> None:
     follow(llm, limits)
 
 
-def _joined(device: str, exact: bool) -> dict[str, Any]:
-    own = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
-    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), own, exact)
-    ranks.barrier()  # nobody looks into the folder any more
-    return {"device": own, "ranks": ranks}
+def _join_group(device: str, exact: bool) -> dict[str, Any]:
+    rank_device = spawn.own_device(device, int(os.environ["LOCAL_RANK"]))
+    ranks = spawn.join(int(os.environ["WORLD_SIZE"]), rank_device, exact)
+    ranks.barrier()  # after it no rank reads the temporary folder
+    return {"device": rank_device, "ranks": ranks}
 
 
-def _end_with(process: subprocess.Popen[bytes]) -> None:
-    """End this process with that one. Ray starts another replica, with other ranks."""
+def _exit_after(process: subprocess.Popen[bytes]) -> None:
+    """Exit this process when `process` fails. Ray then starts another replica with new ranks."""
     if process.wait():
-        sleep(GRACE)
+        sleep(EXIT_SECONDS)
         with suppress(Exception):
             sys.stderr.flush()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Settings of access to a server: keys, hosts and origins, checked before it starts. Imports nothing heavy."""
+"""Access settings of a server: keys, hosts and origins, validated before it starts. Imports only light modules."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _ORIGIN = re.compile(
     rf"([a-z][a-z0-9+.-]*)://({_HOST.pattern}|\[[0-9a-f:.]+\])(?::(?P<port>[0-9]{{1,5}}))?", re.IGNORECASE | re.ASCII
 )
 DEFAULT_PORTS = {"http": 80, "https": 443}
-"""Ports that browsers leave out of an origin, by its scheme."""
+"""Default ports by scheme, which browsers omit from an origin."""
 
 
 def read_keys(file: str | None) -> list[str]:
-    """Return keys from a file, one a line, and from the environment, with commas between. Raises RequestError.
+    """Return the API keys of a file, one per line, and of the environment, comma-separated. Raises RequestError.
 
     Lines that begin with # are comments.
     """
@@ -33,20 +33,20 @@ def read_keys(file: str | None) -> list[str]:
         lines = decode(read_file(file, KEY_FILE)).splitlines() if file else []
     except NotTextError as error:
         raise RequestError(f"{file} {error}") from error
-    found = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
-    if file and not any(key for _, key in found):
+    placed_keys = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
+    if file and not any(key for _, key in placed_keys):
         raise RequestError(f"the key file {file} has no key in it; write one a line")
     listed = os.environ.get(KEYS_VARIABLE, "").split(",")
-    found += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
-    for place, key in found:
+    placed_keys += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
+    for place, key in placed_keys:
         if key and (len(key) < _SHORTEST_KEY or not key.isascii()):
             raise RequestError(f"{place} is no key, as it is shorter than {_SHORTEST_KEY} characters or not ASCII; "
                                "make one with: python -c 'import secrets; print(secrets.token_urlsafe())'")  # fmt: skip
-    return [key for _, key in found if key]
+    return [key for _, key in placed_keys if key]
 
 
 def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
-    """Raise RequestError if other machines could use the server without a key."""
+    """Raise RequestError if other machines can reach the server and it has no key."""
     loopback = host == "localhost" or (is_address(host) and ip_address(host).is_loopback)
     if not keys and not loopback:
         raise RequestError(
@@ -56,7 +56,7 @@ def require_key_beyond_loopback(host: str, keys: Sequence[str]) -> None:
 
 
 def require_hosts(names: Iterable[str]) -> None:
-    """Raise RequestError unless each is a name that a Host header may have."""
+    """Raise RequestError unless each name is valid in a Host header."""
     for name in names:
         if not _HOST.fullmatch(name) and not is_address(name):
             raise RequestError(
@@ -66,9 +66,9 @@ def require_hosts(names: Iterable[str]) -> None:
 
 
 def as_browsers_send(origin: str) -> str | None:
-    """Return the origin of pages as browsers write it: in lower case, without the default port; None if it is none."""
+    """Return an origin as browsers write it: in lower case, without the default port; None for an invalid origin."""
     parts = _ORIGIN.fullmatch(origin)
-    if parts is None or int(parts["port"] or 0) > MOST_PORT:
+    if parts is None or int(parts["port"] or 0) > MAX_PORT:
         return None
     scheme = parts[1].lower()
     portless = f"{scheme}://{parts[2].lower()}"
@@ -77,7 +77,7 @@ def as_browsers_send(origin: str) -> str | None:
 
 
 def checked_origins(origins: Iterable[str]) -> list[str]:
-    """Return origins of pages as browsers write them, or `*` for all. Raises RequestError."""
+    """Return origins as browsers write them, or `*` for all. Raises RequestError for an invalid origin."""
     normal_origins = list[str]()
     for origin in origins:
         normal_origin = "*" if origin == "*" else as_browsers_send(origin)
@@ -98,13 +98,13 @@ def is_address(name: str) -> bool:
     return True
 
 
-MOST_PORT = (1 << 16) - 1
+MAX_PORT = (1 << 16) - 1
 
 
 def resolve(host: str, port: int) -> tuple[int, Any]:
-    """Return the address family and the address that a host has. Raises RequestError."""
-    if not 0 <= port <= MOST_PORT:
-        raise RequestError(f"--port {port}: give a number from 1 to {MOST_PORT}, or 0 for any free one")
+    """Return the address family and the socket address of a host. Raises RequestError."""
+    if not 0 <= port <= MAX_PORT:
+        raise RequestError(f"--port {port}: give a number from 1 to {MAX_PORT}, or 0 for any free one")
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
@@ -115,7 +115,7 @@ def resolve(host: str, port: int) -> tuple[int, Any]:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket of this address; port 0 is any free one. Raises RequestError."""
+    """Return a listening socket of this address; port 0 is any free port. Raises RequestError."""
     family, address = resolve(host, port)
     try:
         return socket.create_server(address, family=family)

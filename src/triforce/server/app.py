@@ -1,4 +1,4 @@
-"""The ASGI application: routes of OpenAI's interface and of the server itself, and the layers around them."""
+"""The ASGI application: routes of OpenAI's interface and of the server itself, and its middleware."""
 
 from __future__ import annotations
 
@@ -49,10 +49,11 @@ def create_app(
     origins: Sequence[str] = (),
     watched: CacheFolder | None = None,
 ) -> FastAPI:
-    """Serve `llm` as `name`, its texts made by `engine`.
+    """Return the application that serves `llm` as the model `name`, with texts of `engine`.
 
-    keys: of those who may ask (none: everybody). hosts: names that a Host header may have. origins: of pages whose
-    scripts may ask (CORS). watched: a disk cache whose documents the page offers. Raises ModelError: no tokenizer.
+    keys: accepted API keys; without any, no key is needed. hosts: names that a Host header may have. origins: of pages
+    whose scripts may send requests (CORS). watched: a disk cache whose documents the page offers. Raises ModelError for
+    a model without a tokenizer.
     """
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
@@ -62,7 +63,7 @@ def create_app(
         title="triforce",
         version=__version__,
         responses={"4XX": {"description": "An error in OpenAI's shape; its message says what to do"}},
-        docs_url=None,  # these pages load scripts from foreign hosts
+        docs_url=None,  # these pages load scripts from other hosts
         redoc_url=None,
     )
     parser = RequestParser(llm, llm.tokenizer, limits)
@@ -71,18 +72,20 @@ def create_app(
     app.state.watched = watched
     app.include_router(router)
     app.include_router(playground.router)
-    errors.install(app)
+    errors.install_handlers(app)
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
     server_errors.install_advice(app, [path for path in paths if "{" not in path])
-    _guard(app, limits, keys, hosts, origins)
+    _add_layers(app, limits, keys, hosts, origins)
     return app
 
 
-def _guard(app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str]) -> None:
-    """Add the layers around the routes. The last one added is asked first."""
+def _add_layers(
+    app: FastAPI, limits: Limits, keys: Sequence[str], hosts: Sequence[str], origins: Sequence[str]
+) -> None:
+    """Add the middleware. The layer added last handles a request first."""
     app.add_middleware(BodyLimit, limits=limits)
     app.add_middleware(ApiKeyAuth, keys=keys)
-    if origins:  # before keys, as browsers ask without one whether they may
+    if origins:  # outside of ApiKeyAuth, as preflight requests carry no key
         exposed = [HEADER, "X-Request-Id", "Retry-After"]
         app.add_middleware(
             CORSMiddleware,
@@ -104,13 +107,13 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service = _service(request, body.model)
     generations = await service.parsed(request, service.parser.completion, body)
     write = partial(CompletionWriter, body, generations, service)
-    writer = await asyncio.to_thread(write) if body.echo else write()  # it has to decode what was sent as token ids
+    writer = await asyncio.to_thread(write) if body.echo else write()  # an echo decodes prompts of token ids
     return await service.answer(request, generations, writer, body)
 
 
 @router.post("/v1/chat/completions")
 async def chat(body: ChatBody, request: Request) -> Response:
-    """The next turn of a conversation, `n` times."""
+    """Return the next turn of a conversation, `n` times."""
     service = _service(request, body.model)
     generations = await service.parsed(request, service.parser.chat, body)
     return await service.answer(request, generations, ChatWriter(body, generations, service), body)
@@ -118,7 +121,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request) -> Response:
-    """The answer to a conversation."""
+    """Return the answer to a conversation."""
     service = _service(request, body.model)
     generations = await service.parsed(request, service.parser.response, body)
     return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
@@ -126,7 +129,7 @@ async def responses(body: ResponsesBody, request: Request) -> Response:
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """List the one model there is."""
+    """List the served model."""
     return JSONResponse({"object": "list", "data": [await _card(_service(request))]})
 
 
@@ -140,14 +143,14 @@ async def model(name: str, request: Request) -> JSONResponse:
 
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Return token ids of a text or a conversation, as a prompt has them. Raises ApiError."""
+    """Return the token ids of a text or a conversation, as in a prompt. Raises ApiError."""
     service = _service(request, body.model)
     return await service.parsed(request, partial(server_completions.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
-    """The text of token ids, without special tokens."""
+    """Return the text of token ids, without special tokens."""
     service = _service(request, body.model)
     return await service.parsed(request, partial(server_completions.detokenize, service.parser), body)
 
@@ -155,7 +158,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 @router.get("/ping")
 @router.get("/health")
 async def health(request: Request) -> JSONResponse:
-    """Answer 200 as long as texts can be made. Raises ApiError."""
+    """Answer 200 as long as the engine runs. Raises ApiError."""
     if not _service(request).engine.alive:
         raise ApiError(503, "the engine has stopped; start the server again")
     return JSONResponse({"status": "ok"})
@@ -174,12 +177,12 @@ async def metrics(request: Request) -> Response:
 
 
 def system_fingerprint(llm: ServedModel) -> str:
-    """Return a digest of triforce's version and of `llm.fingerprint`, which change the text of a seed."""
+    """Return a digest of triforce's version and of `llm.fingerprint`, on which the text of a seed depends."""
     return f"fp_{blake2b(f'{__version__} {llm.fingerprint}'.encode(), digest_size=8).hexdigest()}"
 
 
 def _service(request: Request, model: str | None = None) -> Service:
-    """Return the application's. Raises ApiError unless `model` is None or the name of the served model."""
+    """Return the application's service. Raises ApiError unless `model` is None or the name of the served model."""
     service: Service = request.app.state.service
     if model not in (None, service.name):
         raise ApiError(404, f"model {model[:100]!r} is not served here; use {service.name!r}, or leave it out",
@@ -188,8 +191,8 @@ def _service(request: Request, model: str | None = None) -> Service:
 
 
 async def _card(service: Service) -> dict[str, Any]:
-    about = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
-    found = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file, and weighs many contexts
-    can = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
-    can |= {"pays_from": found.tokens, "pays": found.sentence}
-    return about | {"max_model_len": service.parser.context, "triforce": can}
+    card = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
+    break_even = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file and evaluates many contexts
+    capabilities = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
+    capabilities |= {"pays_from": break_even.tokens, "pays": break_even.sentence}
+    return card | {"max_model_len": service.parser.context, "triforce": capabilities}

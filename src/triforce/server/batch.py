@@ -1,7 +1,7 @@
-"""Requests from a file, in OpenAI's batch format, put to the application as if they had come over a socket.
+"""Requests from a file in OpenAI's batch format, passed to the application as ASGI requests.
 
-Each line of the input is answered by one line of the output, in the order in which they are done. A run that was ended,
-however, can be taken up: what was answered is not asked again, and what was refused is, as it may have been mended.
+Each line of the input has one line in the output, in the order of completion. An interrupted run can be resumed: lines
+with an answer are skipped, and refused lines are retried, as they may have been corrected.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from triforce.whole_file import whole_file
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
 Name = str | int
-"""Identity of a line: its custom_id, or its number if it has none."""
+"""Identity of a line: its custom_id, or its line number without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,13 @@ class BatchLine:
     code: str = "invalid_line"
 
     def digest(self, model: str) -> str | None:
-        """Return a hex digest of the request and of the model's identity; None for a line in error."""
+        """Return a hex digest of the request and of the model's identity; None for an invalid line."""
         request = "\n".join([model, self.url, ""]).encode() + self.body
         return None if self.error is not None else blake2b(request, digest_size=16).hexdigest()
 
 
 def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
-    """The lines of an input that are not blank."""
+    """Yield the non-blank lines of an input. A repeated custom_id makes the later line invalid."""
     numbers: dict[Name, int] = {}
     for number, text in enumerate(file, 1):
         if text.strip():
@@ -69,7 +69,7 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     except NotTextError as error:
         return BatchLine(number, error=f"line {number} {error}")
     except (ValueError, RecursionError) as error:
-        return BatchLine(number, error=f"line {number} is not JSON: {_told(error)}")
+        return BatchLine(number, error=f"line {number} is not JSON: {_json_reason(error)}")
     name = request.get("custom_id") if isinstance(request, dict) else None
     if not isinstance(name, str) or not name:
         return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
@@ -82,73 +82,77 @@ def _parsed(number: int, text: bytes) -> BatchLine:
     return BatchLine(name, url, json.dumps(body).encode())
 
 
-def _told(error: Exception) -> str:
-    """Return why a text is not JSON. Its parser counts lines in it, of which there is one."""
+def _json_reason(error: Exception) -> str:
+    """Return why a line is not JSON, without the parser's line number, which is always 1."""
     return f"{error.msg}, at column {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 _VALUE = re.compile(r"""'[^']*'|"[^"]*"|0x[0-9a-f]+|-?\d[\d.,]*""")
-"""What differs between reasons of one kind: names, and numbers such as those of lines and bytes."""
+"""Variable parts of a reason: quoted names, and numbers such as those of lines and bytes."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """Lines by what became of them."""
+    """Counts of lines by outcome."""
 
     answered: int = 0
     skipped: int = 0
     _refused: Counter[str] = field(default_factory=Counter)
-    """Refusals by the kinds of their reasons, with counts."""
-    _first: dict[str, str] = field(default_factory=dict)
-    """The first reason of each kind."""
+    """Number of refused lines by kind of reason."""
+    _first_reasons: dict[str, str] = field(default_factory=dict)
+    """First reason of each kind."""
 
     @property
     def refused(self) -> int:
         return self._refused.total()
 
     def refuse(self, reason: str, name: str = "") -> None:
-        """Count a line that is refused. name: of the line, where the reason does not say which it is."""
+        """Count a refused line. name: of the line, where the reason does not name it."""
         kind = _VALUE.sub("", reason)
         self._refused[kind] += 1
-        self._first.setdefault(kind, f"{name}: {reason}" if name else reason)
+        self._first_reasons.setdefault(kind, f"{name}: {reason}" if name else reason)
 
     def commonest(self) -> str:
-        """Return how many lines are refused for the commonest kind of reason, and the first such reason."""
-        (kind, times), *others = self._refused.most_common(2)
+        """Return a sentence with the number of lines of the commonest kind of reason, and its first reason."""
+        (kind, line_count), *other_kinds = self._refused.most_common(2)
         if self.refused == 1:
-            return f"The reason: {self._first[kind]}"
-        which = "the commonest" if others else "one"
-        return f"{times:,} line{'s' * (times > 1)} for {which} reason, the first: {self._first[kind]}"
+            return f"The reason: {self._first_reasons[kind]}"
+        which = "the commonest" if other_kinds else "one"
+        return f"{line_count:,} line{'s' * (line_count > 1)} for {which} reason, the first: {self._first_reasons[kind]}"
 
 
 _BEGINNING = b'{"id": "batch_req_'
 
-ANOTHER = "name another file with -o"
+OUTPUT_ADVICE = "name another file with -o"
 
 Response = dict[str, Any]
 
 
 class EarlierAnswers(NamedTuple):
-    """Digests of the answers in an output (see `BatchLine.digest`; None: it has none), by the names of their lines."""
+    """Answers that an output already holds."""
 
     digests: dict[Name, str | None]
+    """Digest of each answer (see `BatchLine.digest`), or None without one, by the name of its line."""
     needs_rewrite: bool
-    """Whether it also holds refusals, answers that later ones take the place of, or a torn last line."""
+    """Whether the output also holds refusals, superseded answers, or a truncated last line."""
 
 
 class Comparison(NamedTuple):
-    """Lines of an input beside the answers of an output."""
+    """Comparison of the lines of an input with the answers of an output."""
 
     stale: frozenset[Name]
-    """Names of lines whose answers are of another request, of another model or of other settings."""
+    """Names of lines whose answers belong to another request, another model or other settings."""
     undigested_count: int
-    """Answers that have no digest, and are kept."""
+    """Number of answers without a digest, which stay valid."""
     unanswered_count: int
-    """Lines that have no answer."""
+    """Number of lines without an answer."""
 
 
 def earlier_answers(output: Path | None) -> EarlierAnswers:
-    """Read an output that is a file; devices have no end. Raises RequestError for a file that is no such output."""
+    """Read the answers of an output. Only regular files are read, as devices have no end.
+
+    Raises RequestError for a file that is no output of a batch.
+    """
     lines, needs_rewrite = _lines(output) if output and output.is_file() else ({}, False)
     return EarlierAnswers({name: json.loads(line).get("digest") for name, line in lines.items()}, needs_rewrite)
 
@@ -170,50 +174,53 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
 
 
 def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes], bool]:
-    """Return the lines of an output that answer, by the names of what they answer, and whether it holds more.
+    """Return the answers of an output by the name of the input line, and whether the output holds other lines.
 
-    Of several answers to one line the last one counts, in the place of the first. with_refusals: those count as
-    answers. Raises RequestError.
+    Of several answers to one line the last one is returned, at the position of the first. with_refusals: whether
+    refusals count as answers. Raises RequestError.
     """
     answers: dict[Name, bytes | None] = {}
     count = 0
-    torn = b""
+    truncated_line = b""
     try:
         with output.open("rb") as file:
-            while line := read_line(file, str(output), ANOTHER):
+            while line := read_line(file, str(output), OUTPUT_ADVICE):
                 if not line.endswith(b"\n"):
-                    torn = line
+                    truncated_line = line
                     break
                 count += 1
-                name, is_answer = _answer(line)
+                name, is_answer = _parse_answer(line)
                 answers[name] = line if is_answer or with_refusals else None
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
-        torn = b"not ours"
-    if not torn.startswith(_BEGINNING[: len(torn)]):
-        raise RequestError(f"{output} holds something else than answers of a batch; {ANOTHER}")
+        truncated_line = b"not ours"
+    if not truncated_line.startswith(_BEGINNING[: len(truncated_line)]):
+        raise RequestError(f"{output} holds something else than answers of a batch; {OUTPUT_ADVICE}")
     lines = {name: line for name, line in answers.items() if line}
-    return lines, bool(torn) or len(lines) < count
+    return lines, bool(truncated_line) or len(lines) < count
 
 
 @contextmanager
 def sole_writer(output: Path | None) -> Iterator[None]:
-    """Hold an output against other batches. Raises RequestError where one of them writes it.
+    """Lock an output against other batches. Raises RequestError while another batch writes it.
 
-    What is locked is a file beside it, as the output itself is replaced. Where none can be made, nothing is held.
+    The lock is a file beside the output, as the output itself is replaced. Where it cannot be created, nothing is
+    locked.
     """
     if output is None or (output.exists() and not output.is_file()):
         yield
         return
-    place = Path(os.path.realpath(output))
-    lock = place.with_name(f"{place.name}.lock")
+    real_path = Path(os.path.realpath(output))
+    lock = real_path.with_name(f"{real_path.name}.lock")
     descriptor = None
     try:
         descriptor = _locked(lock)
     except BlockingIOError as error:
-        raise RequestError(f"{output} is being written by another triforce batch; wait for it, or {ANOTHER}") from error
-    except OSError:  # nothing new can be made in the folder
+        raise RequestError(
+            f"{output} is being written by another triforce batch; wait for it, or {OUTPUT_ADVICE}"
+        ) from error
+    except OSError:  # the folder accepts no new files
         pass
     try:
         yield
@@ -225,9 +232,9 @@ def sole_writer(output: Path | None) -> Iterator[None]:
 
 
 def _locked(lock: Path) -> int:
-    """Return a descriptor of a file that is made and locked, if its file system has locks. Raises OSError.
+    """Create and lock a file, if its file system has locks, and return its descriptor.
 
-    That is BlockingIOError while another process has the lock, which ends with that process.
+    Raises BlockingIOError while another process holds the lock, which ends with that process, and other OSErrors.
     """
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -240,27 +247,27 @@ def _locked(lock: Path) -> int:
             return descriptor
         if os.fstat(descriptor).st_nlink:
             return descriptor
-        os.close(descriptor)  # whoever had it has removed it meanwhile
+        os.close(descriptor)  # its last holder has removed the file meanwhile
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
-    advice = f"make room or {ANOTHER}, and run the command again: what is answered stays"
+    advice = f"make room or {OUTPUT_ADVICE}, and run the command again: what is answered stays"
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
-def _answer(line: bytes) -> tuple[Name, bool]:
-    """Return the name of the line that an output's line is of, and whether it answers that, and is no refusal."""
+def _parse_answer(line: bytes) -> tuple[Name, bool]:
+    """Return the name of the input line of an output line, and whether the output line is a successful answer."""
     answer = json.loads(line)
     name: Name = answer["custom_id"] or answer["error"]["line"]
-    return name, bool(answer["response"] and _good(answer["response"]))
+    return name, bool(answer["response"] and _succeeded(answer["response"]))
 
 
-def _good(response: Response) -> bool:
+def _succeeded(response: Response) -> bool:
     return bool(response["status_code"] == 200)
 
 
 class Answers(AbstractContextManager["Answers"]):
-    """An output: what it has not answered is asked, and each answer is added to it at once, while it is entered."""
+    """An output. As a context manager it opens the file; each answer is written at once."""
 
     def __init__(
         self,
@@ -270,10 +277,10 @@ class Answers(AbstractContextManager["Answers"]):
         earlier: EarlierAnswers | None = None,
         stale: frozenset[Name] = frozenset(),
     ) -> None:
-        """Write to a file, or to stdout for None. Nothing is written before it is entered.
+        """Write to the file `path`, or to stdout for None. Nothing is written before `__enter__`.
 
-        model: identity of all that changes texts beside a request. on_line: called once for each line of the input.
-        earlier: the answers that the file has. stale: names of those among them that are answered anew.
+        model: identity of everything beside the request that changes texts. on_line: called once for each line of the
+        input. earlier: the answers of the file. stale: names of the earlier answers to replace.
         """
         self.tally = Tally()
         self._path = path
@@ -284,7 +291,7 @@ class Answers(AbstractContextManager["Answers"]):
         self._file: TextIO = sys.stdout
 
     def __enter__(self) -> Answers:
-        """Open the file, and drop refusals and a torn last line from it. Raises RequestError."""
+        """Open the file, and remove refusals and a truncated last line from it. Raises RequestError."""
         if self._path:
             try:
                 if self._earlier.needs_rewrite:
@@ -295,15 +302,15 @@ class Answers(AbstractContextManager["Answers"]):
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Close the file. New answers and refusals in place of earlier answers move to the places of these."""
+        """Close the file. An answer or refusal that replaces an earlier answer moves to its position."""
         if self._path:
-            with suppress(OSError):  # each answer was written at once, or that has failed
+            with suppress(OSError):  # each answer is flushed already, or its error was raised
                 self._file.close()
                 if self._stale:
                     _rewrite(self._path, with_refusals=True)
 
     def missing(self, source: BinaryIO) -> Iterator[BatchLine]:
-        """Yield the lines that have no answer yet, or a stale one, and count the others."""
+        """Yield the lines without an answer or with a stale one, and count the others as skipped."""
         for line in batch_lines(source):
             if line.name not in self._earlier.digests or line.name in self._stale:
                 yield line
@@ -312,7 +319,7 @@ class Answers(AbstractContextManager["Answers"]):
                 self._on_line()
 
     def add(self, line: BatchLine, response: Response | None = None) -> None:
-        """Write the answer to a line; `response` is None for a line that is itself in error. Raises RequestError."""
+        """Write the answer to a line; `response` is None for an invalid line. Raises RequestError."""
         named = isinstance(line.name, str)
         error = None
         if line.error is not None:
@@ -328,7 +335,7 @@ class Answers(AbstractContextManager["Answers"]):
             raise _unwritable(self._path, failure) from failure
         if response is None:
             self.tally.refuse(str(line.error))
-        elif not _good(response):
+        elif not _succeeded(response):
             self.tally.refuse(str(response["body"]["error"]["message"]), str(line.name))
         else:
             self.tally.answered += 1
@@ -336,46 +343,46 @@ class Answers(AbstractContextManager["Answers"]):
 
 
 def _rewrite(path: Path, with_refusals: bool = False) -> None:
-    """Leave the answers in a file, each once, and nothing else. with_refusals: those stay, too. Raises OSError."""
+    """Rewrite an output with exactly one line for each answer. with_refusals: refusals stay, too. Raises OSError."""
     lines, _ = _lines(path, with_refusals)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 
 
-AT_ONCE = 32
-"""Requests that are under way together for an engine, which has them wait for one another."""
-LIMITS = Limits(seconds=float("inf"), waiting=AT_ONCE * Limits().prompts, max_itl=2.0)
-"""Whoever runs a batch waits for it, and is not refused for it."""
+IN_FLIGHT = 32
+"""Requests in flight at a time; the engine queues those beyond its rows."""
+LIMITS = Limits(seconds=float("inf"), waiting=IN_FLIGHT * Limits().prompts, max_itl=2.0)
+"""Limits of a batch: no timeout, and a queue that never overflows."""
 
 
 async def run(app: ASGIApp, source: BinaryIO, answers: Answers) -> None:
-    """Answer each line of `source` that is not answered yet."""
-    room = asyncio.Semaphore(AT_ONCE)
+    """Answer the lines of `source` that `answers.missing` yields."""
+    slots = asyncio.Semaphore(IN_FLIGHT)
 
     async def work(line: BatchLine) -> None:
         try:
             response = None if line.error is not None else await post(app, line.url, line.body)
         finally:
-            room.release()
+            slots.release()
         answers.add(line, response)
 
     try:
         async with asyncio.TaskGroup() as group:
             for line in answers.missing(source):
-                await room.acquire()
+                await slots.acquire()
                 group.create_task(work(line))
     except ExceptionGroup as errors:  # a full disk, say
         raise errors.exceptions[0] from None
 
 
 async def post(app: ASGIApp, path: str, body: bytes) -> Response:
-    """Return the application's answer to a POST, as the output file has it."""
+    """Return the application's answer to a POST in the format of the output file."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     sent: list[Message] = []
 
     async def receive() -> Message:
         if not unread:
-            await asyncio.Event().wait()  # nobody hangs up here
+            await asyncio.Event().wait()  # the client never disconnects
         return unread.pop()
 
     async def send(message: Message) -> None:
@@ -384,7 +391,7 @@ async def post(app: ASGIApp, path: str, body: bytes) -> Response:
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     await app(scope | {"headers": headers, "http_version": "1.1", "scheme": "http"}, receive, send)
-    start, *rest = sent
-    text = b"".join(message.get("body", b"") for message in rest)
+    start, *body_messages = sent
+    text = b"".join(message.get("body", b"") for message in body_messages)
     request_id = dict(start["headers"])[b"x-request-id"].decode()
     return {"status_code": start["status"], "request_id": request_id, "body": json.loads(text)}

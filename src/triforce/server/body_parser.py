@@ -1,4 +1,4 @@
-"""Bodies as JSON. Large ones are parsed by another process, which bounds what they may hold (see `json_reader`)."""
+"""JSON bodies. A child process parses large ones and bounds their number of values (see `json_reader`)."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from fastapi.routing import APIRoute
 
 from triforce.sandbox import ChildProcess
 from triforce.server import json_reader
-from triforce.server.errors import ApiError, later, not_json
+from triforce.server.errors import ApiError, not_json, retryable
 from triforce.server.json_reader import parsed
-from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
+from triforce.server.limits import LARGE_INPUT, MAX_CONTAINERS, MAX_VALUES
 from triforce.server.service import Service, key_of, unless_disconnected
 
-SECONDS = 60
-"""Seconds that a parser may take, which is done in one where it has a processor."""
+PARSE_SECONDS = 60
+"""Time limit of a parser process in seconds. With a free processor it takes about one."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose endpoint gets a body that was parsed within the bounds."""
+    """A route that parses the body within the bounds before its endpoint runs."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -33,8 +33,8 @@ class JsonRoute(APIRoute):
             body = await request.body()
             if body and "json" in request.headers.get("content-type", ""):
                 if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
-                    raise _coded(ascii(coding[:20])[1:-1])
-                outcome = await _parsed_apart(request, body) if len(body) > APART else parsed(body)
+                    raise _encoding_error(ascii(coding[:20])[1:-1])
+                outcome = await _parsed_apart(request, body) if len(body) > LARGE_INPUT else parsed(body)
                 request = _ParsedRequest(request, body, _value(*outcome))
             return await handle(request)
 
@@ -42,7 +42,7 @@ class JsonRoute(APIRoute):
 
 
 class _ParsedRequest(Request):
-    """A request whose body was parsed."""
+    """A request with a parsed body."""
 
     def __init__(self, request: Request, body: bytes, value: Any) -> None:
         super().__init__(request.scope, request.receive)
@@ -54,31 +54,31 @@ class _ParsedRequest(Request):
 
 
 async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
-    """Return what another process made of a body. Raises ApiError, or ClientDisconnected."""
+    """Return the outcome of `json_reader.parsed` in a child process. Raises ApiError or ClientDisconnected."""
     service: Service = request.app.state.service
-    child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MOST_CONTAINERS), str(MOST_VALUES)])
-    work = partial(child.run, body, SECONDS)
-    reading = service.parser.large.run(key_of(request), work, child.end)
-    written = await unless_disconnected(request.receive, reading)
+    child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MAX_CONTAINERS), str(MAX_VALUES)])
+    work = partial(child.run, body, PARSE_SECONDS)
+    parse_task = service.parser.large_slots.run(key_of(request), work, child.end)
+    written = await unless_disconnected(request.receive, parse_task)
     if written is None:
-        raise later(503, "the body could not be parsed in time; send it again", code="busy")
+        raise retryable(503, "the body could not be parsed in time; send it again", code="busy")
     outcome: tuple[str, Any] = marshal.loads(written)
     return outcome
 
 
 def _value(outcome: str, value: Any) -> Any:
-    """Return what a body holds. Raises ApiError."""
+    """Return the value of a successful outcome. Raises ApiError for the others."""
     match outcome:
         case "compressed":
-            raise _coded("gzip or zstd")
+            raise _encoding_error("gzip or zstd")
         case "encoding":
             raise not_json(f"byte {value:,} of it, counted from 0, is not UTF-8; encode it so (Latin-1 is another "
                            "encoding)")  # fmt: skip
         case "containers":
-            raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MOST_CONTAINERS:,} are taken, "
+            raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MAX_CONTAINERS:,} are taken, "
                            "so send fewer messages, parts or prompts")  # fmt: skip
         case "values":
-            raise ApiError(400, f"the body holds {value:,} values; at most {MOST_VALUES:,} are taken, "
+            raise ApiError(400, f"the body holds {value:,} values; at most {MAX_VALUES:,} are taken, "
                            "so send texts in place of token ids, or fewer of them")  # fmt: skip
         case "syntax":
             raise not_json(value)
@@ -87,7 +87,7 @@ def _value(outcome: str, value: Any) -> Any:
     return value
 
 
-def _coded(coding: str) -> ApiError:
-    """Return the refusal of a body that is compressed."""
+def _encoding_error(coding: str) -> ApiError:
+    """Return the error for a compressed body."""
     text = f"the body is compressed ({coding}), and is not unpacked here; send it as it is, without Content-Encoding"
     return ApiError(415, text, headers={"Accept-Encoding": "identity"})

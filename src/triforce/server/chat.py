@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: a conversation, laid out by the model's own chat template."""
+"""POST /v1/chat/completions: a conversation, formatted by the model's own chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triforce.server.tools import Call, ToolChoice, parser_of
 
 
 class ChatWriter:
-    """Writes whole messages, or the increments of them."""
+    """Writes answers as whole messages, or as a stream of increments."""
 
     def __init__(self, body: ChatBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._n = body.n or 1
@@ -29,27 +29,27 @@ class ChatWriter:
         self._head["system_fingerprint"] = service.fingerprint
         self._seed = {"seed": generations[0].params.seed}
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        choices = [self._choice(new) for output in outputs for new in output.outputs]
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        choices = [self._choice(completion) for output in outputs for completion in output.outputs]
         return self._head | {"object": "chat.completion", "choices": choices, "usage": usage(outputs, self._tiers)}
 
     def opening(self) -> Iterable[bytes]:
         for index in range(self._n):
             yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        nothing = {"index": 0, "delta": {}, "finish_reason": None}
-        yield self._chunk(nothing, prompt_progress=progress.told())
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        empty_choice = {"index": 0, "delta": {}, "finish_reason": None}
+        yield self._chunk(empty_choice, prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        parsed = self._parsers[piece.index]
-        text, calls = parsed.add(piece.text, last=piece.finish_reason is not None)
+        parser = self._parsers[piece.index]
+        text, calls = parser.add(piece.text, is_final=piece.finish_reason is not None)
         choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
         yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
-            finish = parsed.finish(piece.finish_reason)
+            finish = parser.finish(piece.finish_reason)
             yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish} | self._seed)
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
@@ -57,46 +57,50 @@ class ChatWriter:
             yield self._frame({"choices": [], "usage": usage(outputs, self._tiers)})
         yield DONE
 
-    def _choice(self, new: CompletionOutput) -> dict[str, Any]:
-        parsed = _AnswerParser(self._tools)
-        text, calls = parsed.add(new.text, last=True)
+    def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
+        parser = _AnswerParser(self._tools)
+        text, calls = parser.add(completion.text, is_final=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if calls:
-            listed = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
-            message |= {"content": text or None, "tool_calls": listed}
-        choice = {"index": new.index, "message": message, "finish_reason": parsed.finish(new.finish_reason)}
-        return choice | self._seed | self._report(new.logprobs, new.origins)
+            listed_calls = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
+            message |= {"content": text or None, "tool_calls": listed_calls}
+        choice = {
+            "index": completion.index,
+            "message": message,
+            "finish_reason": parser.finish(completion.finish_reason),
+        }
+        return choice | self._seed | self._report(completion.logprobs, completion.origins)
 
     def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
-        """Return the log-probabilities and tiers of some tokens, where the request wants them."""
+        """Return the requested log-probabilities and tiers of tokens."""
         logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
         return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
+    def _chunk(self, choice: dict[str, Any], **extra_fields: Any) -> bytes:
+        return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | extra_fields)
 
     def _frame(self, data: dict[str, Any]) -> bytes:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)
 
 
 class _AnswerParser:
-    """Parses one answer as it grows into text and tool calls."""
+    """Splits one growing answer into text and tool calls."""
 
     def __init__(self, tools: ToolChoice | None) -> None:
         self._parser = parser_of(tools)
         self._calls = 0
 
-    def add(self, text: str, last: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the text to show and the calls, in the order in which they were made."""
-        parsed = self._parser.add(text, last)
-        calls = [self._numbered(call) for call in parsed if isinstance(call, Call)]
+    def add(self, text: str, is_final: bool) -> tuple[str, list[dict[str, Any]]]:
+        """Return the new visible text, and the completed calls in order. is_final: whether `text` ends the answer."""
+        parsed = self._parser.add(text, is_final)
+        calls = [self._numbered_call(call) for call in parsed if isinstance(call, Call)]
         return "".join(part for part in parsed if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
-        """Return the finish reason: `tool_calls` where there are calls that the client is to make."""
+        """Return the finish reason: `tool_calls` for a stopped answer with calls, else `reason`."""
         return "tool_calls" if self._calls and reason == "stop" else reason
 
-    def _numbered(self, call: Call) -> dict[str, Any]:
+    def _numbered_call(self, call: Call) -> dict[str, Any]:
         self._calls += 1
         function = {"name": call.name, "arguments": call.arguments}
         return {"index": self._calls - 1, "id": f"call_{uuid4().hex}", "type": "function", "function": function}

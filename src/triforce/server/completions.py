@@ -1,4 +1,4 @@
-"""POST /v1/completions: a text that goes on, as OpenAI's interface and `lm_eval` have it."""
+"""POST /v1/completions: continuation of a text, as in OpenAI's interface and `lm_eval`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
-from triforce.server.errors import wrong
-from triforce.server.limits import MOST_VALUES
+from triforce.server.errors import field_error
+from triforce.server.limits import MAX_VALUES
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
 from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, decoding_trace, frame, usage
 
 
 class CompletionWriter:
-    """Numbers choices through all prompts: those of the first, then those of the second."""
+    """Writes answers. Choices are numbered across prompts: first those of the first prompt, then of the second."""
 
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._generations = generations
@@ -32,9 +32,9 @@ class CompletionWriter:
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         prompts = one_or_many(body.prompt) if body.echo else []
         self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
-        self._logprobs: dict[int, TextLogprobs] = {}  # by choice, as far as it has come
+        self._logprobs: dict[int, TextLogprobs] = {}  # by choice, each at the end of its text so far
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [choice for prompt, output in enumerate(outputs) for choice in self._choices(prompt, output)]
         return self._head | {"choices": choices, "usage": usage(outputs, self._tiers)}
 
@@ -43,8 +43,8 @@ class CompletionWriter:
             for index in range(self._n):
                 yield self._chunk(self._choice(prompt, index, echo, None))
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.told())
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        yield self._chunk(self._choice(prompt, 0, "", None), prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
@@ -60,16 +60,18 @@ class CompletionWriter:
 
     def _choices(self, prompt: int, output: RequestOutput) -> Iterator[dict[str, Any]]:
         echo = ""
-        read = []
-        unread = output.prompt_token_ids
+        echoed_ids = []
+        preceding_ids = output.prompt_token_ids
         if self._echoes:
             echo = self._echoes[prompt]
-            read = unread
-            unread = []
-        for new in output.outputs:
-            choice = self._choice(prompt, new.index, echo + new.text, new.finish_reason)
-            entries = None if new.logprobs is None else [*(output.prompt_logprobs or ()), *new.logprobs]
-            yield choice | self._report(choice["index"], unread, [*read, *new.token_ids], entries, new.origins)
+            echoed_ids = preceding_ids
+            preceding_ids = []
+        for completion in output.outputs:
+            choice = self._choice(prompt, completion.index, echo + completion.text, completion.finish_reason)
+            entries = None if completion.logprobs is None else [*(output.prompt_logprobs or ()), *completion.logprobs]
+            yield choice | self._report(
+                choice["index"], preceding_ids, [*echoed_ids, *completion.token_ids], entries, completion.origins
+            )
 
     def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
         choice = {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}
@@ -78,45 +80,47 @@ class CompletionWriter:
     def _report(
         self,
         choice: int,
-        before: Sequence[int],
+        preceding_ids: Sequence[int],
         ids: Sequence[int],
         entries: Sequence[TokenLogprobs | None] | None,
         origins: Sequence[str],
     ) -> dict[str, Any]:
-        """Return the log-probabilities and tiers of tokens that follow those of `before`, where they are wanted."""
+        """Return the requested log-probabilities and tiers of tokens that follow `preceding_ids`."""
         report: dict[str, Any] = {"token_tiers": origins} if self._tiers else {}
         if entries is not None:
             if choice not in self._logprobs:
-                self._logprobs[choice] = TextLogprobs(self._tokenizer, before)
+                self._logprobs[choice] = TextLogprobs(self._tokenizer, preceding_ids)
             report["logprobs"] = self._logprobs[choice].add(ids, entries)
         return report
 
-    def _chunk(self, choice: dict[str, Any], **more: Any) -> bytes:
-        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | more)
+    def _chunk(self, choice: dict[str, Any], **extra_fields: Any) -> bytes:
+        return frame(self._head | {"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | extra_fields)
 
 
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
-    """Return the answer to a text or a conversation. Raises ApiError."""
+    """Return the token ids of a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise wrong("prompt", "send prompt or messages, one of them")
+        raise field_error("prompt", "send prompt or messages, one of them")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
-        ids = await parser.conversation(body.messages, key, thinking=body.thinks)
+        ids = await parser.conversation(body.messages, key, thinking=body.thinking_switch)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
-    if len(ids) > MOST_VALUES:
-        raise wrong(field, f"the text has {len(ids):,} tokens; at most {MOST_VALUES:,} are told, so send it in parts")
+    if len(ids) > MAX_VALUES:
+        raise field_error(
+            field, f"the text has {len(ids):,} tokens; at most {MAX_VALUES:,} are told, so send it in parts"
+        )
 
-    def written() -> Response:
+    def write_answer() -> Response:
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
         return JSONResponse(answer)
 
-    return await parser.apart(len(ids), key, written)
+    return await parser.in_thread(len(ids), key, write_answer)
 
 
 async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
-    """Return the answer to token ids. Raises ApiError."""
+    """Return the text of token ids. Raises ApiError."""
     ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
-    return await parser.apart(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))
+    return await parser.in_thread(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))

@@ -1,6 +1,6 @@
-"""The interface between HTTP and generation: all above it is HTTP, nothing below it knows of HTTP.
+"""The interface between HTTP and generation. Modules above it implement HTTP; modules below do not know of HTTP.
 
-An engine takes requests and hands out answers; how many it works on at a time, and in what order, is its own affair.
+An engine accepts requests and streams answers. It decides on its own how many requests it runs, and in what order.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
 @dataclass(frozen=True, slots=True)
 class PrefillProgress:
-    """Progress of a prompt's prefill, with the fields of llama.cpp's server. Sent where the request wants it."""
+    """Progress of a prompt's prefill, with the fields of llama.cpp's server. Sent to requests that ask for it."""
 
     total: int
     """Tokens of the prompt."""
     cache: int
-    """Tokens that were read before, for another request."""
+    """Prompt tokens whose KV was cached by an earlier request."""
     processed: int
-    """Tokens that are read, those of `cache` among them."""
+    """Prompt tokens read so far, including `cache`."""
     time_ms: int
-    """Milliseconds since its turn came."""
+    """Milliseconds since the prefill began."""
     queue_place: int = 0
-    """Its place among the prompts that wait, 1 for the next one; 0 once its turn has come."""
+    """Position in the queue, 1 for the next prompt; 0 once the prefill has begun."""
 
-    def told(self) -> dict[str, int]:
-        """Return the fields that a client is sent: the place only where there is one."""
+    def client_fields(self) -> dict[str, int]:
+        """Return the JSON fields for a client. `queue_place` is left out when it is 0."""
         return {name: value for name, value in asdict(self).items() if value or name != "queue_place"}
 
 
 Event = OutputChunk | RequestOutput | PrefillProgress
-"""Pieces of the `n` texts as they are ready, and at the end the whole: what `LLM.stream` yields. Progress is before."""
+"""An event of a request: progress, then chunks of the `n` texts, then the whole output, as `LLM.stream` yields them."""
 
 
 class ServedModel(Protocol):
-    """The members of LLM that requests are parsed with."""
+    """The members of LLM that parse requests."""
 
     @property
     def target(self) -> PromptSource: ...
@@ -70,11 +70,11 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A prompt to continue. mode: one of `MODES`, None for the engine's own.
+    """A prompt to continue.
 
-    scope: the owner, for KV sharing; None: KV is shared with nobody. progress: it is told how far its prompt is read.
-    compiled: the grammar of `params`, which an engine need not compile then. It stays in its process. tried: that
-    grammar has been compiled somewhere.
+    mode: one of `MODES`; None is the engine's default. scope: the owner, for KV sharing; None shares no KV. progress:
+    whether to send PrefillProgress events. compiled: the compiled grammar of `params`, if there is one; it is not
+    pickled. tried: whether the grammar has been compiled before, perhaps in another process.
     """
 
     prompt: list[int]
@@ -97,7 +97,7 @@ class EngineLoad:
     running: int
     waiting: int
     kv_tokens: int
-    """Tokens whose K and V are held for the requests that run."""
+    """Tokens in the KV cache of the running requests."""
 
 
 class GenerationStream(Protocol):
@@ -108,35 +108,35 @@ class GenerationStream(Protocol):
         """Seconds in the queue; None while it waits."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """The events, then a RequestOutput. Raises TriforceError, ShuttingDown, ReplicaLost, or what the engine broke
-        on."""
+        """Yield the events, a RequestOutput last. Raises TriforceError, ShuttingDown, ReplicaLost, or the error that
+        ended the engine."""
 
     def cancel(self) -> None:
-        """Stop at the engine's next step, and give the KV back. Harmless when done."""
+        """Stop at the engine's next step, and free the KV. A finished stream is unaffected."""
 
 
 class EngineClient(Protocol):
-    """Makes texts. All methods are called from one event loop and return at once, except `close`."""
+    """Generates texts. All methods are called from one event loop and return at once, except `close`."""
 
     def submit(self, generations: list[GenerationRequest]) -> Sequence[GenerationStream]:
-        """Queue requests, all or none. Raises QueueFull or ShuttingDown."""
+        """Queue all of the requests, or none and raise QueueFull or ShuttingDown."""
 
     def load(self) -> EngineLoad:
         """Return the current load."""
 
     @property
     def alive(self) -> bool:
-        """Whether it can still make texts."""
+        """Whether the engine can still generate texts."""
 
     @property
     def failure(self) -> BaseException | None:
         """The error that ended the engine, or None."""
 
     def drain(self) -> None:
-        """Take no more requests; go on with those that were taken."""
+        """Accept no new requests; finish the accepted ones."""
 
     def stop(self) -> None:
-        """Take no more requests, and end all others with ShuttingDown."""
+        """Accept no new requests, and end the accepted ones with ShuttingDown."""
 
     async def close(self) -> None:
-        """Stop, and wait until nothing runs any more."""
+        """Stop, and wait until the engine has ended."""

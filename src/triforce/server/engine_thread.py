@@ -1,4 +1,4 @@
-"""An engine on a thread of its own: requests come and go between two steps of a `TPMirror`."""
+"""An engine on its own thread. Requests are added and removed between two steps of a `TPMirror`."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from triforce.interface.outputs import RequestOutput
 from triforce.llm import LLM
 from triforce.server.engine_client import EngineLoad, Event, GenerationRequest, PrefillProgress
 from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
-from triforce.server.grammar_queue import GrammarQueue, failed_elsewhere
+from triforce.server.grammar_queue import GrammarQueue, failed_on_other_rank
 from triforce.server.limits import Limits
 
 IDLE_SECONDS = 0.05
-"""Seconds that ranks without a text wait for a grammar before they hear of other requests."""
+"""Seconds that idle ranks wait for a grammar before they receive the next commands."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepCommands:
-    """Commands of rank 0 before a step. Requests are identified by numbers."""
+    """Commands that rank 0 broadcasts before a step. Numbers identify requests."""
 
     cancelled: list[int]
-    """Requests that nobody waits for any more."""
+    """Numbers of requests to cancel."""
     new: list[tuple[int, GenerationRequest]]
 
 
 class TPMirror:
-    """Applies commands to this rank's engine. Uses `rows`, `kv_tokens` and `max_itl` of the limits."""
+    """Applies commands to this rank's engine. It uses `rows`, `kv_tokens` and `max_itl` of the limits."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self.llm = llm
-        self.texts = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
+        self.engine = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
         self._grammars = GrammarQueue(llm)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
-        self._progress: dict[int, PrefillProgress] = {}  # that nobody was told of yet
+        self._progress: dict[int, PrefillProgress] = {}  # not yet reported, by number
         self._places: dict[int, int] = {}
-        """Places in the queue that were told last, of requests that want their progress."""
+        """Last reported queue position by number, of requests that ask for progress."""
 
     def apply(self, commands: StepCommands) -> list[tuple[int, EngineEvent | PrefillProgress | Request | None]]:
-        """Carry out commands and make a step. Return by number: None for cancelled requests, requests, events.
+        """Apply commands and run a step.
 
-        What this raises is no one request's fault.
+        Returns pairs of a number and: None for a cancelled request, the Request for a started one, or an event. A
+        raised error concerns the engine, not a single request.
         """
         outcomes: list[tuple[int, EngineEvent | PrefillProgress | Request | None]] = []
         for number in commands.cancelled:
@@ -61,7 +62,7 @@ class TPMirror:
                 outcomes.append((number, self._start(number, generation)))
         for number, compiled in self._grammars.take(0 if self._requests else IDLE_SECONDS):
             outcomes.append((number, compiled if isinstance(compiled, Exception) else self._start(number, compiled)))
-        events = self.texts.step()
+        events = self.engine.step()
         self._note_places()
         outcomes += self._progress.items()
         self._progress.clear()
@@ -73,19 +74,19 @@ class TPMirror:
         return outcomes
 
     def write_behind(self, stop: Callable[[], object]) -> None:
-        """Hand what the disk cache is to keep to its thread, until `stop` says so."""
-        self.texts.core.write_behind(stop)
+        """Hand pending entries to the disk cache's thread until `stop` returns true."""
+        self.engine.core.write_behind(stop)
 
     def close(self) -> None:
         """Cancel all requests."""
-        self.texts.close()
+        self.engine.close()
         self._requests.clear()
         self._numbers.clear()
         self._progress.clear()
         self._places.clear()
 
     def _start(self, number: int, generation: GenerationRequest) -> Request | Exception:
-        """Queue a request, or return the error. A request that fails on one rank is started on none."""
+        """Queue a request and return it, or return its error. A request that fails on one rank starts on no rank."""
         request = None
         error = None
         try:
@@ -95,10 +96,12 @@ class TPMirror:
         except Exception as reason:
             error = reason
         if not self.llm.ranks.all_true(error is None):
-            return error or failed_elsewhere()
+            return error or failed_on_other_rank()
         assert request
         try:
-            self.texts.submit([request], on_prefill=partial(self._read, number) if generation.progress else None)
+            self.engine.submit(
+                [request], on_prefill=partial(self._note_progress, number) if generation.progress else None
+            )
         except Exception as reason:
             return reason
         if generation.progress:
@@ -107,24 +110,27 @@ class TPMirror:
         self._numbers[request] = number
         return request
 
-    def _read(self, number: int, tokens: int, _: int) -> None:
-        """Note the progress of a prompt. Its last token is fed with the first proposal; choices copy what is read."""
+    def _note_progress(self, number: int, tokens: int, _: int) -> None:
+        """Record the progress of a prompt. The last token is fed with the first proposal, so it counts as processed.
+
+        Further choices copy the KV of the first.
+        """
         request = self._requests[number]
         total = len(request.prompt)
-        began = request.started or perf_counter()
+        start = request.started or perf_counter()
         processed = min(tokens + 1, total)
-        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - began)))
+        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - start)))
         self._progress[number] = progress
 
     def _note_places(self) -> None:
-        """Note the places of requests that wait and want to know, where these are others than before."""
+        """Record the queue positions of waiting requests with progress, where they have changed."""
         if not self._places:
             return
-        places = {group: place for place, group in enumerate(self.texts.core.scheduler.waiting, 1)}
-        for number, told in self._places.items():
+        places = {group: place for place, group in enumerate(self.engine.core.scheduler.waiting, 1)}
+        for number, reported_place in self._places.items():
             request = self._requests[number]
             place = places.get(request.groups[0], 0)
-            if request.started is None and place != told:
+            if request.started is None and place != reported_place:
                 self._places[number] = place
                 self._progress[number] = PrefillProgress(len(request.prompt), 0, 0, 0, place)
 
@@ -134,19 +140,19 @@ class TPMirror:
         request = self._requests.pop(number, None)
         if request:
             del self._numbers[request]
-            self.texts.cancel(request)
+            self.engine.cancel(request)
 
 
 def follow(llm: LLM, limits: Limits) -> None:
-    """Run a rank other than the first until rank 0 is done. Raises RankError."""
+    """Run a rank other than the first until rank 0 ends. Raises RankError."""
     mirror = TPMirror(llm, limits)
-    ignored: StepCommands | None = None
-    while commands := llm.ranks.broadcast(ignored):
+    no_commands: StepCommands | None = None
+    while commands := llm.ranks.broadcast(no_commands):
         mirror.apply(commands)
 
 
-LAST_SECONDS = 10.0
-"""Seconds at the end, for the disk cache to take what waits to be written."""
+FLUSH_SECONDS = 10.0
+"""Seconds at shutdown for pending entries to reach the disk cache's thread."""
 
 
 class _Answer:
@@ -157,7 +163,7 @@ class _Answer:
         self.number = number
         self.cancelled = False
         self.sent = False
-        """Whether the engine was told of it."""
+        """Whether the request was passed to the mirror."""
         self.request: Request | None = None
         self._loop = asyncio.get_running_loop()
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
@@ -181,17 +187,17 @@ class _Answer:
         self.cancelled = True
 
     def put(self, event: Event | BaseException) -> None:
-        """Hand over an event, from any thread. Dropped if the answer was cancelled, as its loop may be closed."""
+        """Queue an event, from any thread. A cancelled answer drops it, as its event loop may be closed."""
         if not self.cancelled:
             self._loop.call_soon_threadsafe(self._events.put_nowait, event)
 
 
 class Worker:
-    """Runs the engine. Uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
+    """Runs the engine. It uses `rows`, `waiting` and `kv_tokens` of the limits; other ranks `follow` its commands."""
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self._ranks = llm.ranks
-        self._most = limits.waiting + limits.rows
+        self._max_answers = limits.waiting + limits.rows
         self.mirror = TPMirror(llm, limits)
         self._answers: dict[int, _Answer] = {}
         """Unfinished answers by number, oldest first."""
@@ -208,7 +214,7 @@ class Worker:
             if not self._open:
                 raise ShuttingDown
             active = [answer for answer in self._answers.values() if not answer.cancelled]
-            if len(active) + len(generations) > self._most:
+            if len(active) + len(generations) > self._max_answers:
                 raise QueueFull(sum(answer.waited is None for answer in active))
             answers = [_Answer(generation, next(self._numbers)) for generation in generations]
             self._answers |= {answer.number: answer for answer in answers}
@@ -234,8 +240,8 @@ class Worker:
     def stop(self) -> None:
         self.drain()
         with self._changed:
-            ended = list(self._answers.values())
-        for answer in ended:
+            unfinished = list(self._answers.values())
+        for answer in unfinished:
             answer.put(ShuttingDown())
             answer.cancel()
 
@@ -245,11 +251,11 @@ class Worker:
 
     def _work(self) -> None:
         try:
-            while answers := self._wait():
-                self._turn(answers)
+            while answers := self._wait_for_answers():
+                self._step(answers)
             self._ranks.broadcast(None)
-            until = perf_counter() + LAST_SECONDS
-            self.mirror.write_behind(lambda: perf_counter() > until)
+            deadline = perf_counter() + FLUSH_SECONDS
+            self.mirror.write_behind(lambda: perf_counter() > deadline)
         except BaseException as error:
             with self._changed:
                 self._open = False
@@ -258,29 +264,29 @@ class Worker:
             for number in unfinished:
                 self._end(number, ReplicaLost())
 
-    def _wait(self) -> list[_Answer]:
-        """Block until there is an answer to work on; return all of them, or none at shutdown."""
+    def _wait_for_answers(self) -> list[_Answer]:
+        """Block until there is an unfinished answer. Returns all of them, or none at shutdown."""
         self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)
             return list(self._answers.values())
 
-    def _turn(self, answers: list[_Answer]) -> None:
+    def _step(self, answers: list[_Answer]) -> None:
         cancelled = [answer.number for answer in answers if answer.cancelled]
-        fresh = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
-        for answer in fresh:
+        new_answers = [answer for answer in answers if not (answer.sent or answer.number in cancelled)]
+        for answer in new_answers:
             answer.sent = True
-        commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in fresh])
+        commands = StepCommands(cancelled, [(answer.number, answer.generation) for answer in new_answers])
         try:
             for number, event in self.mirror.apply(self._ranks.broadcast(commands)):
                 self._dispatch(number, event)
-        except BaseException as error:  # no one request's fault: all must hear of it, and those to come may go well
-            if self._ranks.count > 1:  # the others may stand elsewhere
+        except BaseException as error:  # not due to a single request: end all answers; later ones may succeed
+            if self._ranks.count > 1:  # other ranks may be in another state
                 raise
             self.mirror.close()
             for answer in answers:
                 self._end(answer.number, error)
-        self._kv_tokens = self.mirror.texts.core.kv_tokens
+        self._kv_tokens = self.mirror.engine.core.kv_tokens
 
     def _dispatch(self, number: int, event: Event | Exception | Request | None) -> None:
         if isinstance(event, OutputChunk | PrefillProgress):
@@ -294,6 +300,6 @@ class Worker:
         """Remove an answer, then deliver its last event, if any."""
         with self._changed:
             answer = self._answers.pop(number, None)
-            self._kv_tokens = self.mirror.texts.core.kv_tokens
+            self._kv_tokens = self.mirror.engine.core.kv_tokens
         if answer and event is not None:
             answer.put(event)

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape. Every refusal says what to do about it."""
+"""Errors in OpenAI's format. Every message says what to do."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from triforce.errors import ContextLengthError, RequestError, TriforceError, as_
 from triforce.interface.sampling_params import SamplingParams
 
 
-def reach_of(error: dict[str, Any]) -> tuple[int, list[int]]:
-    """Return how far a body was understood before this error: how deep, and up to which items."""
+def validation_depth(error: dict[str, Any]) -> tuple[int, list[int]]:
+    """Return how far validation got before an error, for comparison: the depth of its place, and its list indices."""
     place = place_of(error)
     return len(place), [int(part) for part in place if part.isdecimal()]
 
 
 def place_of(error: dict[str, Any]) -> list[str]:
-    """Return the place of an error in a body, as the schema has it."""
+    """Return the place of an error in a body, in terms of the schema."""
     return [str(part) for part in error["loc"][1:]]
 
 
 def field_of(body: Any, error: dict[str, Any]) -> str:
-    """Return the place of an error in words of the body: without types that were tried, and tags of what was chosen."""
+    """Return the place of an error in terms of the body: the schema's place without types and tags of unions."""
     parts = list[str]()
     tags = set[int]()
     place = place_of(error)
@@ -57,22 +57,22 @@ def is_null(body: Any, field: str) -> bool:
 
 
 def _chosen_by_type(parts: list[str]) -> bool:
-    """Return whether what is here is one of several objects, so that the place goes on with its type."""
+    """Return whether this place holds a union, so that the schema's place continues with a tag."""
     return parts in (["response_format"], ["text", "format"]) or (parts[:1] == ["input"] and len(parts) == 2)
 
 
 def text_of(error: dict[str, Any]) -> str:
-    """Return what an error of the schema says, without words of Python."""
-    about = error.get("ctx", {})
+    """Return the text of a validation error, without Python terms."""
+    context = error.get("ctx", {})
     match error["type"]:
         case "too_long":
-            return f"at most {about['max_length']} are taken; send fewer"
+            return f"at most {context['max_length']} are taken; send fewer"
         case "too_short":
-            return f"it is too short; send at least {about['min_length']}"
+            return f"it is too short; send at least {context['min_length']}"
         case "model_attributes_type" | "model_type" | "dict_type":
             return "Input should be an object"
         case "union_tag_invalid":
-            return f"type must be one of {about['expected_tags']}"
+            return f"type must be one of {context['expected_tags']}"
         case "union_tag_not_found":
             return "it must be an object with a type"
     return str(error["msg"])
@@ -80,15 +80,15 @@ def text_of(error: dict[str, Any]) -> str:
 
 RETRY_SECONDS = 5
 UNKNOWN = "unknown_field"
-"""The kind of errors in a body that say what to do, whatever else it might have been."""
+"""Type of validation errors that carry advice. They take precedence over all others."""
 FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
-"""Arguments in Python that are fields of requests. The others are options of the server."""
-TOO_LONG = "context_length_exceeded"  # OpenAI's code of a prompt that the context has no room for
+"""Python arguments that are also fields of requests. All others are options of the server."""
+TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt longer than the context
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class QueueFull(Exception):
-    """The queue has no place; `waiting` requests are in it."""
+    """The queue is full, with `waiting` requests."""
 
     def __init__(self, waiting: int) -> None:
         super().__init__(waiting)
@@ -96,7 +96,7 @@ class QueueFull(Exception):
 
 
 class ShuttingDown(Exception):
-    """The engine takes no more requests, or ended this one because it was told to stop."""
+    """The engine is stopping: it accepts no requests, or has ended this one."""
 
 
 class ReplicaLost(Exception):
@@ -104,7 +104,7 @@ class ReplicaLost(Exception):
 
 
 class ApiError(Exception):
-    """An answer that is an error: HTTP status, a text for people, and perhaps the field that is meant."""
+    """An error response: HTTP status, message, and optionally the field, a code and headers."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class ApiError(Exception):
         self.headers = headers
 
     def body(self) -> dict[str, Any]:
-        """The error object of OpenAI's interface."""
+        """Return the error object of OpenAI's interface."""
         kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
@@ -132,18 +132,18 @@ class ApiError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The client is gone; nobody reads the answer."""
+    """The client has closed the connection before the end of the answer."""
 
 
-def wrong(param: str | None, message: str, code: str | None = None) -> ApiError:
-    """A field that cannot be served as it is."""
+def field_error(param: str | None, message: str, code: str | None = None) -> ApiError:
+    """Return the 400 of a field whose value cannot be served."""
     return ApiError(400, message, param=param, code=code)
 
 
-def _asked(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
-    """Return the 400 of a RequestError. `param` is the first request field that it names, else `field`.
+def _request_error(error: RequestError, field: str | None = None, fields: Mapping[str, str] | None = None) -> ApiError:
+    """Return the 400 of a RequestError. Its `param` is the first request field that the error names, else `field`.
 
-    fields: what the body calls arguments that have another name there.
+    fields: names in the body by argument, where they differ.
     """
     names = fields or {}
 
@@ -151,31 +151,31 @@ def _asked(error: RequestError, field: str | None = None, fields: Mapping[str, s
         return _as_sent(names[name], value) if name in names else as_field(name, value)
 
     param = next((names.get(name, name) for name in error.arguments if name in FIELDS), field)
-    return wrong(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
+    return field_error(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
 
 
-def took_too_long(seconds: float) -> ApiError:
+def timeout_error(seconds: float) -> ApiError:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
-    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # heard by OpenAI's clients
+    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # OpenAI's clients obey it
 
 
-def broken() -> ApiError:
+def internal_error() -> ApiError:
     return ApiError(500, "something broke in the server; its log says what", code="internal")
 
 
-def later(status: int, reason: str, code: str) -> ApiError:
-    """Return the refusal of a request that may be served when it is sent again."""
+def retryable(status: int, reason: str, code: str) -> ApiError:
+    """Return the error of a request that may succeed later, with a Retry-After header."""
     text = f"{reason}; try again in {RETRY_SECONDS} seconds" if status == 429 else reason
     return ApiError(status, text, code=code, headers={"Retry-After": str(RETRY_SECONDS)})
 
 
 @contextmanager
-def about(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Name the field of a request in a RequestError that is raised within, as an ApiError; see `_asked`."""
+def naming_field(field: str, fields: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Convert a RequestError raised within into an ApiError that names the field; see `_request_error`."""
     try:
         yield
     except RequestError as error:
-        raise _asked(error, field, fields) from error
+        raise _request_error(error, field, fields) from error
 
 
 def not_json(reason: str) -> ApiError:
@@ -183,7 +183,7 @@ def not_json(reason: str) -> ApiError:
 
 
 def as_field(name: str, value: str | None) -> str:
-    """Return an argument as a client has it, or as the one who started the server has."""
+    """Return an argument as a field of the request, or as a command line option of the server."""
     return _as_sent(name, value) if name in FIELDS else f"{as_option(name, value)} of the server"
 
 
@@ -192,61 +192,61 @@ def _as_sent(field: str, value: str | None) -> str:
 
 
 def refusal_for(error: Exception) -> ApiError | None:
-    """Return the refusal for an error that is the client's or was foreseen; None for a fault of the server."""
+    """Return the ApiError for a client's mistake or an expected error; None for a fault of the server."""
     match error:
         case ApiError():
             return error
         case RequestError():
-            return _asked(error)
-        case TriforceError():  # a model that cannot be computed with, say
+            return _request_error(error)
+        case TriforceError():  # such as a model that cannot be run
             return ApiError(500, error.worded(as_field), code="model")
         case QueueFull():
-            return later(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
+            return retryable(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():
-            return later(503, "the server is stopping; send the request again when it is back", code="stopping")
+            return retryable(503, "the server is stopping; send the request again when it is back", code="stopping")
         case ReplicaLost():
-            return later(503, "what was making this text is gone; send the request again", code="replica_lost")
+            return retryable(503, "what was making this text is gone; send the request again", code="replica_lost")
         case RequestValidationError():
-            return _invalid(error)
+            return _schema_error(error)
         case HTTPException():
-            return _http(error)
+            return _http_error(error)
     return None
 
 
-def install(app: FastAPI) -> None:
-    """Answer all foreseen errors in one shape."""
+def install_handlers(app: FastAPI) -> None:
+    """Register handlers that answer all expected errors in one format."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return (refusal_for(error) or broken()).response()
+        return (refusal_for(error) or internal_error()).response()
 
     for kind in (ApiError, TriforceError, QueueFull, ShuttingDown, ReplicaLost, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
 
 
-def _invalid(error: RequestValidationError) -> ApiError:
-    """The first thing that does not fit the schema. What was sent is not repeated."""
+def _schema_error(error: RequestValidationError) -> ApiError:
+    """Return the 400 of the first field that does not fit the schema. It does not quote the body."""
     errors = error.errors()
     place = place_of(errors[0])
     if errors[0]["type"] == "json_invalid":
         return not_json(errors[0].get("ctx", {}).get("error", "it cannot be read"))
-    # What may be one of several things fails as each of them. What is said of one is told, too many is what was meant,
-    # and so is what was understood farthest.
-    meant = [e for e in errors if place_of(e)[:1] == place[:1]]
-    said = next((e for e in meant if e["type"] == UNKNOWN), None)
-    if said:
-        field = ".".join(filter(None, (field_of(error.body, said), said["ctx"]["field"])))
-        return wrong(field, f"{field}: {said['ctx']['advice']}")
+    # A union reports an error for each of its types. Precedence: an error with advice, then a list that is too long,
+    # then the error that validation reached last.
+    candidates = [e for e in errors if place_of(e)[:1] == place[:1]]
+    advice_error = next((e for e in candidates if e["type"] == UNKNOWN), None)
+    if advice_error:
+        field = ".".join(filter(None, (field_of(error.body, advice_error), advice_error["ctx"]["field"])))
+        return field_error(field, f"{field}: {advice_error['ctx']['advice']}")
     if not place:
         return ApiError(400, "the body must be a JSON object, sent with Content-Type: application/json")
-    meant = [e for e in meant if e["type"] == "too_long"] or meant
-    field = field_of(error.body, farthest := max(meant, key=reach_of))
-    if farthest["type"] != "missing" and is_null(error.body, field):
-        return wrong(field, f"{field}: it is required, and null says nothing; send a value")
-    texts = dict.fromkeys(text_of(e) for e in meant if field_of(error.body, e) == field)
-    return wrong(field, f"{field}: {', or '.join(texts)}")
+    candidates = [e for e in candidates if e["type"] == "too_long"] or candidates
+    field = field_of(error.body, farthest_error := max(candidates, key=validation_depth))
+    if farthest_error["type"] != "missing" and is_null(error.body, field):
+        return field_error(field, f"{field}: it is required, and null says nothing; send a value")
+    texts = dict.fromkeys(text_of(e) for e in candidates if field_of(error.body, e) == field)
+    return field_error(field, f"{field}: {', or '.join(texts)}")
 
 
-def _http(error: HTTPException) -> ApiError:
+def _http_error(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
 
 
@@ -267,45 +267,45 @@ ELSEWHERE = {
 """Advice on addresses of other services, by a part of the address."""
 NOT_KEPT = "answers are not kept here, to be fetched, cancelled or deleted; send the whole conversation each time"
 _LONGEST = 100
-"""Characters of an address that are compared."""
+"""Length to which an address is truncated for comparison, in characters."""
 
 
 def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
-    """Answer requests to other addresses than these, and by other methods, with what is so."""
+    """Answer requests to unknown addresses, and with wrong methods, with advice. addresses: the known ones."""
 
-    async def absent(request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(404, _absence(request.url.path, addresses)).response()
+    async def not_found(request: Request, error: HTTPException) -> JSONResponse:
+        return ApiError(404, _not_found_text(request.url.path, addresses)).response()
 
     async def other_method(request: Request, error: HTTPException) -> JSONResponse:
-        taken = (error.headers or {}).get("Allow", "another method")
-        text = f"this address takes {taken}, not {request.method[:20]}; see /openapi.json"
+        allowed_methods = (error.headers or {}).get("Allow", "another method")
+        text = f"this address takes {allowed_methods}, not {request.method[:20]}; see /openapi.json"
         return ApiError(405, text, headers=error.headers).response()
 
-    app.add_exception_handler(404, absent)  # type: ignore[arg-type]
+    app.add_exception_handler(404, not_found)  # type: ignore[arg-type]
     app.add_exception_handler(405, other_method)  # type: ignore[arg-type]
 
 
-def _absence(path: str, addresses: Iterable[str]) -> str:
-    """Return what is so where nothing is at `path`."""
+def _not_found_text(path: str, addresses: Iterable[str]) -> str:
+    """Return the message of a 404 at `path`."""
     parts = path.strip("/").split("/")
-    meant = _meant(path, addresses)
+    similar_address = _similar_address(path, addresses)
     reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
     if {"completions", "responses"} & set(parts[:-1]):
         reason = NOT_KEPT
-    if reason and not meant:
+    if reason and not similar_address:
         return f"{reason}; /openapi.json lists what there is"
     if parts == ["v1"]:
         return "this is the base of other addresses, such as /v1/models; /openapi.json lists them"
-    nearest = f" (did you mean {meant}?)" if meant else suggest(path[:_LONGEST], addresses)
+    nearest = f" (did you mean {similar_address}?)" if similar_address else suggest(path[:_LONGEST], addresses)
     return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
 
 
-def _meant(path: str, addresses: Iterable[str]) -> str:
-    """Return the address that this is but for its base, which may be left out, or another one; or nothing."""
-    bare = f"/{path.strip('/')}"[:_LONGEST]
-    behind = [address for address in addresses if address.endswith(bare)]
-    within = [address for address in addresses if bare.endswith(address)]
-    return min(behind, key=len, default="") or max(within, key=len, default="")
+def _similar_address(path: str, addresses: Iterable[str]) -> str:
+    """Return the address that equals `path` except for a missing or additional base; empty if there is none."""
+    address_end = f"/{path.strip('/')}"[:_LONGEST]
+    longer_addresses = [address for address in addresses if address.endswith(address_end)]
+    shorter_addresses = [address for address in addresses if address_end.endswith(address)]
+    return min(longer_addresses, key=len, default="") or max(shorter_addresses, key=len, default="")
 
 
 class HeadAsGet:
@@ -321,6 +321,6 @@ class HeadAsGet:
         async def send_head(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        asked = {**scope, "method": "GET"}
-        await self.app(asked, receive, send_head)
-        scope["route"] = asked.get("route")  # the access log names it
+        get_scope = {**scope, "method": "GET"}
+        await self.app(get_scope, receive, send_head)
+        scope["route"] = get_scope.get("route")  # the access log names it

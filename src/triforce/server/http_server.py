@@ -1,4 +1,4 @@
-"""The HTTP server on a socket, until the process is told to stop."""
+"""The HTTP server: accepts connections within bounds, and runs until a signal."""
 
 from __future__ import annotations
 
@@ -30,116 +30,122 @@ from triforce.server.limits import Limits
 from triforce.server.metrics import Metrics
 from triforce.server.service import Service
 
-_LAST_WORDS = 1.0
-"""Seconds in which answers end that a second signal has cut off."""
-MOMENT = 0.1
-"""Seconds that accepting pauses where nothing can be done, before it looks again."""
-_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_ABORT_SECONDS = 1.0
+"""Seconds in which answers end after a second signal has cancelled them."""
+PAUSE_SECONDS = 0.1
+"""Seconds that accepting pauses where no connection can be freed."""
+_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(H11Protocol):
-    """HTTP on one connection, from an `address` as `network` has it."""
+    """HTTP on one connection. address: of the client, as `network` returns it."""
 
     def __init__(self, address: str, limits: Limits, **settings: Any) -> None:
         super().__init__(**settings)
         self.address = address
         self._limits = limits
-        self.since = self.loop.time()
+        self.progress_time = self.loop.time()
         """Time of the last progress."""
         self._unsent = 0
 
     def on_response_complete(self) -> None:
-        self.since = self.loop.time()
+        self.progress_time = self.loop.time()
         super().on_response_complete()
 
     @property
-    def waits(self) -> bool:
-        return self._idle and not self.transport.get_write_buffer_size()
+    def is_idle(self) -> bool:
+        return self._answered and not self.transport.get_write_buffer_size()
 
     @property
-    def _idle(self) -> bool:
+    def _answered(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
-    def fault(self) -> str | None:
-        """Return the name of the deadline that was missed, or None. Called once a second.
+    def missed_deadline(self) -> str | None:
+        """Return the name of the missed deadline, or None. Called once a second.
 
-        While an answer is made nothing is expected of a client but that it reads. Whether it does is seen where nothing
-        is added to what is not sent yet: that must become less.
+        During an answer the client only has to read. Where the answer adds no bytes to the send buffer, the buffer
+        must shrink.
         """
-        now = self.loop.time()
+        loop_time = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
-        adding = not (self._idle or self.flow.write_paused or self.transport.is_closing())
-        if adding or unsent < self._unsent:
-            self.since = now
+        is_producing = not (self._answered or self.flow.write_paused or self.transport.is_closing())
+        if is_producing or unsent < self._unsent:
+            self.progress_time = loop_time
         self._unsent = unsent
         if unsent:
-            return "answer_not_read" if now - self.since > self._limits.stall_seconds else None
-        return "headers_late" if now - self.since > self._limits.header_seconds else None
+            return "answer_not_read" if loop_time - self.progress_time > self._limits.stall_seconds else None
+        return "headers_late" if loop_time - self.progress_time > self._limits.header_seconds else None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP in the shape of all errors, unless it comes in the middle of an answer; close."""
+        """Answer invalid HTTP with an error in the common format, unless an answer is being sent, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_BROKEN)
+            self.transport.write(_NO_HTTP)
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
-        """Log nothing: uvicorn's advice is to install what would not be used here, and the request is answered."""
+        """Log nothing. The request is answered, and uvicorn's advice is to install packages that are not used here."""
 
     def end(self) -> None:
-        """Close it at once, with an answer where a request has begun to come."""
-        begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if self.waits and begun:
-            self.transport.write(_LATE)
+        """Close the connection at once, with a 408 where a request has begun to arrive."""
+        has_partial_request = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
+        if self.is_idle and has_partial_request:
+            self.transport.write(_HEADERS_LATE)
         self.transport.abort()
 
 
 class Connections:
-    """The open connections, a set that each leaves when it closes."""
+    """The open connections. open_connections: a live set, from which a connection removes itself when it closes."""
 
-    def __init__(self, opened: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
-        self._open = opened
+    def __init__(self, open_connections: Collection[Connection], limits: Limits, metrics: Metrics) -> None:
+        self._open = open_connections
         self._limits = limits
         self._metrics = metrics
-        self._noted: Counter[str] = Counter()
-        metrics.connections.set_function(lambda: len(opened))
+        self._event_counts: Counter[str] = Counter()
+        metrics.connections.set_function(lambda: len(open_connections))
 
-    def full(self, address: str | None = None) -> bool:
-        """Whether all places are taken, or all that one address may have."""
-        most = self._limits.connections if address is None else self._limits.connections_of_one_address
-        return len(self._of(address)) >= most
+    def is_full(self, address: str | None = None) -> bool:
+        """Return whether the limit of connections, or that of one address, is reached."""
+        limit = self._limits.connections if address is None else self._limits.connections_of_one_address
+        return len(self._from_address(address)) >= limit
 
-    def make_room(self, address: str | None = None) -> bool:
-        """Whether one of them waits; the one that has waited longest is closed, at the next turn of the event loop."""
-        oldest = min((c for c in self._of(address) if c.waits), key=lambda c: c.since, default=None)
+    def close_idle(self, address: str | None = None) -> bool:
+        """Close the connection that has been idle longest. Returns whether there is one.
+
+        It leaves the set at the next iteration of the event loop.
+        """
+        oldest = min((c for c in self._from_address(address) if c.is_idle), key=lambda c: c.progress_time, default=None)
         if oldest is not None:
             oldest.end()
-            self.note("gave_way")
+            self.count_event("gave_way")
         return oldest is not None
 
     def check_deadlines(self) -> None:
-        """Close what is late, and log what was noted: called once a second, so there is one line a second at most."""
+        """Close connections past a deadline, and log the counted events.
+
+        It is called once a second, so there is at most one line of log a second.
+        """
         for connection in list(self._open):
-            if fault := connection.fault():
+            if missed_deadline := connection.missed_deadline():
                 connection.end()
-                self.note(fault)
-        if self._noted:
-            logs.event("connections", open=len(self._open), **self._noted)
-            self._noted.clear()
+                self.count_event(missed_deadline)
+        if self._event_counts:
+            logs.event("connections", open=len(self._open), **self._event_counts)
+            self._event_counts.clear()
 
-    def note(self, event: str) -> None:
-        """Count it, for the metrics and the log."""
+    def count_event(self, event: str) -> None:
+        """Count an event, for the metrics and the log."""
         self._metrics.connection_event(event)
-        self._noted[event] += 1
+        self._event_counts[event] += 1
 
-    def _of(self, address: str | None) -> list[Connection]:
+    def _from_address(self, address: str | None) -> list[Connection]:
         return [c for c in self._open if address is None or c.address == address]
 
 
 def network(host: str) -> str:
-    """Return the address that a connection counts for: an IPv4 address, or the /64 of an IPv6 address.
+    """Return the address by which connections are limited: an IPv4 address, or the /64 of an IPv6 address.
 
-    A /64 is the least that a customer or a machine is given of IPv6, so that one client has 2**64 addresses in it. IPv4
-    addresses that arrive on an IPv6 socket (::ffff:192.0.2.1) count as what they are.
+    A /64 is the smallest IPv6 network of a customer or machine, so one client has its 2**64 addresses. IPv4 addresses
+    on an IPv6 socket (::ffff:192.0.2.1) count as IPv4.
     """
     address = ip_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
@@ -150,85 +156,97 @@ def network(host: str) -> str:
 
 
 async def accept(sock: socket.socket, connections: Connections, protocol: Callable[[str], Connection]) -> None:
-    """Accept until cancelled; `protocol` makes the protocol of a connection from an address.
+    """Accept connections until cancelled. protocol: makes the protocol of a connection from its address.
 
-    asyncio's own way of accepting has no bounds, and where descriptors run out it logs thousands of lines a second.
+    asyncio's own accept loop has no bounds, and logs thousands of lines a second where descriptors run out.
     """
     loop = asyncio.get_running_loop()
     while True:
         try:
             client, (host, *_) = await loop.sock_accept(sock)
         except OSError as error:
-            if error.errno in _USED_UP:
-                connections.note("no_descriptors")
-                await _room(connections)
-            else:  # it befell one client before it was accepted
-                await asyncio.sleep(MOMENT)
+            if error.errno in _NO_RESOURCES:
+                connections.count_event("no_descriptors")
+                await _free_connection(connections)
+            else:  # an error of one client before it was accepted
+                await asyncio.sleep(PAUSE_SECONDS)
             continue
-        await _let_in(client, network(host), connections, protocol)
+        await _admit(client, network(host), connections, protocol)
 
 
-async def _let_in(
+async def _admit(
     client: socket.socket, address: str, connections: Connections, protocol: Callable[[str], Connection]
 ) -> None:
-    with suppress(OSError):  # it may be gone
+    with suppress(OSError):  # the client may have disconnected
         try:
-            admitted = not connections.full(address) or connections.make_room(address)
-            await asyncio.sleep(0)  # what gave way leaves, and others have their turn
+            admitted = not connections.is_full(address) or connections.close_idle(address)
+            await asyncio.sleep(0)  # a closed connection leaves the set, and other tasks run
             if not admitted:
-                connections.note("refused")
+                connections.count_event("refused")
                 return _refuse(client)
-            while connections.full():
-                await _room(connections)
+            while connections.is_full():
+                await _free_connection(connections)
             await asyncio.get_running_loop().connect_accepted_socket(partial(protocol, address), client)
         except BaseException:
             client.close()
             raise
 
 
-async def _room(connections: Connections) -> None:
-    """Close an idle connection, or pause for a moment where all are being answered."""
-    if connections.make_room():
+async def _free_connection(connections: Connections) -> None:
+    """Close an idle connection, or pause for a moment where none is idle."""
+    if connections.close_idle():
         return await asyncio.sleep(0)
-    connections.note("paused")
-    await asyncio.sleep(MOMENT)
+    connections.count_event("paused")
+    await asyncio.sleep(PAUSE_SECONDS)
 
 
 def _refuse(client: socket.socket) -> None:
-    """Answer before a request has come. Pending bytes are read, or the answer would be lost with them."""
+    """Answer without a request. Pending bytes are read, as a reset with unread bytes loses the answer."""
     with client:
-        client.send(_FULL)
+        client.send(_TOO_MANY_CONNECTIONS)
         with suppress(BlockingIOError):
             client.recv(2**16)
 
 
-def raw(refusal: ApiError) -> bytes:
-    """A refusal as it is sent where there is no request to answer; the connection is closed behind it."""
+def raw_response(refusal: ApiError) -> bytes:
+    """Return the bytes of an error response without a request. The connection closes after it."""
     response = refusal.response()
     lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
     lines += [b"%s: %s" % header for header in response.raw_headers]
     return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
-_BROKEN = raw(ApiError(400, "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, "
-                       "say); send plain HTTP, or put a proxy that has TLS in front"))  # fmt: skip
-_LATE = raw(ApiError(408, "the request's headers did not arrive in time; send it again"))
-_FULL = raw(ApiError(429, "your address has all the connections open that it may have, each with a request; "
-                    "close some, or start the server with a larger --max-connections-per-address",
-                    code="too_many_connections", headers={"Retry-After": str(RETRY_SECONDS)}))  # fmt: skip
+_NO_HTTP = raw_response(
+    ApiError(
+        400,
+        "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, say); send plain HTTP, "
+        "or put a proxy that has TLS in front",
+    )
+)
+_HEADERS_LATE = raw_response(ApiError(408, "the request's headers did not arrive in time; send it again"))
+_TOO_MANY_CONNECTIONS = raw_response(
+    ApiError(
+        429,
+        "your address has all the connections open that it may have, each with a request; close some, or start the "
+        "server with a larger --max-connections-per-address",
+        code="too_many_connections",
+        headers={"Retry-After": str(RETRY_SECONDS)},
+    )
+)
 
 
-_SLACK = 5
-"""Seconds beyond the shutdown timeout in which answers that were ended reach their clients."""
-AGAIN = "requests that run are answered first; press Ctrl-C again to end at once"
-TWICE = 0.5
-"""Seconds in which two signals are one: a service manager may tell a process and who started it, which passes it on."""
+_SHUTDOWN_SLACK = 5
+"""Seconds beyond the shutdown timeout in which cancelled answers reach their clients."""
+INTERRUPT_HINT = "requests that run are answered first; press Ctrl-C again to end at once"
+SAME_SIGNAL_SECONDS = 0.5
+"""Seconds within which two signals count as one: a service manager may signal a process and its parent, which forwards
+it."""
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Answer until SIGTERM, SIGHUP or SIGINT. Requests that run then have `shutdown_timeout` seconds; none starts.
+    """Serve until SIGTERM, SIGHUP or SIGINT. Running requests then have `shutdown_timeout` seconds, and none starts.
 
-    Raises what has ended the engine, if it was not that.
+    Raises the error that ended the engine, if there is one.
     """
     asyncio.run(Server(app, engine, shutdown_timeout).serve([sock]))
     if engine.failure:
@@ -236,7 +254,7 @@ def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_time
 
 
 class Server(uvicorn.Server):
-    """Bounds connections, and stops the engine on a signal. That is a success, not a death by signal."""
+    """Bounds connections, and stops the engine on a signal. The process then exits normally, not by the signal."""
 
     def __init__(self, app: FastAPI, engine: EngineClient, shutdown_timeout: float) -> None:
         config = uvicorn.Config(
@@ -249,23 +267,23 @@ class Server(uvicorn.Server):
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            timeout_graceful_shutdown=int(shutdown_timeout) + _SLACK,
+            timeout_graceful_shutdown=int(shutdown_timeout) + _SHUTDOWN_SLACK,
         )
         super().__init__(config)
         self._engine = engine
         self._shutdown_timeout = shutdown_timeout
         self._stop_time = 0.0
         service: Service = app.state.service
-        opened = cast(set[Connection], self.server_state.connections)
+        open_connections = cast(set[Connection], self.server_state.connections)
         self._limits = service.limits
-        self._connections = Connections(opened, service.limits, service.metrics)
+        self._connections = Connections(open_connections, service.limits, service.metrics)
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         await super().serve(sockets)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept connections ourselves, within the bounds."""
+        """Start without sockets, and accept connections in `accept`, within the bounds."""
         await super().startup(sockets=[])
         [sock] = sockets or []
         sock.setblocking(False)
@@ -282,48 +300,50 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
         if not self.force_exit:
             await self._engine.close()
-        elif answers := set(self.server_state.tasks):  # cancelled, they would be logged as broken
-            await asyncio.wait(answers, timeout=_LAST_WORDS)
+        elif answers := set(self.server_state.tasks):  # if cancelled they would be logged as failures
+            await asyncio.wait(answers, timeout=_ABORT_SECONDS)
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to stop. Called ten times a second."""
         if counter % 10 == 0:
             self._connections.check_deadlines()
         if self._accepting.done():
-            self._accepting.result()  # raises what has ended it
+            self._accepting.result()  # raises its error
         return await super().on_tick(counter) or self._engine.failure is not None
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Stop on SIGHUP, too: a terminal that closes, or a service manager. Where it is ignored, it stays so."""
+        """Stop on SIGHUP, too: from a closing terminal or a service manager. An ignored SIGHUP stays ignored."""
         with super().capture_signals():
-            before = signal.getsignal(signal.SIGHUP)
-            taken = before is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
-            if taken:
+            previous_handler = signal.getsignal(signal.SIGHUP)
+            handles_sighup = (
+                previous_handler is not signal.SIG_IGN and threading.current_thread() is threading.main_thread()
+            )
+            if handles_sighup:
                 signal.signal(signal.SIGHUP, self.handle_exit)
             try:
                 yield
             finally:
-                if taken:
-                    signal.signal(signal.SIGHUP, before)
+                if handles_sighup:
+                    signal.signal(signal.SIGHUP, previous_handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Called as a signal handler, between any two instructions."""
-        now = monotonic()
-        if self.should_exit and now - self._stop_time < TWICE:
+        signal_time = monotonic()
+        if self.should_exit and signal_time - self._stop_time < SAME_SIGNAL_SECONDS:
             return
-        # a second signal: at once
+        # a second signal stops at once
         self.force_exit = self.should_exit
-        self._stop_time = now
+        self._stop_time = signal_time
         self.should_exit = True
-        self._loop.call_soon_threadsafe(self._wind_down)
+        self._loop.call_soon_threadsafe(self._drain_or_stop)
 
-    def _wind_down(self) -> None:
+    def _drain_or_stop(self) -> None:
         if self.force_exit:
             self._engine.stop()
             return
         logs.event("stopping", shutdown_timeout=self._shutdown_timeout)
         if sys.stderr.isatty():
-            print(AGAIN, file=sys.stderr, flush=True)
+            print(INTERRUPT_HINT, file=sys.stderr, flush=True)
         self._engine.drain()
         self._loop.call_later(self._shutdown_timeout, self._engine.stop)

@@ -1,7 +1,8 @@
-"""A program that reads JSON apart from the server: its parser holds the interpreter's lock, and may make any number of
-objects. Called with the most objects and arrays, and the most values; it counts both before it makes any.
+"""A program that parses JSON outside of the server's process, as the parser holds the interpreter's lock and may create
+any number of objects.
 
-It imports nothing of triforce, so that it starts at once.
+Arguments: the maximal number of objects and arrays, and of values. It counts both before it parses. It imports nothing
+of triforce, so it starts fast.
 """
 
 from __future__ import annotations
@@ -14,19 +15,19 @@ import sys
 from typing import Any
 
 NICENESS = 5
-"""Texts that are being made go first."""
+"""Lowers the priority of the process below that of running texts."""
 STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-"""A string of JSON, or one that has no end: linear in its length."""
+"""A JSON string, complete or unterminated. Matching is linear in its length."""
 
 COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
-"""Beginnings of what gzip and zstd make."""
+"""Magic numbers of gzip and zstd."""
 
 
 def parsed(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any]:
-    """Return what came of it (`value`, or a reason why there is none), and what belongs to that.
+    """Return an outcome and its argument: `value` and the parsed value, or a kind of error and its details.
 
-    limits: the most objects and arrays, and the most values; None counts neither. Reasons: `compressed`, `encoding`,
-    `containers`, `values`, `syntax`, `unreadable`.
+    limits: the maximal number of objects and arrays, and of values; None counts neither. Errors: `compressed`,
+    `encoding`, `containers`, `values`, `syntax`, `unreadable`.
     """
     if body.startswith(COMPRESSED):
         return "compressed", None
@@ -43,7 +44,7 @@ def parsed(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any
 
 
 def _excess(text: str, most_containers: int, most_values: int) -> tuple[str, int] | None:
-    """Return which limit a text is beyond, and by which count; None for a text within both."""
+    """Return the name of the exceeded limit and the count; None for a text within both limits."""
     bare = STRING.sub("", text)
     containers = bare.count("[") + bare.count("{")
     if containers > most_containers:
@@ -53,7 +54,7 @@ def _excess(text: str, most_containers: int, most_values: int) -> tuple[str, int
 
 
 def main() -> None:
-    """Read JSON from stdin, and write what `parsed` returns to stdout, by `marshal`."""
+    """Parse JSON from stdin, and write the result of `parsed` to stdout, serialized by `marshal`."""
     os.nice(NICENESS)
     outcome = parsed(sys.stdin.buffer.read(), (int(sys.argv[1]), int(sys.argv[2])))
     sys.stdout.buffer.write(marshal.dumps(outcome))

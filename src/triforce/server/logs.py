@@ -1,4 +1,4 @@
-"""Logs as one JSON object a line on stderr. User text is never logged: no prompt, answer, query or error text."""
+"""Logs on stderr, one JSON object per line. User text is never logged: no prompt, answer, query or error text."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from uuid import uuid4
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from triforce.server.errors import ClientDisconnected, broken
+from triforce.server.errors import ClientDisconnected, internal_error
 
 LOG = logging.getLogger("triforce.server")
 CLIENT_GONE = 499
-"""Logged as the status of a request whose client hung up; nginx's number."""
+"""Logged status of a request whose client disconnected, as in nginx."""
 
 
 class JsonLines(logging.Formatter):
-    """Time, level, event, and the fields given as `extra={"fields": ...}`."""
+    """Formats time, level, event, and the fields of `extra={"fields": ...}`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -33,12 +33,12 @@ class JsonLines(logging.Formatter):
 
 
 def event(name: str, **fields: Any) -> None:
-    """Log that something happened."""
+    """Log an event."""
     LOG.info(name, extra={"fields": fields})
 
 
 def failure(name: str, error: BaseException, **fields: Any) -> None:
-    """Log a fault of the server, with where it happened."""
+    """Log a fault of the server, with its stack trace."""
     LOG.error(name, exc_info=error, extra={"fields": fields})
 
 
@@ -57,7 +57,7 @@ def configure() -> None:
 
 
 class AccessLog:
-    """Outermost: one line of log for each request, and an answer even where the server is at fault."""
+    """The outermost middleware: logs one line for each request, and answers a failed request with a 500."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -84,16 +84,16 @@ class AccessLog:
         except Exception as error:
             failure("request broke", error, request=report["request"])
             if not status:
-                await broken().response()(scope, receive, note)
+                await internal_error().response()(scope, receive, note)
         finally:
-            # Of the path only a known route: what a client writes into it is its own affair.
+            # The log names the matched route only, as the path contains text of the client.
             route = getattr(scope.get("route"), "path", None)
             seconds = round(perf_counter() - started, 4)
             event("request", **report, route=route, status=status, seconds=seconds)
 
 
 def _error(info: Any) -> dict[str, Any]:
-    """The kind of an error and the lines it passed; its text may quote a prompt."""
+    """Return the type of an error and its stack trace. Its text is left out, as it may quote a prompt."""
     if not info or info[0] is None:
         return {}
     frames = traceback.extract_tb(info[2])

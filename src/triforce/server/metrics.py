@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names where it has one, else `triforce:`."""
+"""Prometheus metrics, with vLLM's names where vLLM has the metric, else with the prefix `triforce:`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKENS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 
 
 class Metrics:
-    """The counters of one server; each application has its own registry."""
+    """The metrics of one server; each application has its own registry."""
 
     def __init__(self, engine: EngineClient, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -45,7 +45,7 @@ class Metrics:
         self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt", _SECONDS)
         self.decode_time = self._histogram("vllm:request_decode_time_seconds", "Making tokens", _SECONDS)
         self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Until the first token", _SECONDS)
-        self.whole = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
+        self.request_time = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
         self.per_token = self._histogram(
             "vllm:request_time_per_output_token_seconds", "Per token after the first", _PER_TOKEN
         )
@@ -65,27 +65,27 @@ class Metrics:
         self.connection_events.labels(self._model, event).inc()
 
     async def watch(self, answer: GenerationStream, started: float) -> AsyncGenerator[Event, None]:
-        """Yield the events of an answer, counted as they pass; its request came at `started`."""
-        first = None
-        done = False
+        """Yield the events of an answer and record them. started: time of the request by `perf_counter`."""
+        first_token_time = None
+        is_finished = False
         try:
             async for event in answer:
                 if isinstance(event, OutputChunk):
-                    first = first or perf_counter()
+                    first_token_time = first_token_time or perf_counter()
                 elif isinstance(event, RequestOutput):
-                    done = True
-                    self._finish(answer, event, started, first or perf_counter())
+                    is_finished = True
+                    self._finish(answer, event, started, first_token_time or perf_counter())
                 yield event
         except (GeneratorExit, CancelledError):
-            if not done:
+            if not is_finished:
                 self.cancelled.labels(self._model).inc()
             raise
 
-    def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first: float) -> None:
-        new = output.completion_tokens
-        now = perf_counter()
+    def _finish(self, answer: GenerationStream, output: RequestOutput, started: float, first_token_time: float) -> None:
+        new_tokens = output.completion_tokens
+        end_time = perf_counter()
         self.prompt_tokens.labels(self._model).inc(output.prompt_tokens)
-        self.new_tokens.labels(self._model).inc(new)
+        self.new_tokens.labels(self._model).inc(new_tokens)
         self._kv_dtype.labels(self._model, output.kv_dtype).set(1)
         for completion in output.outputs:
             self.finished.labels(self._model, completion.finish_reason).inc()
@@ -93,15 +93,17 @@ class Metrics:
             (self.queue_time, answer.waited or 0.0),
             (self.prefill_time, output.prefill_seconds),
             (self.decode_time, output.decode_seconds),
-            (self.first_token, first - started),
-            (self.whole, now - started),
+            (self.first_token, first_token_time - started),
+            (self.request_time, end_time - started),
             (self.prompt_length, output.prompt_tokens),
-            (self.new_length, new),
+            (self.new_length, new_tokens),
         ):
             histogram.labels(self._model).observe(value)
-        if new > 1:  # of prompts that others of their request are sent before, much is there at once
-            each = max((now - first) / (new - 1), output.decode_seconds / new)
-            self.per_token.labels(self._model).observe(each)
+        if new_tokens > 1:  # later prompts of a request arrive in bursts, hence the maximum
+            seconds_per_token = max(
+                (end_time - first_token_time) / (new_tokens - 1), output.decode_seconds / new_tokens
+            )
+            self.per_token.labels(self._model).observe(seconds_per_token)
         self._tiers(output.tiers)
 
     def _tiers(self, tiers: list[TierStats]) -> None:

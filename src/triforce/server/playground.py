@@ -1,4 +1,4 @@
-"""GET /: a playground, the same for all. It knows nothing of the model: it asks for that, with the visitor's key."""
+"""GET /: a playground, a static page. It requests all information on the model with the visitor's key."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _WEB = Path(__file__).with_name("web")
 _SAMPLE = Path(__file__).parents[1] / "assets" / "dracula.txt"
 
 
-def _whole() -> str:
-    """The page with its style and its scripts in it: at addresses of their own they would need a key."""
+def _inlined_page() -> str:
+    """Return the page with inlined style and scripts: at addresses of their own they would need a key."""
 
     def text(file: str) -> str:
         return (_WEB / file).read_text(encoding="utf-8")
@@ -31,13 +31,13 @@ def _whole() -> str:
     return re.sub(r'<script src="(.+?)"></script>', lambda m: f"<script>\n{text(m[1])}</script>", html)
 
 
-_HTML = _whole()
+_HTML = _inlined_page()
 
 
 def _hashes(tag: str) -> str:
-    """Return hashes that allow the page's own elements of a kind, and nothing else."""
-    inside = re.findall(rf"<{tag}>(.*?)</{tag}>", _HTML, re.DOTALL)
-    return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in inside)
+    """Return the hashes of the page's own elements with a tag, for the Content-Security-Policy."""
+    contents = re.findall(rf"<{tag}>(.*?)</{tag}>", _HTML, re.DOTALL)
+    return " ".join(f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'" for text in contents)
 
 
 _HEADERS = {
@@ -55,31 +55,31 @@ _HEADERS = {
 
 @router.get("/", include_in_schema=False)
 async def page() -> HTMLResponse:
-    """The page, the same for everybody."""
+    """Return the page."""
     return HTMLResponse(_HTML, headers=_HEADERS)
 
 
 @router.get("/sample.txt", include_in_schema=False)
 async def sample() -> FileResponse:
-    """A long text to begin with, in the public domain."""
+    """Return a long sample text in the public domain."""
     return FileResponse(_SAMPLE, media_type="text/plain; charset=utf-8")
 
 
 @router.get("/documents", include_in_schema=False)
 async def documents(request: Request) -> JSONResponse:
-    """List what was read into the disk cache on purpose, where that is shown."""
-    found = await asyncio.to_thread(_watched, request)
-    return JSONResponse({"documents": [{"id": each.id, "name": each.name} for each in found]})
+    """List the documents of the disk cache (see `triforce watch`), where the server shows them."""
+    watched_documents = await asyncio.to_thread(_watched, request)
+    return JSONResponse({"documents": [{"id": entry.id, "name": entry.name} for entry in watched_documents]})
 
 
 @router.get("/documents/{name}", include_in_schema=False)
 async def document(name: str, request: Request) -> PlainTextResponse:
-    """Return the text of such a document as it is now. Raises ApiError or RequestError."""
-    found = await asyncio.to_thread(_watched, request)
-    wanted = next((each for each in found if each.id == name), None)
-    if wanted is None:
+    """Return the current text of a document. Raises ApiError or RequestError."""
+    watched_documents = await asyncio.to_thread(_watched, request)
+    requested_document = next((entry for entry in watched_documents if entry.id == name), None)
+    if requested_document is None:
         raise ApiError(404, "there is no such document here; /documents lists those there are")
-    return PlainTextResponse(await asyncio.to_thread(wanted.text))
+    return PlainTextResponse(await asyncio.to_thread(requested_document.text))
 
 
 def _watched(request: Request) -> list[disk_cache_documents.Document]:

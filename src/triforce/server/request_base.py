@@ -1,4 +1,4 @@
-"""The base of all request bodies: an unknown field that would change the answer is refused."""
+"""The base of all request bodies. A field that is not served and would change the answer is an error."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pydantic_core import PydanticCustomError
 
 from triforce.errors import suggest
 
-MOST_PROMPTS = 64
-MOST_STOPS = 16
-MOST_STOP_IDS = 1024
-MOST_BIASES = 1024
-"""Entries of a list of a request at most, as peers bound them."""
+MAX_PROMPTS = 64
+MAX_STOPS = 16
+MAX_STOP_IDS = 1024
+MAX_BIASES = 1024
+"""Maximal lengths of a request's lists, as in other servers."""
 
-MOST_SALT = 256
-"""Characters."""
+MAX_SALT = 256
+"""Maximal length of a cache salt in characters."""
 Ids = Annotated[list[int], Field(fail_fast=True)]
-StopIds = Annotated[list[int], Field(max_length=MOST_STOP_IDS, fail_fast=True)]
-Stops = Annotated[list[str], Field(max_length=MOST_STOPS, fail_fast=True)]
-Biases = Annotated[dict[str, Any], Field(max_length=MOST_BIASES)]
-Texts = Annotated[list[str], Field(max_length=MOST_PROMPTS, fail_fast=True)]
-Batches = Annotated[list[Ids], Field(max_length=MOST_PROMPTS, fail_fast=True)]
+StopIds = Annotated[list[int], Field(max_length=MAX_STOP_IDS, fail_fast=True)]
+Stops = Annotated[list[str], Field(max_length=MAX_STOPS, fail_fast=True)]
+Biases = Annotated[dict[str, Any], Field(max_length=MAX_BIASES)]
+Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
+Batches = Annotated[list[Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 
 HARMLESS = {
     "user",
@@ -34,11 +34,11 @@ HARMLESS = {
     "safety_identifier",
     "service_tier",
 }
-"""Fields that never change what is generated anywhere, with whatever value."""
+"""Fields that change no answer in any server, with any value. They are ignored silently."""
 IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
-"""Fields that clients always send, and whose wishes no model here can be told; the answer names them in `HEADER`."""
+"""Fields that common clients always send and that no model here supports. The answer's `HEADER` names them."""
 HEADER = "X-Triforce-Ignored"
-NOTHING: tuple[object, ...] = ([], {})
+EMPTY_VALUES: tuple[object, ...] = ([], {})
 
 NO_LOGPROBS = "log-probabilities are told in chats and texts only; leave it out"
 _CONTINUED = "texts are continued as they are; chats and responses take it"
@@ -75,11 +75,11 @@ UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
     "truncation": (("disabled",), "prompts are not cut here; shorten it yourself and leave this out"),
     "web_search_options": ((), "nothing is searched here; leave it out"),
 }
-"""Fields of OpenAI's and of other servers that are served with these values only, and what to do instead of others."""
+"""Fields of OpenAI and of other servers: the only accepted values, and advice for any other value."""
 
 _FORM = "the form of an answer is sent as response_format here, and in responses as text.format"
 _BESIDE = "send its fields beside the others"
-CALLED: dict[str, str] = {
+FIELD_ADVICE: dict[str, str] = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "is called max_tokens here"),
     **dict.fromkeys(("format", "grammar", "json_schema"), _FORM),
     **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORM),
@@ -91,29 +91,29 @@ CALLED: dict[str, str] = {
 
 
 class Body(BaseModel):
-    """A JSON object whose every field means something. A null says nothing, whatever its field."""
+    """A JSON object in which every field has a meaning. A null counts as a missing field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     called: ClassVar[Mapping[str, str]] = {}
-    """Advice on fields that belong elsewhere or have another name here, in a body of this kind."""
+    """Advice by field, for fields that belong elsewhere or have another name in this body."""
     skipped: ClassVar[Collection[str]] = ()
-    """Fields that are left out, and named: what clients add to what they were answered, and wishes as `IGNORED` has."""
+    """Fields that are ignored and named in `HEADER`: additions of clients to earlier answers, and hints."""
     example: ClassVar[str] = ""
-    """How it is written, which those are told who send no object."""
+    """Example for the error of a value that is no object."""
     is_request: ClassVar[bool] = False
-    """Whether it is a whole body, which other servers' fields may stand in."""
+    """Whether this is a whole request, which may hold fields of other servers."""
 
     _ignored: list[str] = PrivateAttr(default_factory=list)
 
     @property
     def ignored(self) -> list[str]:
-        """Names of the fields that were left out, here and within."""
-        within = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
-        return sorted({*self._ignored, *within})
+        """Names of the ignored fields of this body and of its parts."""
+        nested_names = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
+        return sorted({*self._ignored, *nested_names})
 
     @property
     def headers(self) -> dict[str, str]:
-        """Response headers that name the ignored fields."""
+        """Response headers that name the ignored fields; empty without any."""
         return {HEADER: ", ".join(names)} if (names := self.ignored) else {}
 
     def _parts(self) -> Iterator[tuple[str, Body]]:
@@ -124,48 +124,54 @@ class Body(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _refuse_what_would_change_the_answer(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _refuse_unserved_fields(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         if not isinstance(data, dict):
             if cls.example and not isinstance(data, cls):
                 raise PydanticCustomError("example", "Input should be an object: {example}", {"example": cls.example})
             return handler(data)
         required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
-        others = {name for name in data.keys() - required.keys() if data[name] is not None}
-        named = {*cls.skipped, *(IGNORED if cls.is_request else ())}
-        for name in sorted(others - named - (HARMLESS if cls.is_request else set())):
+        unknown_names = {name for name in data.keys() - required.keys() if data[name] is not None}
+        ignorable_names = {*cls.skipped, *(IGNORED if cls.is_request else ())}
+        for name in sorted(unknown_names - ignorable_names - (HARMLESS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
-                advice = cls.called.get(name) or advice or (cls.is_request and CALLED.get(name)) or ""
+                advice = cls.called.get(name) or advice or (cls.is_request and FIELD_ADVICE.get(name)) or ""
                 raise unknown_field(name, advice or _unknown(name, required))
-        said = {name: data[name] for name in data.keys() & required if data[name] is not None or required[name]}
-        body = handler(said)
+        stated_fields = {
+            name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
+        }
+        body = handler(stated_fields)
         body._ignored = [
             *body._ignored,
-            *(name for name in others & named if data[name] is not False and data[name] not in NOTHING),
+            *(
+                name
+                for name in unknown_names & ignorable_names
+                if data[name] is not False and data[name] not in EMPTY_VALUES
+            ),
         ]
         return body
 
 
 def unknown_field(name: str, advice: str) -> PydanticCustomError:
-    """Return the refusal of a field of the body, or of the part of it, that is validated."""
+    """Return the validation error of a field of the validated body or part."""
     shown = {"field": ascii(name[:60])[1:-1], "advice": advice}
     return PydanticCustomError("unknown_field", "{field}: {advice}", shown)
 
 
 class CacheFields(Body):
-    """Fields that say who may start from what was read of a prompt. Extensions of triforce's."""
+    """Fields that control the reuse of a prompt's KV. Extensions of triforce's."""
 
     cache: bool | None = Field(None, description="false: start from nothing that was read before, and leave nothing")
-    cache_salt: Annotated[str, Field(max_length=MOST_SALT)] | None = Field(
+    cache_salt: Annotated[str, Field(max_length=MAX_SALT)] | None = Field(
         None, description="Share what was read with requests of the same salt only, among those of a key"
     )
 
     def scope(self, key: str) -> str | None:
-        """Return the owner of what is read, of a request with this key; None where it is kept out of all caches."""
+        """Return the scope of the KV of a request with this key; None where the request uses no cache."""
         if self.cache is False:
             return None
         return f"{key}\n{self.cache_salt}" if self.cache_salt else key
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
-    return f"there is no such field here{suggest(name[:MOST_SALT], known)}; leave it out"
+def _unknown(name: str, field_names: Iterable[str]) -> str:
+    return f"there is no such field here{suggest(name[:MAX_SALT], field_names)}; leave it out"

@@ -1,4 +1,4 @@
-"""POST /v1/responses, stateless: the whole conversation comes with each request, and nothing is kept."""
+"""POST /v1/responses, stateless: each request holds the whole conversation, and the server stores nothing."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from triforce.server.service import Service, frame, usage
 from triforce.server.tools import Call, ToolCallParser, parser_of
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""Name of an event without its `response.`, and its fields. Send it before the next one is drawn."""
+"""Name of an event without the prefix `response.`, and its fields. Serialize it before requesting the next event."""
 
 
 class ResponsesWriter:
-    """Messages and calls. A stream tells of each part when it begins, grows and is done."""
+    """Writes answers of messages and calls. A stream has events for the beginning, growth and end of each part."""
 
     def __init__(self, body: ResponsesBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._tiers = bool(body.tier_stats)
         self._sent = 0
         self._items = Items(parser_of(service.parser.tools(body)))
-        self._origins: list[str] = []  # of tokens whose text was not told of yet
+        self._origins: list[str] = []  # of tokens that no event has reported yet
         form = body.text.format if body.text else None
         self._head = {
             **{"id": f"resp_{uuid4().hex}", "object": "response", "created_at": int(time()), "model": service.name},
@@ -37,24 +37,29 @@ class ResponsesWriter:
             **_tools(body),
         }
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        new = outputs[0].outputs[0]
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        completion = outputs[0].outputs[0]
         status = _status(outputs)
-        for _ in (*self._items.add(new.text, last=True), *self._items.end(status)):
+        for _ in (*self._items.add(completion.text, is_final=True), *self._items.end(status)):
             pass
         return self._done(outputs)
 
     def opening(self) -> Iterable[bytes]:
-        begun = self._head | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
-        yield self._event("created", {"response": begun})
-        yield self._event("in_progress", {"response": begun})
+        initial_response = self._head | {
+            "status": "in_progress",
+            "incomplete_details": None,
+            "output": [],
+            "usage": None,
+        }
+        yield self._event("created", {"response": initial_response})
+        yield self._event("in_progress", {"response": initial_response})
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        return ()  # there is no such event of responses, and no field that asks for it
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        return ()  # responses have no event for progress, and no field to request it
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         self._origins += piece.origins
-        for kind, fields in self._items.add(piece.text, last=piece.finish_reason is not None):
+        for kind, fields in self._items.add(piece.text, is_final=piece.finish_reason is not None):
             yield self._event(kind, fields | (self._report() if kind.endswith(".delta") else {}))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
@@ -69,14 +74,14 @@ class ResponsesWriter:
         counts = usage(outputs, self._tiers, ("input", "output"))
         counts |= {"output_tokens_details": {"reasoning_tokens": 0}}
         counts["input_tokens_details"] |= {"cache_write_tokens": 0}
-        said = {"output": self._items.items, "usage": counts}
-        return self._head | {"status": status, "incomplete_details": details} | said
+        output_fields = {"output": self._items.items, "usage": counts}
+        return self._head | {"status": status, "incomplete_details": details} | output_fields
 
     def _report(self) -> dict[str, Any]:
-        """Return the tier of each token since the last report, where the request wants it."""
-        new = self._origins
+        """Return the tier of each token since the last report, if the request asks for tiers."""
+        pending_origins = self._origins
         self._origins = []
-        return {"token_tiers": new} if self._tiers and new else {}
+        return {"token_tiers": pending_origins} if self._tiers and pending_origins else {}
 
     def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
         self._sent += 1
@@ -85,21 +90,20 @@ class ResponsesWriter:
 
 
 class Items:
-    """The items of one answer. Every step must be iterated over, even where no events are sent."""
+    """The items of one answer. Its methods are generators; iterate over them even where no events are sent."""
 
     def __init__(self, parser: ToolCallParser) -> None:
         self.items: list[dict[str, Any]] = []
-        # whether the last item is a message that may grow
         self._parser = parser
-        self._open = False
+        self._open = False  # whether the last item is a message that may grow
 
-    def add(self, text: str, last: bool) -> Iterator[ItemEvent]:
-        """Add text of the answer, and yield its events."""
-        for parsed in self._parser.add(text, last):
+    def add(self, text: str, is_final: bool) -> Iterator[ItemEvent]:
+        """Add text of the answer, and yield its events. is_final: whether `text` ends the answer."""
+        for parsed in self._parser.add(text, is_final):
             yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
 
     def end(self, status: str) -> Iterator[ItemEvent]:
-        """End the answer, and yield the last events. There is at least one message, perhaps empty."""
+        """End the answer, and yield the last events. An answer without items gets an empty message."""
         if not self.items:
             yield from self._add_text("")
         yield from self._close(status)
@@ -156,7 +160,7 @@ def _status(outputs: Sequence[RequestOutput]) -> str:
 
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
-    """Return the tools, as they were sent."""
+    """Return the tool fields of the request for its answer."""
     choice = body.tool_choice or ("auto" if body.tools else "none")
     return {
         "tools": [tool.model_dump() for tool in body.tools or () if tool],

@@ -1,6 +1,6 @@
 """Request bodies. Null is the default of every field.
 
-Numbers are only typed here: `triforce.interface.sampling_params.SamplingParams` says which of them can be served.
+This module checks the types of numbers only; `triforce.interface.sampling_params.SamplingParams` checks their range.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
 from triforce.interface.messages import ROLES, TEXTS
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MOST_CALLS, MOST_MESSAGES, MOST_PARTS
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import (
     NO_LOGPROBS,
     Batches,
@@ -27,7 +27,7 @@ from triforce.server.request_base import (
     unknown_field,
 )
 from triforce.server.tools import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     FlatTool,
     Name,
     OneFlatTool,
@@ -38,18 +38,18 @@ from triforce.server.tools import (
     choose_tools,
 )
 
-MOST_ARGUMENTS = 2**18
-"""Characters of the arguments of a call."""
+MAX_ARGUMENTS = 2**18
+"""Maximal length of a call's arguments in characters."""
 Part = dict[str, Any]
-"""A part of what a turn says. Those of a text are read."""
+"""A part of a turn's content. Only text parts are supported."""
 REPLAYED = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
-"""Fields that clients of this and of other servers keep beside an answer."""
-Parts = Annotated[list[Part], Field(max_length=MOST_PARTS, fail_fast=True)]
+"""Fields that clients store with an answer and send back."""
+Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 Arguments = Annotated[
     str,
-    Field(description="A JSON object; an empty text is one without arguments", max_length=MOST_ARGUMENTS),
+    Field(description="A JSON object; an empty text is one without arguments", max_length=MAX_ARGUMENTS),
     AfterValidator(lambda text: text if text.strip() else "{}"),
 ]
 
@@ -61,7 +61,7 @@ class CalledFunction(Body):
 
 
 class ToolCall(Body):
-    """A call that was made earlier."""
+    """A tool call of an earlier answer."""
 
     skipped: ClassVar[Collection[str]] = ("index",)
     id: str
@@ -70,7 +70,7 @@ class ToolCall(Body):
 
 
 class Message(Body):
-    """A turn of a conversation. Fields that our own answers have beside the text are accepted."""
+    """A turn of a conversation. Fields of this server's own answers are accepted."""
 
     called: ClassVar[Mapping[str, str]] = {
         "audio": "this is a text model; leave it out",
@@ -86,7 +86,7 @@ class Message(Body):
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
-    def _leave_out_what_clients_add_to_parts(self) -> Self:
+    def _drop_client_fields(self) -> Self:
         if isinstance(self.content, list):
             if any(part.get("parsed") is not None for part in self.content):
                 self._ignored = [*self._ignored, "content.parsed"]
@@ -98,36 +98,36 @@ class ChatMessage(Message):
     """A turn of a chat. Tool calls and their results are turns too."""
 
     content: str | Parts | None = None  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MOST_CALLS, fail_fast=True)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
-    name: str | None = Field(default=None, description="Of who speaks, or of the function; a template may show it")
+    name: str | None = Field(default=None, description="Of the speaker or the function; a template may show it")
 
     @model_validator(mode="after")
-    def _name_the_call(self) -> Self:
+    def _require_call_id(self) -> Self:
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
         return self
 
 
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 class ItemMeta(Body):
-    """Fields that an item of an answer carries and that are ignored when it is sent back."""
+    """Fields of an answer's item that are ignored when the item is sent back."""
 
     id: str | None = None
     status: str | None = None
 
 
 class Item(Message, ItemMeta):
-    """A turn of a conversation, as /v1/responses has it."""
+    """A turn of a conversation, in the form of /v1/responses."""
 
     role: Literal["system", "developer", "user", "assistant"]
     type: Literal["message"] | None = None
 
 
 class CallItem(ItemMeta):
-    """A call that was made earlier. It belongs to the assistant's turn before it, if there is one."""
+    """A tool call of an earlier answer. It belongs to the preceding assistant turn, if there is one."""
 
     skipped: ClassVar[Collection[str]] = ("parsed_arguments",)
     type: Literal["function_call"]
@@ -144,7 +144,7 @@ class ResultItem(ItemMeta):
     output: str | Parts
 
 
-def _kind(item: Any) -> Any:
+def _item_type(item: Any) -> Any:
     return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
 
 
@@ -153,56 +153,60 @@ InputItem = Annotated[
     | Annotated[CallItem, Tag("function_call")]
     | Annotated[ResultItem, Tag("function_call_output")],
     Discriminator(
-        _kind,
+        _item_type,
         custom_error_type="item_type",
         custom_error_message="an item is a message, a function_call or a function_call_output",
     ),
 ]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MOST_MESSAGES, fail_fast=True)]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def turns(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
-    """Instructions and input of a response, with the calls of functions in the turns that made them."""
-    said: list[Message] = [Message(role="system", content=instructions)] if instructions else []
+def messages_of(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
+    """Return the messages of a response's instructions and input, with function calls in their assistant turns."""
+    messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(items, str):
-        return [*said, Message(role="user", content=items)]
+        return [*messages, Message(role="user", content=items)]
     for item in items:
         if isinstance(item, Item):
-            said.append(item)
+            messages.append(item)
         elif isinstance(item, CallItem):
-            _call(said, item)
+            _call(messages, item)
         else:
-            said.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-    return said
+            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+    return messages
 
 
-def _call(said: list[Message], item: CallItem) -> None:
-    """The assistant's turn has a call, too; if somebody else spoke last, it is a turn of its own."""
+def _call(messages: list[Message], item: CallItem) -> None:
+    """Add a call to the last assistant message, or as a new message where the last one has another role."""
     call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    last = said[-1] if said and said[-1].role == "assistant" else None
-    if last and last.tool_calls:
-        last.tool_calls.append(call)
+    assistant_message = messages[-1] if messages and messages[-1].role == "assistant" else None
+    if assistant_message and assistant_message.tool_calls:
+        assistant_message.tool_calls.append(call)
         return
-    if last:
-        said.pop()
-    said.append(ChatMessage(role="assistant", content=last.content if last else None, tool_calls=[call]))
+    if assistant_message:
+        messages.pop()
+    messages.append(
+        ChatMessage(
+            role="assistant", content=assistant_message.content if assistant_message else None, tool_calls=[call]
+        )
+    )
 
 
-def characters(message: Message) -> int:
-    """Return the length of what a message says, and of the arguments of its calls."""
+def message_length(message: Message) -> int:
+    """Return the length in characters of a message's content and name, and of its calls' arguments."""
     content = message.content or ""
-    said = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
-    said += len(getattr(message, "name", None) or "")
-    return said + sum(len(call.function.arguments) for call in message.tool_calls or ())
+    length = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
+    length += len(getattr(message, "name", None) or "")
+    return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def plain(message: Message) -> dict[str, Any]:
-    """Return a message as `interface.messages` reads it."""
+def message_dict(message: Message) -> dict[str, Any]:
+    """Return a message in the form that `interface.messages` reads."""
     return message.model_dump(include={"role", "content", "tool_calls", "tool_call_id", "name"})
 
 
 class TextFormat(Body):
-    """Anything."""
+    """Text without a constraint."""
 
     type: Literal["text"]
 
@@ -220,14 +224,14 @@ _WORDS = (
     *("$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "definitions", "enum", "items"),
     *("oneOf", "properties", "required", "title", "type"),
 )
-"""Words of JSON schemas, which stand beside the schema where it was not put into its place."""
+"""Keywords of JSON schemas, which a body holds where the schema is not in its field."""
 
 
 class JsonSchemaSpec(Body):
-    """A JSON schema. It is always kept to, whatever `strict` says.
+    """A JSON schema. It is always enforced, with any value of `strict`.
 
-    `additional_properties: true` is an extension: an object schema that lists properties and is silent about others
-    takes any others, as the standard has it. Otherwise it takes those listed only.
+    `additional_properties: true` is an extension: an object schema that lists properties, without
+    `additionalProperties`, accepts any others, as in the standard. Otherwise it accepts the listed ones only.
     """
 
     called: ClassVar[Mapping[str, str]] = dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NESTED}")
@@ -239,7 +243,7 @@ class JsonSchemaSpec(Body):
 
 
 class SchemaFormat(Body):
-    """JSON that a schema describes, as chats have it."""
+    """JSON that a schema describes, in the form of chats."""
 
     called: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("description", "name", "schema", "strict", *_WORDS), f"it stands in json_schema here: {_NESTED}"
@@ -249,7 +253,7 @@ class SchemaFormat(Body):
 
 
 class FlatSchemaFormat(JsonSchemaSpec):
-    """The same as responses have it."""
+    """JSON that a schema describes, in the form of responses."""
 
     called: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NAMED}"),
@@ -266,7 +270,7 @@ class GrammarFormat(Body):
 
 
 class RegexFormat(Body):
-    """A text that a regular expression matches as a whole: an extension of triforce's."""
+    """A text that a regular expression matches as a whole. An extension of triforce's."""
 
     type: Literal["regex"]
     regex: str
@@ -298,7 +302,7 @@ def _schema_grammar(spec: JsonSchemaSpec) -> Grammar:
 
 
 class ModelField(Body):
-    """A request to a model: the one that is served, if named at all."""
+    """A request to a model. model: the served model's name, or null."""
 
     is_request: ClassVar[bool] = True
     model: str | None = None
@@ -308,9 +312,9 @@ class SamplingFields(CacheFields, ModelField):
     """Sampling parameters. Fields after `stream` are extensions of triforce's."""
 
     prompt_field: ClassVar[str] = "prompt"
-    """The field that holds the prompt."""
-    fewest_tokens: ClassVar[int] = 1
-    """The least limit of an answer's tokens."""
+    """Name of the field that holds the prompt."""
+    min_token_limit: ClassVar[int] = 1
+    """Minimal limit of an answer's tokens."""
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
@@ -325,17 +329,17 @@ class SamplingFields(CacheFields, ModelField):
 
     @property
     def sent_as(self) -> Mapping[str, str]:
-        """Fields by the parameters of `SamplingParams` that they become, where names differ."""
+        """Names of fields by parameter of `SamplingParams`, where they differ."""
         return {}
 
     @property
     def scored_only(self) -> bool:
-        """Whether the prompt is to be scored, and no text made."""
+        """Whether the request only scores the prompt, without new text."""
         return False
 
     @property
     def output_format(self) -> str | None:
-        """The field that holds the answer to a format, if one does."""
+        """Name of the field that constrains the answer's format, or None."""
         return None
 
 
@@ -346,38 +350,38 @@ class StreamOptions(Body):
 
 
 class Thinking(Body):
-    """Whether the model thinks before it answers, where its chat template can tell it (`enable_thinking`)."""
+    """Whether the model thinks before it answers, for chat templates with `enable_thinking`."""
 
     example: ClassVar[str] = '{"type": "disabled"} or {"type": "enabled"}'
     type: Literal["enabled", "disabled"]
 
 
 class TemplateKeywords(Body):
-    """Keywords of a chat template, as other servers take them: `enable_thinking`, which is `thinking` here."""
+    """Keywords of a chat template, as in other servers. `enable_thinking` is equivalent to `thinking`."""
 
     example: ClassVar[str] = '{"enable_thinking": false}'
     enable_thinking: bool | None = None
 
 
 class ThinkingField(Body):
-    """A request whose turns a chat template lays out."""
+    """Fields of a request whose turns a chat template formats."""
 
     thinking: Thinking | None = None
     chat_template_kwargs: TemplateKeywords | None = None
 
     @property
-    def thinks(self) -> tuple[str, bool | None]:
-        """Return the field that says whether the model thinks, and what it says."""
+    def thinking_switch(self) -> tuple[str, bool | None]:
+        """Name of the field that switches thinking, and its value: True, False or None."""
         if self.thinking is not None:
             return "thinking", self.thinking.type == "enabled"
-        told = self.chat_template_kwargs
-        return "chat_template_kwargs", told.enable_thinking if told else None
+        keywords = self.chat_template_kwargs
+        return "chat_template_kwargs", keywords.enable_thinking if keywords else None
 
 
 CUT = "A text ends with the context, whatever is asked for: finish_reason length"
-"""Of the field that bounds an answer."""
+"""Description of the field that limits an answer."""
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` of responses calls log-probabilities."""
+"""Name of log-probabilities in `include` of responses."""
 
 
 class TextOptions(Body):
@@ -397,12 +401,12 @@ class CompletionFields(SamplingFields):
     stop: str | Stops | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    logit_bias: Biases | None = Field(None, description="Token id to what is added to its logit")
+    logit_bias: Biases | None = Field(None, description="Token id to the bias of its logit")
     max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}. {CUT}")
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
-    trace: bool | None = Field(None, description="Stream how far it has come, and how long each token is (triforce's)")
-    return_progress: bool | None = Field(None, description="Stream how far the prompt is read (llama.cpp's)")
+    trace: bool | None = Field(None, description="Stream the state of decoding and token lengths (triforce's)")
+    return_progress: bool | None = Field(None, description="Stream the progress of the prefill (llama.cpp's)")
 
     @property
     def output_format(self) -> str | None:
@@ -413,7 +417,7 @@ class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
     called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
-    fewest_tokens: ClassVar[int] = 0  # to score the prompt
+    min_token_limit: ClassVar[int] = 0  # to score the prompt
     prompt: str | Ids | Texts | Batches
     echo: bool | None = None
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
@@ -434,9 +438,9 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     prompt_field: ClassVar[str] = "messages"
     messages: Messages
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
-    logprobs: bool | None = Field(None, description="Whether log-probabilities of new tokens are told")
-    top_logprobs: int | None = Field(None, description="Alternatives listed at each of them")
-    tools: Annotated[list[Tool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    logprobs: bool | None = Field(None, description="Whether to return log-probabilities of new tokens")
+    top_logprobs: int | None = Field(None, description="Alternatives listed at each new token")
+    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -448,17 +452,17 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
-        spoken = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        listed = enumerate(self.tools or ())
-        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in listed if tool}
+        has_calls = any(message.tool_calls or message.role == "tool" for message in self.messages)
+        indexed_tools = enumerate(self.tools or ())
+        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in indexed_tools if tool}
         several = self.parallel_tool_calls is not False
         form = self.output_format
-        field = self.prompt_field if spoken else None
-        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
+        field = self.prompt_field if has_calls else None
+        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
 
 
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
-    """POST /v1/responses, without anything kept between requests."""
+    """POST /v1/responses. The server stores nothing between requests."""
 
     called: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
     prompt_field: ClassVar[str] = "input"
@@ -467,7 +471,7 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     text: TextOptions | None = None
     max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CUT}")
     stream_options: StreamOptions | None = None
-    tools: Annotated[list[FlatTool | None], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[FlatTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
     parallel_tool_calls: bool | None = None
 
@@ -489,13 +493,13 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        spoken = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
+        has_calls = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
         several = self.parallel_tool_calls is not False
         choice = self.tool_choice
         form = self.output_format
         functions = {f"tools.{i}.parameters": tool for i, tool in enumerate(self.tools or ()) if tool}
-        field = self.prompt_field if spoken else None
-        return choose_tools(template, functions, choice, several=several, spoken=field, output_format=form)
+        field = self.prompt_field if has_calls else None
+        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
 
 
 class TokenizeBody(ThinkingField, ModelField):

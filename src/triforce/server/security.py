@@ -1,4 +1,4 @@
-"""Access to a server: three ASGI layers, of host names, API keys and body sizes. `access` checks its settings."""
+"""Access control: ASGI middleware for host names, API keys, body sizes and CORS advice; `access` has the settings."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
 LIVENESS = ("/health", "/ping")
-"""Paths that say whether there is a server: to balancers that send no Host header, too, as every browser does."""
-OPEN = (*LIVENESS, "/")
-"""Paths that need no key: two say whether there is a server, the third is a page that says no more."""
+"""Health checks. They need no Host header, which browsers always send and some load balancers do not."""
+OPEN_PATHS = (*LIVENESS, "/")
+"""Paths that need no key: the health checks, and the page, which contains nothing about the model."""
 OPEN_BYTES = 1024
-"""Largest body on an open path, as little should be kept in memory for clients without a key."""
-LINGER = 2.0
-"""Seconds for which a refused body may go on."""
+"""Largest body on an open path, to bound the memory of clients without a key."""
+LINGER_SECONDS = 2.0
+"""Seconds for which a refused body is still received."""
 
 
 _ABSOLUTE = re.compile(r"https?://([^/]*)(.*)", re.IGNORECASE | re.DOTALL)
 
 
 class HostCheck:
-    """Refuses requests that name another server: a page whose name was made to point here (DNS rebinding).
+    """Refuses requests whose host is another name: a page's name may resolve to this machine (DNS rebinding).
 
-    An address cannot be made to point elsewhere, so any will do; names are `localhost` and those given. Where the
-    target of a request is a whole URL, as proxies are sent, its host is meant in place of the header (RFC 9112, 3.2.2).
+    names: accepted names beside `localhost`. Every IP address is accepted, as DNS cannot change it. Where the target of
+    a request is an absolute URL, as for proxies, its host replaces the header (RFC 9112, 3.2.2).
     """
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
@@ -47,15 +47,15 @@ class HostCheck:
             headers = [(name, value) for name, value in scope["headers"] if name != b"host"]
             scope.update(path=target[2] or "/", headers=[*headers, (b"host", target[1].encode())])
         hosts = Headers(scope=scope).getlist("host")
-        if self._known(hosts) or (not hosts and scope["path"] in LIVENESS):
+        if self._is_known(hosts) or (not hosts and scope["path"] in LIVENESS):
             return await self.app(scope, receive, send)
         text = "the request names another server as its host; start this one with --allowed-host NAME"
         if len(hosts) != 1:
-            counted = f"{len(hosts)} Host headers" if hosts else "no Host header"
-            text = f"the request has {counted}; send one, which names this server"
+            header_count = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            text = f"the request has {header_count}; send one, which names this server"
         await ApiError(400, text).response()(scope, receive, send)
 
-    def _known(self, hosts: list[str]) -> bool:
+    def _is_known(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:
             return False
         name = hosts[0].lower()
@@ -64,34 +64,34 @@ class HostCheck:
 
 
 class ApiKeyAuth:
-    """Requires a key as bearer token on every path that is not open. Without keys everybody is let in."""
+    """Requires a key as bearer token on every path outside of `OPEN_PATHS`. keys: without any, no request needs one."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN and self._digests:
-            given = self._given(scope)
-            if given is None:
+        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and self._digests:
+            key_digest = self._key_digest(scope)
+            if key_digest is None:
                 text = "this key is not known here" if _bearer(scope) else "a key is needed"
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
-            scope.setdefault("state", {})["scope"] = given.hex()  # KV is shared among requests of one key only
+            scope.setdefault("state", {})["scope"] = key_digest.hex()  # only requests of one key share KV
         await self.app(scope, receive, send)
 
-    def _given(self, scope: Scope) -> bytes | None:
-        """The digest of the key, if it is one of ours."""
+    def _key_digest(self, scope: Scope) -> bytes | None:
+        """Return the digest of the request's key, or None for an unknown key."""
         key = _bearer(scope)
-        given = _digest(key)
-        # Every key is compared, each in constant time: how long it takes says nothing about them.
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return given if key and any(matches) else None
+        key_digest = _digest(key)
+        # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
+        matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
+        return key_digest if key and any(matches) else None
 
 
 class BodyLimit:
-    """Reads bodies before the application sees them: at most so many bytes, within so many seconds."""
+    """Receives the whole body before the application runs, within `body_bytes` and `body_seconds` of the limits."""
 
     def __init__(self, app: ASGIApp, limits: Limits) -> None:
         self.app = app
@@ -100,18 +100,18 @@ class BodyLimit:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
-        coming = _Coming(receive)
-        most = self.limits.body_bytes
-        if scope["path"] in OPEN:
-            most = min(most, OPEN_BYTES)
+        incoming = _IncomingBody(receive)
+        max_bytes = self.limits.body_bytes
+        if scope["path"] in OPEN_PATHS:
+            max_bytes = min(max_bytes, OPEN_BYTES)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
-                body = await _read(Headers(scope=scope), coming, most)
+                body = await _read(Headers(scope=scope), incoming, max_bytes)
         except TimeoutError:
             text = f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
             return await ApiError(408, text).response()(scope, receive, send)
         except ApiError as refusal:
-            return await _answer_early(refusal.response(), scope, coming, send)
+            return await _answer_early(refusal.response(), scope, incoming, send)
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -120,68 +120,68 @@ class BodyLimit:
         await self.app(scope, replay, send)
 
 
-class _Coming:
-    """A body that is being received; `more` is False at its end, or when the client hangs up."""
+class _IncomingBody:
+    """A body in transfer. `has_more` is False at its end, and after the client disconnects."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
-        self.more = True
+        self.has_more = True
 
     async def __call__(self) -> Message:
         message = await self._receive()
-        self.more = message.get("more_body", False)
+        self.has_more = message.get("more_body", False)
         return message
 
 
-async def _read(headers: Headers, coming: _Coming, most: int) -> bytes:
-    announced = headers.get("content-length", "0")
-    _check(float(announced) if announced.isdecimal() else 0, most)
+async def _read(headers: Headers, incoming: _IncomingBody, max_bytes: int) -> bytes:
+    content_length = headers.get("content-length", "0")
+    _check_size(float(content_length) if content_length.isdecimal() else 0, max_bytes)
     chunks = []
     size = 0
-    while coming.more:
-        chunks.append((await coming()).get("body", b""))
+    while incoming.has_more:
+        chunks.append((await incoming()).get("body", b""))
         size += len(chunks[-1])
-        _check(size, most)
+        _check_size(size, max_bytes)
     return b"".join(chunks)
 
 
-def _check(size: float, most: int) -> None:
-    if size > most:
-        advice = "send less" if most <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
-        raise ApiError(413, f"the body is larger than {most} bytes; {advice}", headers={"Connection": "close"})
+def _check_size(size: float, max_bytes: int) -> None:
+    if size > max_bytes:
+        advice = "send less" if max_bytes <= OPEN_BYTES else "send less, or start the server with a larger --max-body"
+        raise ApiError(413, f"the body is larger than {max_bytes} bytes; {advice}", headers={"Connection": "close"})
 
 
-async def _answer_early(response: ASGIApp, scope: Scope, coming: _Coming, send: Send) -> None:
-    """Answer, and drop for a while what still comes: a connection that is closed before that may lose the answer."""
+async def _answer_early(response: ASGIApp, scope: Scope, incoming: _IncomingBody, send: Send) -> None:
+    """Answer, and discard the rest of the body for a while: closing with unread bytes may lose the answer."""
 
     async def send_open(message: Message) -> None:
         await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
 
-    await response(scope, coming, send_open)
+    await response(scope, incoming, send_open)
     with suppress(TimeoutError):
-        async with asyncio.timeout(LINGER):
-            while coming.more:
-                await coming()
+        async with asyncio.timeout(LINGER_SECONDS):
+            while incoming.has_more:
+                await incoming()
     await send({"type": "http.response.body"})
 
 
 def _bearer(scope: Scope) -> bytes:
-    """Return the key that a request brings, or nothing."""
+    """Return the bearer token of a request, or an empty string."""
     scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
     return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
 
 
 def _digest(key: bytes) -> bytes:
-    """Return a digest, of equal length for keys of any length."""
+    """Return the SHA-256 digest of a key."""
     return hashlib.sha256(key).digest()
 
 
 _LONGEST = 100
-"""Characters of an origin that are told back."""
+"""Characters of an origin that an error quotes."""
 
 
 class PreflightAdvice:
-    """Tells a browser that asks for a page of another origin what would let that page in."""
+    """Answers a refused CORS preflight request with the option that would allow its origin."""
 
     def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
         self.app = app

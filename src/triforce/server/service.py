@@ -1,6 +1,6 @@
-"""Service of every endpoint, from a parsed request to its answer: queue, await or stream, cancel, time, log.
+"""Service of the endpoints: parse a request, queue it, await or stream its answer, cancel, measure and log it.
 
-The work of a client that hangs up is cancelled at once.
+The work of a client that disconnects is cancelled at once.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from triforce.interface.explain import TierStats, total
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
 from triforce.interface.repeated_grams import repeated
-from triforce.interface.sampling_params import SamplingParams, chat_defaults, drawn_seed
+from triforce.interface.sampling_params import SamplingParams, chat_defaults, random_seed
 from triforce.sampling.logits import check_bias
 from triforce.server import logs
 from triforce.server.engine_client import (
@@ -38,9 +38,16 @@ from triforce.server.engine_client import (
     PrefillProgress,
     ServedModel,
 )
-from triforce.server.errors import ClientDisconnected, about, broken, refusal_for, took_too_long, wrong
+from triforce.server.errors import (
+    ClientDisconnected,
+    field_error,
+    internal_error,
+    naming_field,
+    refusal_for,
+    timeout_error,
+)
 from triforce.server.grammar_queue import GrammarPool, SharedSlots
-from triforce.server.limits import ANSWER_TOKENS, APART, COMPLETION_TOKENS, MOST_ECHOED, Limits
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LARGE_INPUT, MAX_ECHOED, Limits
 from triforce.server.metrics import Metrics
 from triforce.server.schemas import (
     ChatBody,
@@ -51,150 +58,161 @@ from triforce.server.schemas import (
     ResponseFormat,
     ResponsesBody,
     SamplingFields,
-    characters,
     grammar_of,
-    plain,
-    turns,
+    message_dict,
+    message_length,
+    messages_of,
 )
 from triforce.server.tools import ToolChoice
 from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 NO_LIMIT = -1
-"""What other servers take for an answer of any length."""
-OF_STREAMS = ("stream_options", "trace", "return_progress")
+"""Value of the token limit for unlimited answers in other servers."""
+STREAM_FIELDS = ("stream_options", "trace", "return_progress")
 
 
 def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
-    """Raise ApiError for values beyond the limits, and for fields that need another one."""
+    """Raise ApiError for values beyond the limits, and for fields without the field that they require."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.n is not None and not 1 <= body.n <= limits.n:
-        raise wrong("n", f"n must be from 1 to {limits.n}")
+        raise field_error("n", f"n must be from 1 to {limits.n}")
     if logprobs is not None and not 0 <= logprobs <= limits.logprobs:
         name = body.sent_as.get("logprobs", "logprobs")
-        raise wrong(name, f"{name} must be from 0 to {limits.logprobs}")
+        raise field_error(name, f"{name} must be from 0 to {limits.logprobs}")
     if any(len(stop) > limits.stop_characters for stop in stops):
-        raise wrong("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
-    for name in OF_STREAMS:
+        raise field_error("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
+    for name in STREAM_FIELDS:
         if getattr(body, name) and not body.stream:
-            raise wrong(name, f"{name} needs stream: true")
+            raise field_error(name, f"{name} needs stream: true")
 
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
-    """Return the parameters of a request. Raises ApiError, which names the field of the body that was sent."""
-    with about("grammar", body.sent_as):
+    """Return the parameters of a request. Raises ApiError that names a field of the body."""
+    with naming_field("grammar", body.sent_as):
         return SamplingParams(**values, grammar=grammar)
 
 
 def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
-    """Raise ApiError for a limit that is too small, or that other servers take for none."""
-    if limit is None or limit >= body.fewest_tokens:
+    """Raise ApiError for a token limit that is too small, or `NO_LIMIT`."""
+    if limit is None or limit >= body.min_token_limit:
         return
     field = body.sent_as.get("max_tokens", "max_tokens")
-    text = f"{field} must be an integer, at least {body.fewest_tokens}"
+    text = f"{field} must be an integer, at least {body.min_token_limit}"
     if limit != NO_LIMIT:
-        raise wrong(field, text)
-    raise wrong(field, f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
-                "the context, which ends a text anyway")  # fmt: skip
+        raise field_error(field, text)
+    raise field_error(
+        field,
+        f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
+        "the context, which ends a text anyway",
+    )
 
 
-def held_to_room(
+def fit_to_kv(
     params: SamplingParams, body: SamplingFields, prompt: int, context: int, limits: Limits
 ) -> SamplingParams:
-    """Return the parameters for a prompt of so many tokens: a limit that was not sent is what there is room for.
+    """Return the parameters for a prompt of `prompt` tokens. Without a requested limit, max_tokens is what KV allows.
 
-    Raises ApiError, or ContextLengthError, where there is no room.
+    Raises ApiError or ContextLengthError where prompt and answer exceed the KV capacity.
     """
     rows = min(params.n, limits.rows)
-    room = min(params.max_tokens, context - prompt)
-    most = limits.room(context)
-    if rows * (prompt + room) <= most:
+    answer_tokens = min(params.max_tokens, context - prompt)
+    kv_tokens = limits.room(context)
+    if rows * (prompt + answer_tokens) <= kv_tokens:
         return params
-    server = f"the {most} tokens that this server has room for (--max-kv-tokens)"
-    if prompt >= most:
+    server = f"the {kv_tokens} tokens that this server has room for (--max-kv-tokens)"
+    if prompt >= kv_tokens:
         text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
         raise ContextLengthError(text)
     field = body.sent_as.get("max_tokens", "max_tokens")
-    left = most // rows - prompt
-    if getattr(body, field) is None and left > 0:
-        return replace(params, max_tokens=left)
+    remaining_tokens = kv_tokens // rows - prompt
+    if getattr(body, field) is None and remaining_tokens > 0:
+        return replace(params, max_tokens=remaining_tokens)
     if rows > 1:
-        text = f"{rows} texts of {prompt} + {room} tokens need more than {server}; lower n"
-        raise wrong("n", f"{text} or {field}" if left > 0 else text)
-    raise wrong(field, f"{prompt} + {room} tokens need more than {server}; lower {field} to {left}, or leave it out")
+        text = f"{rows} texts of {prompt} + {answer_tokens} tokens need more than {server}; lower n"
+        raise field_error("n", f"{text} or {field}" if remaining_tokens > 0 else text)
+    text = f"{prompt} + {answer_tokens} tokens need more than {server}"
+    raise field_error(field, f"{text}; lower {field} to {remaining_tokens}, or leave it out")
 
 
 def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Limits) -> None:
-    """Raise ApiError where an echo of prompts would be too large an answer."""
-    told = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
-    if told > MOST_ECHOED:
-        raise wrong("logprobs", f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells "
-                    f"{told} log-probabilities; {MOST_ECHOED} are the most. Send less, or lower logprobs")  # fmt: skip
-    if (most := limits.body_bytes) < characters * params.n:
-        raise wrong("echo", f"{params.n} echoes of {characters} characters are more than {most}; lower n")
+    """Raise ApiError where an echo of the prompts exceeds the limits of an answer."""
+    logprob_count = tokens * params.n * (1 + params.prompt_logprobs) if params.prompt_logprobs is not None else 0
+    if logprob_count > MAX_ECHOED:
+        raise field_error(
+            "logprobs",
+            f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells {logprob_count} "
+            f"log-probabilities; {MAX_ECHOED} are the most. Send less, or lower logprobs",
+        )
+    if (max_characters := limits.body_bytes) < characters * params.n:
+        raise field_error(
+            "echo", f"{params.n} echoes of {characters} characters are more than {max_characters}; lower n"
+        )
 
 
 def mode_of(name: str, modes: Sequence[str]) -> str:
-    """Return a mode that the models here can run. Raises RequestError."""
+    """Return `name` if it is a mode that the models can run. Raises RequestError."""
     if name in DRAFTED and name not in modes:
         raise RequestError(f"{argument('mode')} {name!r} needs a draft model, which this server has none of; "
                            f"choose from {', '.join(modes)}")  # fmt: skip
     return known(argument("mode"), name, modes)
 
 
-def biases(given: Mapping[str, Any] | None) -> dict[int, Any] | None:
-    """Convert keys to integers, which JSON does not have as keys. Raises ApiError."""
-    if given is None:
+def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
+    """Return biases with integer keys, as JSON keys are strings. Raises ApiError."""
+    if token_biases is None:
         return None
-    unknown = next((key for key in given if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
-    if unknown is not None:
-        raise wrong("logit_bias", f"logit_bias names {unknown[:30]!r}, which is no token id; keys are integers")
-    return {int(key): value for key, value in given.items()}
+    invalid_key = next((key for key in token_biases if not (key.isascii() and key.isdecimal() and len(key) < 19)), None)
+    if invalid_key is not None:
+        raise field_error(
+            "logit_bias", f"logit_bias names {invalid_key[:30]!r}, which is no token id; keys are integers"
+        )
+    return {int(key): value for key, value in token_biases.items()}
 
 
 LARGE_PORTION = 1 / 2
-"""Of the processors, for bodies, texts and answers that are large."""
-_PASSED_ON = (
+"""Share of the processors for large bodies, texts and answers."""
+_COPIED_FIELDS = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
     *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
 )
 
 
 class RequestParser:
-    """Parses requests for one model, each with the key of its sender. Work on large ones is shared out among keys."""
+    """Parses requests for one model. key: of the sender; slots for large requests are shared fairly among keys."""
 
     def __init__(self, llm: ServedModel, tokenizer: Tokenizer, limits: Limits) -> None:
         self.llm = llm
         self.tokenizer = tokenizer
         self.limits = limits
-        self.large = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
+        self.large_slots = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
         self._grammars = GrammarPool(llm.grammars, limits.grammars)
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and answer together, at most."""
+        """Maximal number of tokens of prompt and answer together."""
         return self.llm.target.config.context
 
     async def completion(self, body: CompletionBody, key: str) -> list[GenerationRequest]:
         """Return one request for each prompt. Raises ApiError."""
         prompts = one_or_many(body.prompt)
         if not prompts:
-            raise wrong("prompt", "the prompt is empty; give at least one token of text")
-        most = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # the first need not wait
-        if len(prompts) > most:
-            raise wrong("prompt", f"{len(prompts)} prompts; send at most {most} in one request")
+            raise field_error("prompt", "the prompt is empty; give at least one token of text")
+        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # those in rows do not wait
+        if len(prompts) > max_prompts:
+            raise field_error("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
         if body.echo and body.stream and body.logprobs is not None:
-            raise wrong("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
+            raise field_error("stream", "an echo with logprobs cannot be streamed; leave out stream, echo or logprobs")
         params = self._params(
             body,
             await _grammar(body, body.response_format),
-            # A text of no new tokens is asked for to score the prompt; the token drawn after it is left out later.
+            # max_tokens 0 scores the prompt. The engine draws at least one token; `without_text` removes it.
             max_tokens=COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens or 1,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
         )
         ids = list[list[int]]()
         for place, prompt in enumerate(prompts):
-            with about("prompt"), one_of("prompt", place, len(prompts)):
+            with naming_field("prompt"), one_of("prompt", place, len(prompts)):
                 ids.append(await self._ids(prompt, key))
         if body.echo:
             check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
@@ -203,13 +221,13 @@ class RequestParser:
     async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
         """Return the request for a conversation. Raises ApiError."""
         if body.top_logprobs is not None and not body.logprobs:
-            raise wrong("top_logprobs", "top_logprobs needs logprobs: true")
+            raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = await _grammar(body, body.response_format, tools)
         params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        ids = await self.conversation(body.messages, key, tools, body.thinks)
+        ids = await self.conversation(body.messages, key, tools, body.thinking_switch)
         return await self._requests([ids], params, body, key)
 
     async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
@@ -217,8 +235,8 @@ class RequestParser:
         tools = self.tools(body)
         grammar = await _grammar(body, body.text.format if body.text else None, tools)
         params = self._params(body, grammar, max_tokens=body.max_output_tokens)
-        said = turns(body.instructions, body.input)
-        ids = await self.conversation(said, key, tools, body.thinks, "input")
+        messages = messages_of(body.instructions, body.input)
+        ids = await self.conversation(messages, key, tools, body.thinking_switch, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
@@ -226,20 +244,20 @@ class RequestParser:
         return body.choose_tools(self.tokenizer.template)
 
     async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
-        """Return token ids of a text, or check those given, which are a field of the request. Raises ApiError."""
-        with about(field):
+        """Return the token ids of a text, or check token ids. field: of the request. Raises ApiError."""
+        with naming_field(field):
             return await self._ids(prompt, key)
 
     async def _ids(self, prompt: Prompt, key: str) -> list[int]:
-        """Return checked token ids. Raises RequestError, or ApiError for what is not of the prompt."""
-        self._bound(len(prompt) if isinstance(prompt, str) else 0)
-        return await self.apart(len(prompt), key, partial(self.llm.encode, prompt))
+        """Return checked token ids. Raises RequestError for the prompt, or ApiError without a free slot."""
+        self._check_length(len(prompt) if isinstance(prompt, str) else 0)
+        return await self.in_thread(len(prompt), key, partial(self.llm.encode, prompt))
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
-        """Return token ids of a text of any length that could be a prompt. Raises ApiError."""
-        with about("prompt"):
-            self._bound(len(text))
-            return await self.apart(len(text), key, partial(self.tokenizer.encode, text, special))
+        """Return the token ids of a text, perhaps empty. special: whether to add special tokens. Raises ApiError."""
+        with naming_field("prompt"):
+            self._check_length(len(text))
+            return await self.in_thread(len(text), key, partial(self.tokenizer.encode, text, special))
 
     async def conversation(
         self,
@@ -249,53 +267,53 @@ class RequestParser:
         thinking: tuple[str, bool | None] = ("thinking", None),
         field: str = "messages",
     ) -> list[int]:
-        """Return token ids of a conversation in the model's chat template. Raises ApiError.
+        """Return the token ids of a conversation in the model's chat template. Raises ApiError.
 
-        thinking: the field that says whether the model thinks, and what it says. field: of the conversation.
+        thinking: name and value of the field that switches thinking. field: name of the field of the conversation.
         """
         if not self.tokenizer.chats:
-            raise wrong(field, "this model has no chat template; send a text to /v1/completions instead")
-        length = sum(map(characters, messages))
-        with about(field):
-            self._bound(length)
-        named, thinks = thinking
+            raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
+        length = sum(map(message_length, messages))
+        with naming_field(field):
+            self._check_length(length)
+        thinking_field, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise wrong(named, "this model's chat template has no thinking to turn on; leave it out")
+            raise field_error(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
 
-        def laid_out() -> list[int]:
-            said = [plain(message) for message in messages]
-            return self.llm.encode(self.tokenizer.chat(said, tools.shown if tools else None, thinks))
+        def encode() -> list[int]:
+            template_messages = [message_dict(message) for message in messages]
+            return self.llm.encode(self.tokenizer.chat(template_messages, tools.shown if tools else None, thinks))
 
-        with about(field, {"messages": field}):
-            return await self.apart(length, key, laid_out)
+        with naming_field(field, {"messages": field}):
+            return await self.in_thread(length, key, encode)
 
-    async def apart(self, size: int, key: str, work: Callable[[], T]) -> T:
-        """Return what `work` returns in a thread, where the event loop need not wait for it; large work has turns."""
-        return await (asyncio.to_thread(work) if size <= APART else self.large.run(key, work))
+    async def in_thread(self, size: int, key: str, work: Callable[[], T]) -> T:
+        """Run `work` in a thread and return its result. size: in bytes or characters; large work waits for a slot."""
+        return await (asyncio.to_thread(work) if size <= LARGE_INPUT else self.large_slots.run(key, work))
 
-    def _bound(self, characters: int) -> None:
-        """Raise ContextLengthError for a text that is too long whatever its tokens are."""
-        longest = self.context * self.limits.characters_per_token
-        if characters > longest:
-            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {longest} at most"
-            raise ContextLengthError(f"{text}. Shorten it")
+    def _check_length(self, characters: int) -> None:
+        """Raise ContextLengthError for a text that exceeds the context in any tokenization."""
+        max_characters = self.context * self.limits.characters_per_token
+        if characters > max_characters:
+            text = f"the prompt has {characters} characters; a context of {self.context} tokens holds {max_characters}"
+            raise ContextLengthError(f"{text} at most. Shorten it")
 
     async def _requests(
         self, prompts: Sequence[list[int]], params: SamplingParams, body: SamplingFields, key: str
     ) -> list[GenerationRequest]:
-        """Return a request for each prompt, once all may be queued. Raises ApiError."""
+        """Return a request for each prompt, after all are checked. Raises ApiError."""
         requests = list[GenerationRequest]()
         for place, ids in enumerate(prompts):
-            with about(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
+            with naming_field(body.prompt_field), one_of(body.prompt_field, place, len(prompts)):
                 requests.append(self._request(ids, params, body))
         if params.grammar is None:
             return requests
-        with about(body.output_format or "tools"):
+        with naming_field(body.output_format or "tools"):
             compiled = await self._compiled(params.grammar, body, key)
         return [replace(request, compiled=compiled) for request in requests]
 
     async def _compiled(self, grammar: Grammar, body: SamplingFields, key: str) -> CompiledGrammar:
-        """Return the grammar of a request compiled. Raises RequestError, or ApiError that names the tool at fault."""
+        """Return the compiled grammar of a request. Raises RequestError, or ApiError that names the faulty tool."""
         try:
             return await self._grammars.compile(grammar, key)
         except GrammarError as error:
@@ -304,52 +322,52 @@ class RequestParser:
             raise
 
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
-        with about("logit_bias"):
+        with naming_field("logit_bias"):
             check_bias([params], self.llm.target.config.vocab_size)
-        params = held_to_room(params, body, len(ids), self.context, self.limits)
-        with about("mode"):
+        params = fit_to_kv(params, body, len(ids), self.context, self.limits)
+        with naming_field("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
         progress = isinstance(body, CompletionFields) and bool(body.return_progress)
-        seeded = params if params.seed is not None else replace(params, seed=drawn_seed())  # the answer tells it
-        return GenerationRequest(ids, seeded, mode, progress=progress)
+        seeded_params = params if params.seed is not None else replace(params, seed=random_seed())  # reported
+        return GenerationRequest(ids, seeded_params, mode, progress=progress)
 
     def _params(
-        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **more: int | None
+        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **logprob_params: int | None
     ) -> SamplingParams:
         values: dict[str, Any] = {
-            name: value for name in _PASSED_ON if (value := getattr(body, name, None)) is not None
+            name: value for name in _COPIED_FIELDS if (value := getattr(body, name, None)) is not None
         }
         check_limit(body, max_tokens, self.context)
-        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | more
+        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | logprob_params
         if isinstance(body, CompletionFields):
-            check_fields(body, more.get("logprobs"), self.limits)
+            check_fields(body, logprob_params.get("logprobs"), self.limits)
             values["logit_bias"] = biases(body.logit_bias)
-        named = self.llm.sampling_defaults
-        defaults = named if isinstance(body, CompletionBody) else chat_defaults(named)
+        model_defaults = self.llm.sampling_defaults
+        defaults = model_defaults if isinstance(body, CompletionBody) else chat_defaults(model_defaults)
         return checked_params(body, defaults | values, grammar)
 
 
 async def _grammar(
     body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
 ) -> Grammar | None:
-    """Return what the answer is held to, if anything. Raises ApiError."""
-    with about(body.output_format or "tools"):
+    """Return the grammar of the answer, or None. Raises ApiError."""
+    with naming_field(body.output_format or "tools"):
         return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Return the result of `work`. If the client hangs up first, cancel it and raise ClientDisconnected."""
-    working = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_until_disconnected(receive))
+    work_task = asyncio.ensure_future(work)
+    disconnect_task = asyncio.ensure_future(_until_disconnected(receive))
     try:
-        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
+        await asyncio.wait((work_task, disconnect_task), return_when=asyncio.FIRST_COMPLETED)
+        if not work_task.done():
             raise ClientDisconnected
-        return working.result()
+        return work_task.result()
     finally:
-        disconnected.cancel()
-        working.cancel()
-        await asyncio.wait((working,))  # what it holds is given back before anybody goes on
+        disconnect_task.cancel()
+        work_task.cancel()
+        await asyncio.wait((work_task,))  # its resources are free before this returns
 
 
 async def _until_disconnected(receive: Receive) -> None:
@@ -358,14 +376,14 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Streams frames as they come, and closes the generator at the end, whoever ends it."""
+    """Streams frames as they arrive, and closes the generator at the end, at an error and at a disconnect."""
 
     media_type = "text/event-stream"
 
     def __init__(
         self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
     ) -> None:
-        """`end` is called in any case: a generator that was never begun does not know that it is over."""
+        """Store the frames. end: always called at the end, as closing a generator that never started runs no code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._frames = frames
@@ -385,97 +403,112 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-LEAST = -9999.0
-"""JSON has no infinity: the logarithm of a probability of zero."""
+MIN_LOGPROB = -9999.0
+"""Logarithm of a probability of zero in answers, as JSON has no infinity."""
 
 
 class TextLogprobs:
     """`logprobs` of text completions, for one choice from its first token to its last."""
 
-    def __init__(self, tokenizer: Tokenizer, after: Sequence[int]) -> None:
-        """`after` is what the first token continues. Offsets count characters from there."""
+    def __init__(self, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> None:
+        """Start after the tokens `prefix_ids`. Offsets count characters from there."""
         self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(after)
+        self._stream = tokenizer.stream(prefix_ids)
         self._offset = 0
 
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Return the entries of the next tokens; there is none for a token with nothing before it."""
+        """Return the entries of the next tokens. The first token of a prompt has the entry None."""
         offsets = []
         for token_id in ids:
             offsets.append(self._offset)
             self._offset += len(self._stream.step(token_id))
         return {
             "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
-            "token_logprobs": [entry and _finite(entry.chosen.logprob) for entry in entries],
+            "token_logprobs": [entry and _finite_logprob(entry.chosen.logprob) for entry in entries],
             "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
         }
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
-        found: dict[str, float] = {}
-        for other in (*entry.top, entry.chosen):  # best first: of tokens that read alike the best is listed
-            found.setdefault(other.text, _finite(other.logprob))
-        return found
+        logprob_by_text: dict[str, float] = {}
+        for alternative in (*entry.top, entry.chosen):  # best first: the best of tokens with one text is listed
+            logprob_by_text.setdefault(alternative.text, _finite_logprob(alternative.logprob))
+        return logprob_by_text
 
 
 def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
     """Return `logprobs` of a chat choice."""
 
-    def one(token: Logprob) -> dict[str, Any]:
+    def logprob_fields(token: Logprob) -> dict[str, Any]:
         return {
             "token": token.text,
-            "logprob": _finite(token.logprob),
+            "logprob": _finite_logprob(token.logprob),
             "bytes": list(tokenizer.bytes_of(token.token_id)),
         }
 
-    content = [one(entry.chosen) | {"top_logprobs": [one(other) for other in entry.top]} for entry in entries]
+    content = [
+        logprob_fields(entry.chosen) | {"top_logprobs": [logprob_fields(alternative) for alternative in entry.top]}
+        for entry in entries
+    ]
     return {"content": content, "refusal": None}
 
 
 def usage(
     outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
-    """Return tokens read and made, and if wanted counts of each tier, and how far each text repeats itself."""
-    read = sum(o.prompt_tokens for o in outputs)
-    made = sum(o.completion_tokens for o in outputs)
-    counts: dict[str, Any] = {f"{names[0]}_tokens": read, f"{names[1]}_tokens": made, "total_tokens": read + made}
+    """Return the numbers of prompt and new tokens. tiers: whether to add counts by tier and repetition by text."""
+    prompt_tokens = sum(o.prompt_tokens for o in outputs)
+    new_tokens = sum(o.completion_tokens for o in outputs)
+    counts: dict[str, Any] = {
+        f"{names[0]}_tokens": prompt_tokens,
+        f"{names[1]}_tokens": new_tokens,
+        "total_tokens": prompt_tokens + new_tokens,
+    }
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
     counts |= {f"{names[0]}_tokens_details": details}
     if tiers:
-        made_of = [completion for output in outputs for completion in output.outputs]
-        counts |= {"tiers": _tiers(total(each.tiers for each in made_of)), "reread": [o.reread for o in outputs]}
-        counts["repeated_8_grams"] = [round(repeated(each.token_ids), 4) for each in made_of]
+        completions = [choice for output in outputs for choice in output.outputs]
+        counts |= {
+            "tiers": _tiers(total(choice.tiers for choice in completions)),
+            "reread": [o.reread for o in outputs],
+        }
+        counts["repeated_8_grams"] = [round(repeated(choice.token_ids), 4) for choice in completions]
     return counts
 
 
 def without_text(event: Event) -> Event:
-    """Drop the one token of an answer that was drawn only because the engine draws at least one."""
-    nothing = dict[str, Any](text="", token_ids=[], origins=[])
+    """Return an event without the token of an answer of no tokens, which the engine draws in any case."""
+    empty_fields = dict[str, Any](text="", token_ids=[], origins=[])
     if isinstance(event, OutputChunk):
         finish = event.finish_reason and "length"
-        return replace(event, **nothing, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
+        return replace(event, **empty_fields, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
     if isinstance(event, RequestOutput):
-        nothing["finish_reason"] = "length"
-        made = [replace(made, **nothing, logprobs=made.logprobs and []) for made in event.outputs]
-        return replace(event, outputs=made)
+        empty_fields["finish_reason"] = "length"
+        completions = [replace(choice, **empty_fields, logprobs=choice.logprobs and []) for choice in event.outputs]
+        return replace(event, outputs=completions)
     return event
 
 
 def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
-    """Return the state of the decoding of a text, where the request wants a trace."""
-    look = piece.trace
-    if look is None:
+    """Return the fields of a chunk's trace; empty without one."""
+    snapshot = piece.trace
+    if snapshot is None:
         return {}
-    where = {"tokens": look.tokens, "seconds": round(look.seconds, 4), "seen": look.seen, "tiers": _tiers(look.tiers)}
-    return {"token_characters": piece.characters, "trace": where}
+    trace_fields = {
+        "tokens": snapshot.tokens,
+        "seconds": round(snapshot.seconds, 4),
+        "seen": snapshot.seen,
+        "tiers": _tiers(snapshot.tiers),
+    }
+    return {"token_characters": piece.characters, "trace": trace_fields}
 
 
 def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
     return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
 
 
-def _finite(logprob: float) -> float:
-    return max(logprob, LEAST)
+def _finite_logprob(logprob: float) -> float:
+    return max(logprob, MIN_LOGPROB)
 
 
 B = TypeVar("B")
@@ -483,19 +516,19 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
-AT_ONCE = 4096
-"""Tokens, and alternatives to them, that are written into an answer while others wait; more are written apart."""
+INLINE_ENTRIES = 4096
+"""Tokens, including alternatives, up to which an answer is serialized in the event loop; more take a thread."""
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
     """Return one server-sent event."""
     name = f"event: {event}\n" if event else ""
-    # ASCII: some clients split lines at every separator that Unicode has.
+    # ASCII, as some clients split lines at every Unicode line separator.
     return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 def key_of(request: Request) -> str:
-    """Return the owner of a request: the digest of its key, if one was needed (see `security`)."""
+    """Return the owner of a request: the digest of its key (see `security`), or an empty string without keys."""
     key: str = getattr(request.state, "scope", "")
     return key
 
@@ -503,25 +536,25 @@ def key_of(request: Request) -> str:
 class ResponseWriter(Protocol):
     """Writes the answers of one endpoint."""
 
-    def whole(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
-        """Return the whole answer; one output for each prompt."""
+    def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
+        """Return the whole answer. outputs: one for each prompt."""
 
     def opening(self) -> Iterable[bytes]:
-        """Yield frames that come before any text."""
+        """Yield the frames before any text."""
 
-    def reading(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
-        """Yield frames that tell how far a prompt is read, counted from 0."""
+    def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
+        """Yield frames with the progress of a prompt's prefill. prompt: its index, from 0."""
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        """Yield frames for a chunk of text that continues a prompt, counted from 0."""
+        """Yield frames for a chunk of text that continues a prompt. prompt: its index, from 0."""
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
-        """Yield frames that come after all text."""
+        """Yield the frames after all text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Shared state of the endpoints. `name` is the served model's; `fingerprint` tells what changes texts."""
+    """Shared state of the endpoints. name: of the served model. fingerprint: digest of all that changes texts."""
 
     name: str
     fingerprint: str
@@ -531,18 +564,22 @@ class Service:
     limits: Limits
 
     async def parsed(self, request: Request, parse: Callable[[B, str], Coroutine[Any, Any, T]], body: B) -> T:
-        """Return what `parse` makes of a body and its key. Raises ClientDisconnected, or what it raises."""
+        """Return the result of `parse` for a body and the request's key. Raises its errors, or ClientDisconnected."""
         return await unless_disconnected(request.receive, parse(body, key_of(request)))
 
     async def answer(
         self, request: Request, generations: list[GenerationRequest], writer: ResponseWriter, body: SamplingFields
     ) -> Response:
-        """Generate, and send as `body` wants. Raises ClientDisconnected, or what `errors.refusal_for` knows."""
+        """Generate, and return the answer or its stream, as `body` requests. Raises ClientDisconnected, or an error
+        that `errors.refusal_for` converts."""
         key = key_of(request)
         scope = body.scope(key)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
-        report |= {"prompts": len(generations), "prompt_tokens": sum(len(each.prompt) for each in generations)}
+        report |= {
+            "prompts": len(generations),
+            "prompt_tokens": sum(len(generation.prompt) for generation in generations),
+        }
 
         events = self._events(answers, body.scored_only)
 
@@ -557,18 +594,20 @@ class Service:
         finally:
             end()
         report |= _summary(outputs)
-        write = partial(self._written, writer, outputs, body)
-        if sum(map(_entries, generations, outputs)) <= AT_ONCE:
+        write = partial(self._full_response, writer, outputs, body)
+        if sum(map(_entries, generations, outputs)) <= INLINE_ENTRIES:
             return write()
-        return await unless_disconnected(request.receive, self.parser.large.run(key, write))
+        return await unless_disconnected(request.receive, self.parser.large_slots.run(key, write))
 
-    def _written(self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields) -> Response:
-        return JSONResponse(writer.whole(outputs), headers=body.headers)
+    def _full_response(
+        self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields
+    ) -> Response:
+        return JSONResponse(writer.full_answer(outputs), headers=body.headers)
 
     async def _frames(
         self, events: AsyncGenerator[tuple[int, Event], None], writer: ResponseWriter, report: dict[str, Any]
     ) -> AsyncGenerator[bytes, None]:
-        """Yield the whole stream. After the headers an error can only be its last frame."""
+        """Yield the frames of a stream. An error becomes the last frame, as the headers are already sent."""
         outputs = []
         try:
             for data in writer.opening():
@@ -578,7 +617,7 @@ class Service:
                     if isinstance(event, RequestOutput):
                         outputs.append(event)
                     elif isinstance(event, PrefillProgress):
-                        for data in writer.reading(prompt, event):
+                        for data in writer.prefill_progress(prompt, event):
                             yield data
                     else:
                         for data in writer.piece(prompt, event):
@@ -590,13 +629,13 @@ class Service:
             refusal = refusal_for(error)
             if refusal is None:
                 logs.failure("stream broke", error)
-            report["refused"] = (refusal or broken()).status
-            yield frame((refusal or broken()).body())
+            report["refused"] = (refusal or internal_error()).status
+            yield frame((refusal or internal_error()).body())
 
     async def _events(
         self, answers: Sequence[GenerationStream], scored_only: bool
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yield the events of all answers, prompt by prompt. Raises ApiError when they take too long."""
+        """Yield the events of all answers, prompt by prompt. Raises ApiError after the time limit."""
         deadline = asyncio.get_running_loop().time() + self.limits.seconds
         started = perf_counter()
         for prompt, answer in enumerate(answers):
@@ -608,7 +647,7 @@ class Service:
                     except StopAsyncIteration:
                         break
                     except TimeoutError:
-                        raise took_too_long(self.limits.seconds) from None
+                        raise timeout_error(self.limits.seconds) from None
                     yield prompt, without_text(event) if scored_only else event
 
 
@@ -618,15 +657,15 @@ async def _collect(events: AsyncGenerator[tuple[int, Event], None]) -> list[Requ
 
 
 def _entries(generation: GenerationRequest, output: RequestOutput) -> int:
-    """Return how many tokens an answer tells of, alternatives among them."""
+    """Return the number of tokens that an answer reports, including alternatives."""
     params = generation.params
-    read = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
-    return (read + output.completion_tokens) * (1 + (params.logprobs or 0))
+    prompt_entries = 0 if params.prompt_logprobs is None else params.n * output.prompt_tokens
+    return (prompt_entries + output.completion_tokens) * (1 + (params.logprobs or 0))
 
 
 def _summary(outputs: Sequence[RequestOutput]) -> dict[str, Any]:
     """Return the fields of the access log."""
-    cached = sum(o.cached_tokens for o in outputs)
+    cached_tokens = sum(o.cached_tokens for o in outputs)
     reread = [o.reread for o in outputs if o.reread]
-    told = {"cached_tokens": cached, "reread": reread} if reread else {"cached_tokens": cached}
-    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | told
+    cache_fields = {"cached_tokens": cached_tokens, "reread": reread} if reread else {"cached_tokens": cached_tokens}
+    return {"new_tokens": sum(o.completion_tokens for o in outputs), "mode": outputs[0].mode} | cache_fields

@@ -1,4 +1,4 @@
-"""Functions that a model may call, as chats and responses have them, and what is made of them for one answer."""
+"""Tools: request fields of callable functions, their grammar, and the parsing of calls in an answer."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_val
 from pydantic_core import PydanticCustomError
 
 from triforce.engine.engine import partial_match
-from triforce.interface.grammar import MOST_CHARACTERS, Grammar, closed_objects
-from triforce.server.errors import ApiError, wrong
+from triforce.interface.grammar import MAX_CHARACTERS, Grammar, closed_objects
+from triforce.server.errors import ApiError, field_error
 from triforce.server.request_base import Body, unknown_field
 from triforce.structured_output.compiler import GrammarError, schema_grammar
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
-NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The parameters of a function that has none."""
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+"""Schema of the parameters of a function without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,52 +35,59 @@ Parsed = str | Call
 
 
 class ToolCallParser:
-    """Separates calls from other text while it grows. What only looks like a call is text; here all is text."""
+    """Separates calls from other text in a growing answer. This base class treats all as text."""
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
-        """Return the parts that are certain by now; all that are left, where this is the last text."""
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
+        """Return the new parts that are certain. With `is_final` the text is complete, and all parts are returned."""
         return [text]
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Each call is an object with the name and, as `arguments`, an object; `tagged` calls may be several."""
+    """Format of calls: a JSON object with the function's name, and its arguments under the key `arguments`.
+
+    tagged: whether a call stands between tags, so that an answer may have several.
+    """
 
     arguments: str
     tagged: bool
 
     def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
-        """Return a grammar of texts that are calls of these functions, by their places. Raises ApiError."""
-        opening, closing = (f"{OPEN}\n{{", f"}}\n{CLOSE}") if self.tagged else ("{", "}")
+        """Return a grammar of texts that are calls. functions: by their place in the body. Raises ApiError."""
+        opening = f"{OPEN}\n{{" if self.tagged else "{"
+        closing = f"}}\n{CLOSE}" if self.tagged else "}"
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, (place, function) in enumerate(functions.items()):
-            before = f'{opening}"name": "{function.name}", "{self.arguments}": '
-            rules.append(f"call_{i}: {json.dumps(before)} arguments_{i} {json.dumps(closing)}")
+            prefix = f'{opening}"name": "{function.name}", "{self.arguments}": '
+            rules.append(f"call_{i}: {json.dumps(prefix)} arguments_{i} {json.dumps(closing)}")
             try:
-                arguments = closed_objects(function.parameters or NOTHING) | {"type": "object"}
+                arguments = closed_objects(function.parameters or NO_PARAMETERS) | {"type": "object"}
                 rules.append(f"arguments_{i}: {schema_grammar(arguments)}")
             except RecursionError as error:
-                raise not_kept_to(place, function, "they are nested too deeply") from error
+                raise unusable_parameters(place, function, "they are nested too deeply") from error
             except ValueError as error:
-                raise not_kept_to(place, function, str(error)) from error
+                raise unusable_parameters(place, function, str(error)) from error
         source = "\n".join(rules)
-        if len(source) > MOST_CHARACTERS:
-            raise wrong("tools", f"the tools are too long together ({len(source)} characters of a grammar; "
-                        f"{MOST_CHARACTERS} are the most); send fewer, or simplify their parameters")  # fmt: skip
+        if len(source) > MAX_CHARACTERS:
+            raise field_error(
+                "tools",
+                f"the tools are too long together ({len(source)} characters of a grammar; "
+                f"{MAX_CHARACTERS} are the most); send fewer, or simplify their parameters",
+            )
         return Grammar.lark(source)
 
     @staticmethod
     def function_at(line: int) -> int:
-        """Return which of the functions has this line of the grammar; each has two, behind the first two."""
+        """Return the index of the function of a line of the grammar: two lines each, after the first two."""
         return (line - 3) // 2
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
-        """Return a parser for one text of a model that may call these functions."""
-        return _Tagged(self, names) if self.tagged else _Whole(self, names)
+        """Return a parser for one answer of a model that may call the functions `names`."""
+        return _TaggedParser(self, names) if self.tagged else _UntaggedParser(self, names)
 
     def call(self, text: str, names: Collection[str]) -> Call | None:
-        """Return the call that a text is, or None if it calls none of these functions."""
+        """Return the call of a text, or None if it is no call of one of `names`."""
         try:
             written = json.loads(text)
             name = written["name"]
@@ -92,10 +99,10 @@ class CallFormat:
         return None
 
 
-def not_kept_to(place: str, function: Function, reason: str) -> ApiError:
-    """Return the refusal of parameters, at a place in the body, that no grammar can be made of."""
+def unusable_parameters(place: str, function: Function, reason: str) -> ApiError:
+    """Return the error of parameters, at a place in the body, that cannot be compiled to a grammar."""
     text = f"the parameters of {function.name} cannot be kept to: {reason}; change or simplify them"
-    return wrong(place, text)
+    return field_error(place, text)
 
 
 QWEN = CallFormat("arguments", tagged=True)
@@ -103,7 +110,7 @@ LLAMA = CallFormat("parameters", tagged=False)
 
 
 def call_format(template: str) -> CallFormat | None:
-    """Return the call format of a chat template; None if it is not known."""
+    """Return the call format of a chat template, or None if it is unknown."""
     if "tools" not in template:
         return None
     if OPEN in template and '"arguments"' in template:
@@ -118,15 +125,15 @@ class _BufferedParser(ToolCallParser):
         self._buffer = ""
 
     def _release(self, length: int) -> list[Parsed]:
-        shown = self._buffer[:length]
+        released_text = self._buffer[:length]
         self._buffer = self._buffer[length:]
-        return [shown] if shown else []
+        return [released_text] if released_text else []
 
 
-class _Tagged(_BufferedParser):
-    _called = False
+class _TaggedParser(_BufferedParser):
+    _has_call = False
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
         parsed: list[Parsed] = []
         while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
@@ -136,49 +143,51 @@ class _Tagged(_BufferedParser):
                 continue
             parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
             self._buffer = self._buffer.partition(CLOSE)[2]
-            self._called = True
-        # Text before `certain` is no part of a call, which begins or may begin there.
-        certain = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
-        parsed += self._release(len(self._buffer[:certain].rstrip()))
-        if last:
-            parsed += self._release(len(self._buffer.rstrip()) if self._called else len(self._buffer))
+            self._has_call = True
+        # Text before `text_end` is no part of a call; a call begins or may begin there.
+        text_end = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
+        parsed += self._release(len(self._buffer[:text_end].rstrip()))
+        if is_final:
+            parsed += self._release(len(self._buffer.rstrip()) if self._has_call else len(self._buffer))
         return parsed
 
 
-class _Whole(_BufferedParser):
-    _plain = False
+class _UntaggedParser(_BufferedParser):
+    _is_text = False
 
-    def add(self, text: str, last: bool) -> list[Parsed]:
+    def add(self, text: str, is_final: bool) -> list[Parsed]:
         self._buffer += text
-        self._plain = self._plain or self._buffer.lstrip()[:1] not in ("", "{")
-        if last and not self._plain and (call := self._form.call(self._buffer, self._names)):
+        self._is_text = self._is_text or self._buffer.lstrip()[:1] not in ("", "{")
+        if is_final and not self._is_text and (call := self._form.call(self._buffer, self._names)):
             return [call]
-        return self._release(len(self._buffer)) if last or self._plain else []
+        return self._release(len(self._buffer)) if is_final or self._is_text else []
 
 
-MOST_TOOLS = 128
-MOST_LEVELS, MOST_PARTS_OF_SCHEMA = 128, 10_000
-"""Nesting of schemas: grammars take it, and it can be written back as JSON without fear. Values in one."""
+MAX_TOOLS = 128
+MAX_LEVELS = 128
+"""Maximal nesting of a schema, safe for grammars and for JSON serialization."""
+MAX_PARTS_OF_SCHEMA = 10_000
+"""Maximal number of values of a schema."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _shallow(schema: dict[str, Any]) -> dict[str, Any]:
+def _check_size(schema: dict[str, Any]) -> dict[str, Any]:
     level = list[Any]([schema])
     count = 0
-    for _ in range(MOST_LEVELS):
-        count += sum(len(whole) for whole in level)
-        if count > MOST_PARTS_OF_SCHEMA:
+    for _ in range(MAX_LEVELS):
+        count += sum(len(container) for container in level)
+        if count > MAX_PARTS_OF_SCHEMA:
             raise PydanticCustomError("too_large", "this schema has too many parts; simplify it")
-        level = [part for whole in level for part in _parts(whole) if isinstance(part, dict | list)]
+        level = [part for container in level for part in _parts(container) if isinstance(part, dict | list)]
         if not level:
             return schema
     raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
 
 
-def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that may describe an object. Compositions and references are not looked into."""
+def _check_object(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema if it may describe an object, without checking compositions and references."""
     kinds = schema.get("type", "object")
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     object_listed = not isinstance(values, list) or any(isinstance(value, dict) for value in values)
@@ -190,19 +199,19 @@ def _of_an_object(schema: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _parts(whole: dict[str, Any] | list[Any]) -> Iterable[Any]:
-    return whole.values() if isinstance(whole, dict) else whole
+def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return container.values() if isinstance(container, dict) else container
 
 
 class Function(Body):
-    """`parameters` is a JSON schema of an object; it is always kept to, whatever `strict` says."""
+    """A function. `parameters` is a JSON schema of an object. It is always enforced, with any value of `strict`."""
 
     called: ClassVar[Mapping[str, str]] = {
         "function": 'its fields stand beside type here: {"type": "function", "name": ..., "parameters": {...}}'
     }
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_shallow), AfterValidator(_of_an_object)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_check_size), AfterValidator(_check_object)] | None = None
     strict: bool | None = None
 
 
@@ -213,7 +222,7 @@ class Tool(Body):
 
 
 class FlatTool(Function):
-    """The same as responses have it."""
+    """A tool in the form of responses."""
 
     type: Literal["function"]
 
@@ -226,7 +235,7 @@ class FunctionName(Body):
 
 
 class OneTool(Body):
-    """The one to call."""
+    """Choice of the function to call."""
 
     called: ClassVar[Mapping[str, str]] = {
         "name": 'it stands in function here: {"type": "function", "function": {"name": ...}}'
@@ -236,70 +245,73 @@ class OneTool(Body):
 
 
 class OneFlatTool(FunctionName):
-    """The same as responses have it."""
+    """Choice of the function to call, in the form of responses."""
 
     type: Literal["function"]
 
 
 class ToolFields(Body):
-    """Tools of a request. What is no function, such as a search of the web, is skipped and named as ignored."""
+    """Tools of a request. Tools that are no functions, such as web search, are skipped and named as ignored."""
 
     @model_validator(mode="wrap")
     @classmethod
-    def _skip_what_is_no_function(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _skip_other_tools(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         tools = data.get("tools") if isinstance(data, dict) else None
-        if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
             return handler(data)
-        if asked := _other_kind(data.get("tool_choice")):
-            raise unknown_field("tool_choice", f"{asked} is no function, and only functions are called here")
-        skipped = {kind for tool in tools if (kind := _other_kind(tool))}
-        kept = [None if _other_kind(tool) else tool for tool in tools]  # each has its place, for errors to name
-        if skipped and not any(kept):
-            none = "none of them is a function, and only functions are called here; leave them out"
-            raise unknown_field("tools", none)
-        body = handler(data | {"tools": kept} if skipped else data)
-        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped)]
+        if chosen_kind := _unsupported_kind(data.get("tool_choice")):
+            raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
+        skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool))}
+        # None in place of skipped tools keeps the indices, which errors name
+        functions = [None if _unsupported_kind(tool) else tool for tool in tools]
+        if skipped_kinds and not any(functions):
+            advice = "none of them is a function, and only functions are called here; leave them out"
+            raise unknown_field("tools", advice)
+        body = handler(data | {"tools": functions} if skipped_kinds else data)
+        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped_kinds)]
         return body
 
 
-def _other_kind(tool: Any) -> str | None:
-    """Return the type of a tool that is no function, if it has one that can stand in a header."""
+def _unsupported_kind(tool: Any) -> str | None:
+    """Return the type of a tool that is no function, or None. Types that are invalid in a header do not count."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
 
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Tools of a request. Without `forced` the model is free to call."""
+    """Tools of a request. Without `forced` the model decides whether to call one."""
 
     form: CallFormat
     tools: Mapping[str, Function]
-    """By the place of their parameters in the body."""
+    """Callable functions by the place of their parameters in the body."""
     forced: Mapping[str, Function] | None = None
-    """Those one of which must be called: the answer is calls and nothing else."""
+    """Functions of a required call, by place: the answer consists of calls of these functions only."""
     several: bool = True
 
     def grammar(self) -> Grammar | None:
-        """Return what holds the answer to calls, if anything does. Raises ApiError."""
+        """Return the grammar of a forced call, or None. Raises ApiError."""
         return None if self.forced is None else self.form.grammar(self.forced, self.several)
 
     def refusal(self, error: GrammarError) -> ApiError:
-        """Return the refusal of a request whose `grammar` cannot be used: it names the parameters at fault."""
+        """Return the error of a request whose `grammar` does not compile. It names the faulty parameters."""
         if error.line is None:
-            return wrong("tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them")
+            return field_error(
+                "tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them"
+            )
         place, function = list((self.forced or {}).items())[self.form.function_at(error.line)]
-        return not_kept_to(place, function, error.reason)
+        return unusable_parameters(place, function, error.reason)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """The tools as chat templates take them."""
-        shown = {"name", "description", "parameters"}
-        dumped = [tool.model_dump(include=shown, exclude_none=True) for tool in self.tools.values()]
+        """The tools in the form of chat templates."""
+        template_fields = {"name", "description", "parameters"}
+        dumped = [tool.model_dump(include=template_fields, exclude_none=True) for tool in self.tools.values()]
         return [{"type": "function", "function": function} for function in dumped]
 
 
 def parser_of(tools: ToolChoice | None) -> ToolCallParser:
-    """Return a parser for one answer, whether it may call or not."""
+    """Return a parser for one answer; without tools all of it is text."""
     return tools.form.parser({tool.name for tool in tools.tools.values()}) if tools else ToolCallParser()
 
 
@@ -309,35 +321,43 @@ def choose_tools(
     choice: str | FunctionName | None,
     *,
     several: bool,
-    spoken: str | None,
+    calls_field: str | None,
     output_format: str | None,
 ) -> ToolChoice | None:
-    """Return the tools that may be called; None if there are none. Raises ApiError.
+    """Return the tools that the model may call, or None. Raises ApiError.
 
     functions: by the place of their parameters in the body. several: whether an answer may have several calls.
-    spoken: the field of the turns, if calls, or what they gave, are among them. output_format: the field that holds the
-    answer to a format.
+    calls_field: the field of the turns, where they contain calls or results of calls. output_format: the field that
+    holds the answer to a format.
     """
     form = call_format(template)
     choice = choice or "auto"
-    if form is None and (field := "tools" if functions else spoken):
-        raise wrong(field, "this model's chat template has no calls of tools that can be read here (as Llama 3 or "
-                    "Qwen write them); leave them out")  # fmt: skip
+    if form is None and (field := "tools" if functions else calls_field):
+        raise field_error(
+            field,
+            "this model's chat template has no calls of tools that can be read here (as Llama 3 or Qwen write them); "
+            "leave them out",
+        )
     if choice not in ("none", "auto") and not functions:
-        raise wrong("tool_choice", "tool_choice needs tools to choose from")
+        raise field_error("tool_choice", "tool_choice needs tools to choose from")
     if form is None or not functions or choice == "none":
         return None
     if output_format:
-        raise wrong(output_format, f"an answer is held to {output_format} or may call tools; send one "
-                    'of them, or tool_choice: "none"')  # fmt: skip
+        raise field_error(
+            output_format,
+            f'an answer is held to {output_format} or may call tools; send one of them, or tool_choice: "none"',
+        )
     if len({function.name for function in functions.values()}) < len(functions):
-        raise wrong("tools", "two tools have one name; give each its own")
+        raise field_error("tools", "two tools have one name; give each its own")
     if form.tagged and choice == "auto" and not several:
-        raise wrong("parallel_tool_calls", "a model that may call is free to call again; leave it out, or send "
-                    'tool_choice: "required" or the name of a function')  # fmt: skip
+        raise field_error(
+            "parallel_tool_calls",
+            "a model that may call is free to call again; leave it out, or send "
+            'tool_choice: "required" or the name of a function',
+        )
     if isinstance(choice, FunctionName):
         forced = {place: function for place, function in functions.items() if function.name == choice.name}
         if not forced:
-            raise wrong("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
+            raise field_error("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
         return ToolChoice(form, functions, forced, several=False)
     return ToolChoice(form, functions, None if choice == "auto" else functions, several)

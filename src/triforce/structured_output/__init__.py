@@ -1,1 +1,1 @@
-"""Texts held to a JSON schema, a regular expression or a grammar."""
+"""Structured output: texts constrained by a JSON schema, a regular expression or a grammar."""

@@ -50,7 +50,7 @@ def new_matcher(tokenizer: Any, kind: str, source: str) -> Any:
     written = LLMatcher.grammar_from_lark(NO_FORCING + _as_lark(kind, source))
     matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
-        raise ValueError(_in_words(matcher.get_error(), kind))
+        raise ValueError(_user_error(matcher.get_error(), kind))
     return matcher
 
 
@@ -58,7 +58,7 @@ _PLACE = re.compile(r"^(?:at )?(\d+)\((\d+)\): (?:failed to compile JSON schema:
 _LINE = re.compile(r"line (\d+), column \d+: ")
 
 
-def _in_words(error: str, kind: str) -> str:
+def _user_error(error: str, kind: str) -> str:
     """Return an error of llguidance in terms of the request: lines of Lark are counted without that of `NO_FORCING`."""
     place_format = "line {}, column {}: " if kind == "lark" else ""
     error = _PLACE.sub(lambda place: place_format.format(int(place[1]) - 1, place[2]), error)
@@ -70,11 +70,11 @@ def schema_grammar(schema: Any) -> str:
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
     text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
-    json.loads(text, parse_int=_exact)
+    json.loads(text, parse_int=_exact_integer)
     return f"%json {text}"
 
 
-def _exact(digits: str) -> int:
+def _exact_integer(digits: str) -> int:
     """Parse an integer as llguidance does, by way of float64. Raises ValueError for one that would be changed."""
     value = int(digits) if len(digits) < 20 else 2**63
     if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
@@ -186,8 +186,8 @@ class GrammarCompiler:
         if compiled := self.cached(grammar):
             return compiled
         self.prepare()
-        if wrong := (trial or GrammarTrial(grammar)).run():
-            raise _unusable(grammar, wrong)
+        if fault := (trial or GrammarTrial(grammar)).run():
+            raise _unusable(grammar, fault)
         return self.compile_tried(grammar)
 
     def compile_tried(self, grammar: Grammar) -> CompiledGrammar:

@@ -46,27 +46,27 @@ class NumberLimits:
         self.tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
-    def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
+    def end_long_numbers(self, allowed_V: Bools, state: JsonState) -> Bools:
         """Return the allowed tokens, without tokens that extend a number of full length, unless none would remain."""
         leaving_V = allowed_V & self._leaving_V
         return leaving_V if state.length >= MAX_NUMBER_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Constraint of one text. llguidance's matcher has consumed `_read`, and rolls back where the text differs by now.
+    """Constraint of one text. llguidance's matcher has consumed `_consumed`, and rolls back where the text differs.
 
-    matcher: an LLMatcher at the beginning of a text, for this object only. ends: end-of-sequence tokens. numbers:
+    matcher: an LLMatcher at the beginning of a text, for this object only. eos_ids: end-of-sequence tokens. numbers:
     limits of numbers, if the text is JSON.
     """
 
     def __init__(
-        self, matcher: Any, ends: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
+        self, matcher: Any, eos_ids: Collection[int], vocab_size: int, numbers: NumberLimits | None = None
     ) -> None:
         self._matcher = matcher
         self._vocab_size = vocab_size
         self._numbers = numbers
-        self._ends = frozenset(ends)
-        self._read: list[int] = []
+        self._eos_ids = frozenset(eos_ids)
+        self._consumed: list[int] = []
         self._states = [JsonState()]  # at the beginning, and after each consumed token
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
@@ -83,38 +83,38 @@ class Matcher:
         if not self._follow(text_T.tolist()):
             return allowed_JV
         for column_V, guess in zip(allowed_JV, [*guesses, None], strict=True):
-            column_V[:] = self._next()
-            if guess is None or guess in self._ends or not column_V[guess] or not self._consume([guess]):
+            column_V[:] = self._next_mask()
+            if guess is None or guess in self._eos_ids or not column_V[guess] or not self._consume([guess]):
                 break
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
         """Bring the matcher to this text. Returns False if any token may follow it, as the text has ended."""
-        if not self._ends.isdisjoint(text):
+        if not self._eos_ids.isdisjoint(text):
             return False
-        common = common_prefix(self._read, text)
+        common = common_prefix(self._consumed, text)
         if not self._matcher.is_error():
-            self._matcher.rollback(len(self._read) - common)
-        del self._read[common:], self._states[common + 1 :]
+            self._matcher.rollback(len(self._consumed) - common)
+        del self._consumed[common:], self._states[common + 1 :]
         return self._consume(text[common:])
 
     def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
-            return True  # `_next` allows only the end of the text
+            return True  # `_next_mask` allows only the end of the text
         consumed = self._matcher.try_consume_tokens(tokens)
-        self._read += tokens[:consumed]
+        self._consumed += tokens[:consumed]
         if self._numbers:
             for token in tokens[:consumed]:
                 self._states.append(self._states[-1].after(self._numbers.tokens[token]))
         return bool(consumed == len(tokens))
 
-    def _next(self) -> Bools:
+    def _next_mask(self) -> Bools:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         if self._matcher.is_error():  # an earlier error, or a limit of the parser just now
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
-            ended_V[list(self._ends)] = True
+            ended_V[list(self._eos_ids)] = True
             return ended_V
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._vocab_size, bitorder="little")
         allowed_V: Bools = bits.view(np.bool_)
-        return self._numbers.shortened(allowed_V, self._states[-1]) if self._numbers else allowed_V
+        return self._numbers.end_long_numbers(allowed_V, self._states[-1]) if self._numbers else allowed_V

@@ -11,7 +11,7 @@ import sys
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.replicas.tp_workers import accompanied
+from triforce.replicas.tp_workers import start_ranks
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
@@ -19,7 +19,7 @@ from triforce.server.limits import Limits
 
 async def main(folder: str, prompt: str) -> None:
     settings = {"model": f"{folder}/target", "draft": f"{folder}/draft", "retrieval_budget": 64, "device": "cpu"}
-    llm, limits = LLM(**settings | accompanied(settings, Limits(), 2, True, 1)), Limits()  # type: ignore[arg-type]
+    llm, limits = LLM(**settings | start_ranks(settings, Limits(), 2, True, 1)), Limits()  # type: ignore[arg-type]
     worker = Worker(llm, limits)
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
     (answer,) = worker.submit([GenerationRequest(llm.encode(prompt), params)])
