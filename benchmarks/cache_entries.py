@@ -52,7 +52,7 @@ def measure(options: Namespace) -> int:
             raise AssertionError("an entry was not found, or one that is not there")
         seconds = sorted(each for each, _ in lookups)
         scan, _ = timed(lambda: store.write(store.name(b"new"), entry_of(b""), Use(), 0))
-        held, entries = timed(store.held)
+        held, entries = timed(store.entries)
         store.limit = sum(entry.bytes for entry in entries) // 2
         eviction, _ = timed(lambda: store.write(store.name(b"newer"), entry_of(b""), Use(), 0))
         store.folder.close()

@@ -21,8 +21,8 @@ from benchmarks import study
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.setup import machine, show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
-from triforce.eagle.head_files import read_feature_draft
-from triforce.eagle.torch_passes import FeatureLayer
+from triforce.eagle.head_files import read_eagle_head
+from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import RequestError
 from triforce.eval import Table, Text
 from triforce.eval.context import spread
@@ -80,13 +80,13 @@ def measure(options: Namespace) -> None:
 
 def of_draft(llm: LLM) -> Subject:
     """Return the draft of an engine as trainings look at it. Raises RequestError for one that reads no states."""
-    if llm.features is None:
+    if llm.eagle_head is None:
         raise RequestError("this draft reads no hidden states; name one that does with --draft")
     target = llm.target
-    file = read_feature_draft(llm.features.path, target.config, "", finetune=True)
+    file = read_eagle_head(llm.eagle_head.path, target.config, "", finetune=True)
     rows_MC = target.decoder.head_rows(file.weights.tokens_M)
     head = Head(last_norm(target), target.config.norm_eps, rows_MC, target.config.architecture.logit_cap)
-    return Subject(FeatureLayer(file.config, file.weights), head, file.weights.tokens_M)
+    return Subject(EagleHeadLayer(file.config, file.weights), head, file.weights.tokens_M)
 
 
 def windows(texts: Sequence[Text], length: int, most: int) -> list[Text]:

@@ -70,9 +70,9 @@ def measure(options: Namespace) -> None:
     """Train the plain draft, and print tokens for each verification of both. Raises TriforceError."""
     threads = torch.get_num_threads()  # before native kernels claim all but one
     llm = setup.load(options)
-    if llm.features is None:
+    if llm.eagle_head is None:
         raise RequestError("this draft reads no hidden states; name one that does with --draft")
-    bytes_of = sum(file.stat().st_size for file in llm.features.path.glob("*.safetensors"))
+    bytes_of = sum(file.stat().st_size for file in llm.eagle_head.path.glob("*.safetensors"))
     print(machine())
     rows = decoded("reads hidden states", llm, options)
     with tempfile.TemporaryDirectory() as folder, torch_threads(threads):

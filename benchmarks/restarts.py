@@ -108,7 +108,7 @@ def faults(cache: Path) -> list[str | None]:
     """Return the fault of each entry, None for those that are whole."""
     folder = CacheFolder(cache)
     store = EntryStore(folder, sys.maxsize)
-    found = [store.fault(entry.name) for entry in store.held()]
+    found = [store.fault(entry.name) for entry in store.entries()]
     folder.close()
     return found
 

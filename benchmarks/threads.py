@@ -94,7 +94,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def measure(options: Namespace) -> None:
     """Print a line for each shape. Raises RequestError without native kernels."""
     if not dispatch.native:
-        raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.wanted}")
+        raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.requested}")
     cpus, rows = dispatch.usable_cpus(), list[dict[str, Any]]()
     empty_section = section(cpus)
     print(f"{cpus} CPUs; a section without work: {1e6 * empty_section:.2f} us")

@@ -41,7 +41,7 @@ class KeptEntries:
 
     def look(self, share: float) -> None:
         """Look at them; share: of the time that is over."""
-        entries = self._store.held()
+        entries = self._store.entries()
         names = {entry.name for entry in entries}
         self.most = max(self.most, sum(entry.bytes for entry in entries))
         self.evicted[min(int(share * PARTS), PARTS - 1)] += len(self._names - names)

@@ -80,9 +80,9 @@ def _on_folder(options: Namespace, pythons: Mapping[str, str], work: Path, threa
     if more:
         raise RequestError("--workload takes several texts for a GGUF file only; give one")
     llm = load(options)
-    if llm.features:
+    if llm.eagle_head:
         raise RequestError(
-            f"{llm.features.path} reads hidden states, which other engines do not have; leave --draft out"
+            f"{llm.eagle_head.path} reads hidden states, which other engines do not have; leave --draft out"
         )
     known("workload", workload, WORKLOADS)
     texts = sources(llm, options.texts)

@@ -167,11 +167,11 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
     texts_of: dict[str, list[TimedText]] = {"ar": [], mode: []}
     for params in (SamplingParams(max_tokens=1), *_params(setup, temperature, 1 + ours.TURNS)):
         for name, made in texts_of.items():
-            request, before, began = llm.request(read, params, name), graphs.captured(), perf_counter()
+            request, before, began = llm.request(read, params, name), graphs.captured_graphs(), perf_counter()
             texts.submit([request])
             output = texts.finish(request)
             seconds = (perf_counter() - began) / params.max_tokens
-            made.append(TimedText(seconds, graphs.captured() - before, output.outputs[0].token_ids))
+            made.append(TimedText(seconds, graphs.captured_graphs() - before, output.outputs[0].token_ids))
     (_, plain_first, *plain), (_, first, *fast) = texts_of.values()  # the very first one reads the prompt
     return speeds([text.seconds for text in plain], [text.seconds for text in fast]) | {
         "fraction_of_limit": None, "first_seconds": first.seconds, "plain_first_seconds": plain_first.seconds,

@@ -106,7 +106,7 @@ def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
 def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     """The time of one pass, and of the bytes that it brings at the measured rate of the bus."""
     bus, models = setup.clock.bus, setup.models(names, context)
-    pool = SharedKV(models, _offloading(setup, context), 1, pages_for(context + 64)).pool.more(1)
+    pool = SharedKV(models, _offloading(setup, context), 1, pages_for(context + 64)).pool.new_rows(1)
     memory = _require_offloaded(pool)
     pool.reserve(0, context + 64)
     fill(pool, context - 16)

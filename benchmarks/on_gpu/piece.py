@@ -64,7 +64,7 @@ class Setup:
 
     def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
-        key = names, context, self.kv_int8, dispatch.wanted
+        key = names, context, self.kv_int8, dispatch.requested
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8

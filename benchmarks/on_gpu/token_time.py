@@ -26,7 +26,7 @@ from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, pages_for
 from triforce.backends.token_sampler import make_noise
 from triforce.bench.kernels import ids
 from triforce.bench.synthetic import decode, fill, read
-from triforce.eagle.head_files import states_of
+from triforce.eagle.head_files import default_state_layers
 from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
@@ -72,7 +72,7 @@ def _interpreted(setup: Setup) -> AbstractContextManager[object]:
     """As TRIFORCE_KERNELS=triton has it, where there is no GPU."""
     if setup.on_gpu:
         return nullcontext()
-    return mock.patch.multiple(dispatch, native=None, wanted="triton")
+    return mock.patch.multiple(dispatch, native=None, requested="triton")
 
 
 class PlainDecoding:
@@ -184,7 +184,7 @@ def _noted(width: int, setup: Setup, names: Names, context: int) -> Row:
 
 
 def _layers(decoder: Decoder) -> tuple[int, ...]:
-    return states_of(decoder.config.layers)
+    return default_state_layers(decoder.config.layers)
 
 
 def _repeats(setup: Setup) -> int:

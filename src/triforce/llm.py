@@ -186,7 +186,7 @@ class LLM(LLMInputs, LLMLifetime):
         pair = load_pair(model, draft, self.speculation, **where, ranks=ranks)
         self.target = pair.target
         self.draft = pair.draft
-        self.features = pair.features
+        self.eagle_head = pair.eagle_head
         self.models = pair.decoders
         self.names = (pair.name, pair.draft_name)
         self.load_seconds = pair.load_seconds

@@ -1,4 +1,4 @@
-"""Index arithmetic that every ragged batch needs: on the host, in numpy, where an operation costs half a microsecond.
+"""Index arithmetic of ragged batches: on the host, in numpy, where an operation costs half a microsecond.
 
 B rows.
 """
@@ -19,17 +19,17 @@ Bools = NDArray[np.bool_]
 
 
 def columns(start_B: Ints, width: int) -> Ints:
-    """(B, width): start_B, start_B + 1, ..."""
+    """Return (B, width): start_B, start_B + 1, ..."""
     return start_B[:, None] + _counting(width)
 
 
 def rows(count: int) -> Ints:
-    """(B, 1): the row of each cell, to go with its column in an index."""
+    """Return (B, 1): the row index of each cell, to index together with its column."""
     return _counting(count)[:, None]
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return numbers of the host as a tensor of their shape on a device, without a wait for work under way there."""
+    """Copy numbers of the host to a tensor of their shape on a device, without waiting for work under way there."""
     return torch.from_numpy(values).to(device, non_blocking=True)
 
 
@@ -38,23 +38,23 @@ def ints(values: list[int]) -> Ints:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """Return how many tokens two texts have in common at their start."""
+    """Return the length of the common prefix of two token sequences."""
     a = list(a)
     b = list(b)
-    same = 0
-    most = min(len(a), len(b))
-    while same < most:  # slices are compared at once, and halved where they differ
-        middle = (same + most + 1) // 2
-        if a[same:middle] == b[same:middle]:
-            same = middle
+    shared_length = 0
+    upper_bound = min(len(a), len(b))
+    while shared_length < upper_bound:  # slices compare in one operation, and are halved where they differ
+        middle = (shared_length + upper_bound + 1) // 2
+        if a[shared_length:middle] == b[shared_length:middle]:
+            shared_length = middle
         else:
-            most = middle - 1
-    return same
+            upper_bound = middle - 1
+    return shared_length
 
 
 @cache
 def _counting(width: int) -> Ints:
-    """0, 1, ...: asked for many times in each round, and never written to."""
+    """Return 0, 1, ..., read-only: cached, as each round needs it many times."""
     counting = np.arange(width)
     counting.flags.writeable = False
     return counting

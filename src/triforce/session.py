@@ -16,7 +16,7 @@ from triforce.interface.keyword_advice import advised
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView
-from triforce.kvcache.pool import WindowMark
+from triforce.kvcache.pool import WindowSnapshot
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
@@ -36,11 +36,11 @@ class Session:
         self.llm = llm
         target = llm.models.target
         capacity = target.config.context + llm.speculation.reach
-        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.more(1)
+        pool = SharedKV(llm.models, llm.speculation, 1, pages_for(capacity)).pool.new_rows(1)
         pool.reserve(0, capacity)
         self._memory = FullView(pool)
         self._seen: list[int] = []
-        self._mark = WindowMark(pool)
+        self._mark = WindowSnapshot(pool)
         self._answering = Lock()
 
     def __repr__(self) -> str:
@@ -78,7 +78,7 @@ class Session:
         reusable = max(0, len(ids) - 1 - TAIL) if params.prompt_logprobs is None else 0  # these score every position
         # The pool may hold tokens past the end of the last answer: those that were verified but cut off.
         kept = min(common_prefix(self._seen, ids), reusable, int(self._memory.lengths_B[0]))
-        self._mark.go_back(0, kept)
+        self._mark.restore(0, kept)
         self._memory.rewind(ints([self._memory.rewindable(0, kept)]))
         self._seen = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:

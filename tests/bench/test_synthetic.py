@@ -84,7 +84,7 @@ def test_first_step_stands_apart(models: ModelSet) -> None:
 
 def test_steps_that_capture_a_graph_are_left_out(models: ModelSet, monkeypatch: pytest.MonkeyPatch) -> None:
     captures = iter([0, 1, 1, 1, 1, 3, *[3] * 99])  # before and behind steps: the first and the third one capture
-    monkeypatch.setattr(graphs, "captured", lambda: next(captures))
+    monkeypatch.setattr(graphs, "captured_graphs", lambda: next(captures))
     batch = synthetic.read(models, "ar", setting, 256, 4)
     turn = synthetic.decode(batch, {}, 0, 4)
     assert (turn.verifications, len(batch.sequences[0].tokens)) == (4, 6)

@@ -176,7 +176,7 @@ def outcome(folder: Path, values: Values) -> str:
     (folder / "config.json").write_text(json.dumps(values))
     try:
         hf = read_config(folder)
-        for context in (1, hf.max_position_embeddings, hf.positions):
+        for context in (2, hf.max_position_embeddings, hf.positions):
             model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
     except ModelError as error:
         return str(error)

@@ -129,7 +129,7 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("case", DRAFTS)
-def test_feature_draft_that_is_spoiled_is_one_line(case: str, tmp_path: Path) -> None:
+def test_eagle_head_that_is_spoiled_is_one_line(case: str, tmp_path: Path) -> None:
     spoil, said = DRAFTS[case]
     spoil(Path(shutil.copytree(eagle_folder.whole() / "published", tmp_path / "draft")))
     assert said in said_of(tmp_path, eagle_folder.open_case)

@@ -111,13 +111,13 @@ def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = checkup.Checkup._logits
 
     def wrong(self: checkup.Checkup, decoder: Any) -> torch.Tensor:
-        return compute(self, decoder) * (1.0 if dispatch.wanted == "torch" else 1.1)
+        return compute(self, decoder) * (1.0 if dispatch.requested == "torch" else 1.1)
 
     monkeypatch.setattr(checkup.Checkup, "_logits", wrong)
 
 
 def broken_picks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.wanted)]))
+    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.requested)]))
 
 
 def broken_text(monkeypatch: pytest.MonkeyPatch) -> None:

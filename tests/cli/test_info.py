@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.helpers.feature_pair import feature_pair
+from tests.helpers.eagle_pair import eagle_pair
 from tests.planner.test_break_even import LLAMA_8B
 from triforce.backends import dispatch
 from triforce.bench import roofline
@@ -21,10 +21,10 @@ from triforce.cli.bench import setup
 from triforce.cli.bench.setup import about
 from triforce.cli.info import size
 from triforce.cli.machine_rates import measure_balances
-from triforce.eagle.head_files import read_feature_draft
+from triforce.eagle.head_files import read_eagle_head
 from triforce.engine.model_loader import load
-from triforce.kvcache.feature_memory import FeatureMemory
-from triforce.kvcache.pool import most_pages
+from triforce.kvcache.eagle_memory import EagleHeadMemory
+from triforce.kvcache.pool import max_window_pages
 from triforce.planner.break_even import balance_of
 from triforce.planner.pass_costs import BALANCES
 
@@ -64,9 +64,9 @@ def test_info_counts_entries_of_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a draft that is taken for a known model and reads its states: as many bytes as a run has of each."""
-    target = load(feature_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
-    config = read_feature_draft(tmp_path / "draft", target.config, "", finetune=True).config
-    entries = FeatureMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
+    target = load(eagle_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
+    config = read_eagle_head(tmp_path / "draft", target.config, "", finetune=True).config
+    entries = EagleHeadMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
     monkeypatch.setattr("triforce.cli.info.draft_for", lambda *_: f"{FINETUNE}{tmp_path / 'draft'}")
     asked = ["info", str(tmp_path / "target"), "--dtype", "bfloat16"]
     row = target.config.kv_bytes(2)
@@ -118,7 +118,7 @@ def test_info_counts_windows_once_they_are_full(
     config.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    most, layer = 16 * most_pages(64, 512), 2 * 2 * 16 * 2
+    most, layer = 16 * max_window_pages(64, 512), 2 * 2 * 16 * 2
     assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {most:,} tokens of a text")
     for tokens in (4_096, 65_536):
         held = layer * (full * tokens + (4 - full) * most)

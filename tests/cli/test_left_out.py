@@ -13,7 +13,7 @@ import pytest
 
 from triforce.cli.text_files import read_texts
 from triforce.disk_cache import documents
-from triforce.disk_cache.documents import LeftOut, files_of, stamps
+from triforce.disk_cache.documents import SkippedFiles, files_of, stamps
 from triforce.errors import RequestError
 
 DENIED = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -47,9 +47,9 @@ def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
 
 
 def told(folder: Path) -> str:
-    left_out = LeftOut()
+    left_out = SkippedFiles()
     files_of(folder, (), left_out)
-    return left_out.told
+    return left_out.summary
 
 
 def test_unreadable_files_and_folders_are_told(folder: Path, deny: Callable[[Path], None]) -> None:
@@ -78,7 +78,7 @@ def test_folder_that_cannot_be_reached_is_said_to_be_denied(folder: Path, monkey
 
 
 def test_reasons_stand_behind_names_and_others_are_counted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 1 << 20)
     for n in range(5):
         (folder / f"{n}.png").write_bytes(b"\x89PNG\r\n\x1a\n\0\0\0\xff")
     (folder / "nul").write_bytes(b"a text that a NUL\0 is in")

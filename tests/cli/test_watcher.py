@@ -13,7 +13,7 @@ from tests.helpers.watched_folder import WORDS, asked, kept, write
 from triforce.cli import watch
 from triforce.cli.watch import Watcher
 from triforce.disk_cache import prefixes
-from triforce.disk_cache.documents import watched
+from triforce.disk_cache.documents import watched_folders
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import RequestError
 from triforce.llm import LLM
@@ -61,7 +61,7 @@ def test_watcher_waits_until_folder_is_still(watcher: Watcher, folder: Path, mon
     monkeypatch.setattr(watch.time, "sleep", sleep)
     watcher.wait()
     watcher.read()
-    (found,) = watched(CacheFolder(folder.with_name("cache")))
+    (found,) = watched_folders(CacheFolder(folder.with_name("cache")))
     assert len(slept) >= 4 and [name for name, _ in found.files] == ["stable.txt", "new.txt"]
 
 
@@ -94,7 +94,7 @@ def test_watcher_reads_again_behind_a_deleted_cache(
             pass
     watcher.wait()
     watcher.read()
-    assert disk.queue.flush() and [found.path for found in watched(CacheFolder(cache))] == [folder]
+    assert disk.queue.flush() and [found.path for found in watched_folders(CacheFolder(cache))] == [folder]
     assert not watcher._lost(), "it is read again once"
     assert kept(asked(pair, folder, cache, capsys))
 
@@ -116,4 +116,4 @@ def test_watcher_waits_for_a_cache_that_cannot_be_made_anew(
     monkeypatch.setattr(watch.time, "sleep", sleep)
     watcher.wait()
     watcher.read()
-    assert len(slept) >= 3 and watched(CacheFolder(cache))
+    assert len(slept) >= 3 and watched_folders(CacheFolder(cache))

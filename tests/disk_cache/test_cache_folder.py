@@ -85,7 +85,7 @@ def test_damaged_secret_is_told_and_made_anew(tmp_path: Path, damage: str, caplo
     path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage])
     store = store_in(tmp_path / "cache")
     assert len(caplog.records) == 1 and "secret" in caplog.text
-    assert store.held() == [] and store.folder.secret != before.folder.secret
+    assert store.entries() == [] and store.folder.secret != before.folder.secret
     assert all(present(store_in(tmp_path / "cache"), write(store, 1, 2)))
 
 

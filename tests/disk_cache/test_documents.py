@@ -11,7 +11,7 @@ import pytest
 
 from triforce.disk_cache import documents
 from triforce.disk_cache import documents as disk_cache_documents
-from triforce.disk_cache.documents import LeftOut, WatchedFolder, files_of, joined, stamps
+from triforce.disk_cache.documents import SkippedFiles, WatchedFolder, files_of, joined, stamps
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import RequestError
 
@@ -67,7 +67,7 @@ def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
 
 
 def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents, "MOST_BYTES", 100)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     (tmp_path / "secret").write_text("of somebody else")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "away").symlink_to(tmp_path, target_is_directory=True)
@@ -90,7 +90,7 @@ def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
 @pytest.mark.parametrize("place", ["cache", "src/cache", "."])
 def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files change with each reading; texts beside them, and files of such names elsewhere, are texts."""
-    monkeypatch.setattr(documents, "MOST_BYTES", 100)
+    monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
         written(folder, name, "a text of the user's", 9)
     before = names(folder)
@@ -105,8 +105,8 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
     (cache / f"{0:040}.kv").write_bytes(bytes(101))
     for round in range(2):
         (cache / "manifest").write_text(f"read {round} times")
-        left_out = LeftOut()
-        assert [file.name for file in files_of(folder, (), left_out)] == before and not left_out.told
+        left_out = SkippedFiles()
+        assert [file.name for file in files_of(folder, (), left_out)] == before and not left_out.summary
     written(folder, f"{place}/note.md", "a text of the user's", 99)
     assert names(folder)[-1] == (Path(place) / "note.md").as_posix()
 
@@ -130,8 +130,8 @@ def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
 
 def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -> None:
     cache, order = CacheFolder(tmp_path / "cache"), known(folder)
-    disk_cache_documents.note(cache, WatchedFolder(folder, False, order))
-    disk_cache_documents.note(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, order))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
     written(folder, "z.md", "another", 9)
     expected = joined(files_of(folder, order))
     assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
@@ -139,29 +139,29 @@ def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -
     assert (one.name, one.text()) == ("texts", expected)
     assert (each.name, each.text()) == ("b.py", "this is src/b.py") and each.id != one.id
     assert disk_cache_documents.text_of(folder, tmp_path / "cache") == expected
-    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder, order)))
-    assert len(disk_cache_documents.watched(cache)) == 2
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder, order)))
+    assert len(disk_cache_documents.watched_folders(cache)) == 2
     assert (tmp_path / "cache" / "manifest").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'[{"path": 3}]', b'[{"path": "a", "each": 1, "files": [1]}]'])
 def test_damaged_manifest_says_nothing(folder: Path, tmp_path: Path, damage: bytes) -> None:
     cache = CacheFolder(tmp_path / "cache")
-    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder)))
     (tmp_path / "cache" / "manifest").write_bytes(damage)
-    assert disk_cache_documents.watched(cache) == []
+    assert disk_cache_documents.watched_folders(cache) == []
     assert disk_cache_documents.text_of(folder, tmp_path / "cache") == joined(files_of(folder))
-    disk_cache_documents.note(cache, WatchedFolder(folder, False, known(folder)))
-    assert len(disk_cache_documents.watched(cache)) == 1
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder)))
+    assert len(disk_cache_documents.watched_folders(cache)) == 1
 
 
 def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: Path) -> None:
     from triforce.disk_cache.entry_store import EntryStore
 
     store = EntryStore(CacheFolder(tmp_path / "cache"), 10_000)
-    disk_cache_documents.note(store.folder, WatchedFolder(folder, False, known(folder)))
-    assert store.held() == [] and store.clear() == (0, 0, [])
-    assert disk_cache_documents.watched(store.folder) == []
+    disk_cache_documents.record_folder(store.folder, WatchedFolder(folder, False, known(folder)))
+    assert store.entries() == [] and store.clear() == (0, 0, [])
+    assert disk_cache_documents.watched_folders(store.folder) == []
     assert disk_cache_documents.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
 
 
@@ -172,4 +172,4 @@ def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: 
     (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "linked/secret.txt", "link.txt"]))
     assert list(stamps(folder)) == ["a.txt"]
-    assert documents._read(folder, "link.txt", LeftOut()) is None
+    assert documents._read(folder, "link.txt", SkippedFiles()) is None

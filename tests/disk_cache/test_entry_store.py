@@ -124,7 +124,7 @@ def test_size_is_kept_by_openings_that_take_turns(tmp_path: Path) -> None:
     stores = [store_in(tmp_path / "cache", limit=20_000) for _ in range(3)]
     for text in range(30):
         write(stores[text % 3], text, 3)
-        assert sum(entry.bytes for entry in stores[0].held()) <= 20_000
+        assert sum(entry.bytes for entry in stores[0].entries()) <= 20_000
 
 
 def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
     (tmp_path / "cache" / "state").write_bytes(b"")
     store = store_in(tmp_path / "cache")
     names = write(store, 2, 1)
-    entries = store.held()
+    entries = store.entries()
     with store.folder.locked() as state:
         assert state.bytes == sum(entry.bytes for entry in entries)
     assert store.folder.place(names[0]) > max(entry.place for entry in entries if entry.name not in names)
@@ -150,7 +150,7 @@ def test_damaged_state_is_rebuilt_by_open_store(tmp_path: Path, at: int | None) 
         data[at] ^= 128
     path.write_bytes(data)
     (name,) = write(store, 2, 1)
-    entries = store.held()
+    entries = store.entries()
     with store.folder.locked() as state:
         assert state.bytes == sum(entry.bytes for entry in entries) and 0 < state.order < 100
     assert max(entries, key=lambda entry: entry.place).name == name
@@ -217,7 +217,7 @@ def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, m
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
     store, other = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
     write(store, 1, 3)
-    assert other.clear()[0] == 3 and store.held() == []
+    assert other.clear()[0] == 3 and store.entries() == []
     assert all(present(store, write(store, 1, 3)))
 
 
@@ -240,4 +240,4 @@ def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.
     write(store_in(tmp_path / "cache", limit), 5000, 1)
     assert not caplog.records, "nothing was found damaged"
     assert not [name for name, _ in store.folder.files() if name.endswith(PARTIAL)]
-    assert sum(entry.bytes for entry in store.held()) <= limit
+    assert sum(entry.bytes for entry in store.entries()) <= limit

@@ -5,24 +5,24 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triforce.disk_cache.entry_store import PROTECTED, Held, order_of, place_of, to_drop
+from triforce.disk_cache.entry_store import PROTECTED, StoredEntry, entries_to_evict, order_of, place_of
 
 
-def held(order: int, index: int = 0, again: bool = False, size: int = 10) -> Held:
-    return Held(f"{order}.{index}", size, place_of(order, index, again))
+def held(order: int, index: int = 0, again: bool = False, size: int = 10) -> StoredEntry:
+    return StoredEntry(f"{order}.{index}", size, place_of(order, index, again))
 
 
-def names(entries: list[Held]) -> list[str]:
+def names(entries: list[StoredEntry]) -> list[str]:
     return [entry.name for entry in entries]
 
 
 def test_end_of_oldest_text_goes_first() -> None:
     entries = [held(order, index) for order in (1, 2) for index in range(3)]
-    assert names(to_drop(entries, 20)) == ["1.2", "1.1", "1.0", "2.2"]
+    assert names(entries_to_evict(entries, 20)) == ["1.2", "1.1", "1.0", "2.2"]
 
 
 def test_nothing_is_dropped_that_fits() -> None:
-    assert to_drop([held(1), held(2)], 20) == []
+    assert entries_to_evict([held(1), held(2)], 20) == []
 
 
 def test_large_texts_read_once_leave_one_that_was_used_again() -> None:
@@ -30,22 +30,24 @@ def test_large_texts_read_once_leave_one_that_was_used_again() -> None:
     entries = [held(1, index, again=True) for index in range(4)]
     for order in range(2, 12):
         entries += [held(order, index) for index in range(9)]
-        dropped = to_drop(entries, 100)
+        dropped = entries_to_evict(entries, 100)
         entries = [entry for entry in entries if entry not in dropped]
     assert {entry.name for entry in entries} >= {f"1.{index}" for index in range(4)}
 
 
 def test_new_text_finds_room_among_entries_used_again() -> None:
     entries = [held(1, index, again=True) for index in range(10)] + [held(2)]
-    assert "2.0" not in names(to_drop(entries, 100)) and len(to_drop(entries, 100)) == 1
+    assert "2.0" not in names(entries_to_evict(entries, 100)) and len(entries_to_evict(entries, 100)) == 1
 
 
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9), st.booleans(), st.integers(1, 30))), st.integers(0, 400)
 )
 def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], most: int) -> None:
-    entries = [Held(str(i), size, place_of(order, index, again)) for i, (order, index, again, size) in enumerate(drawn)]
-    dropped = to_drop(entries, most)
+    entries = [
+        StoredEntry(str(i), size, place_of(order, index, again)) for i, (order, index, again, size) in enumerate(drawn)
+    ]
+    dropped = entries_to_evict(entries, most)
     left = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)
     assert left <= most
     assert not dropped or left + dropped[-1].bytes > most

@@ -110,7 +110,7 @@ def test_folder_deleted_in_use_is_told_once_and_made_anew(
     assert len(caplog.records) == 1 and f"{cache} was deleted, and is made anew" in caplog.text
     assert cache.stat().st_mode & 0o777 == 0o700
     other = store_in(cache)
-    assert other.folder.secret == disk.store.folder.secret and len(other.held()) == 4
+    assert other.folder.secret == disk.store.folder.secret and len(other.entries()) == 4
     disk.close()
 
 
@@ -147,4 +147,4 @@ def test_lost_state_is_made_anew_in_silence(cache: Path, caplog: pytest.LogCaptu
     assert all(present(store, names + write(store, 2, 2))) and not caplog.records
     with locked_by_another(cache), pytest.raises(OSError, match="locked"):
         store.folder._patience = 0.0
-        store.held()
+        store.entries()

@@ -59,13 +59,13 @@ def test_verify_refuses_entry_of_gigabytes(cache: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize("name", ["secret", "state", "manifest"])
 def test_file_of_gigabytes_is_rebuilt(cache: Path, name: str, caplog: pytest.LogCaptureFixture) -> None:
     store = store_in(cache)
-    documents.note(store.folder, WatchedFolder(cache, False, []))
+    documents.record_folder(store.folder, WatchedFolder(cache, False, []))
     os.truncate(cache / name, LARGE)
     again = store_in(cache)
     assert len(caplog.records) == (name == "secret")
-    assert len(documents.watched(again.folder)) == (name != "manifest")
-    documents.note(again.folder, WatchedFolder(cache, False, []))
-    assert all(present(again, write(again, 1, 2))) and len(documents.watched(again.folder)) == 1
+    assert len(documents.watched_folders(again.folder)) == (name != "manifest")
+    documents.record_folder(again.folder, WatchedFolder(cache, False, []))
+    assert all(present(again, write(again, 1, 2))) and len(documents.watched_folders(again.folder)) == 1
 
 
 def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:
@@ -92,7 +92,7 @@ def test_lost_secret_costs_what_was_kept_under_it(cache: Path, caplog: pytest.Lo
     write(store_in(cache), 1, 3)
     (cache / "secret").unlink()
     store = store_in(cache)
-    assert store.held() == [] and len(caplog.records) == 1 and "secret" in caplog.text
+    assert store.entries() == [] and len(caplog.records) == 1 and "secret" in caplog.text
     assert all(present(store, write(store, 1, 3)))
 
 
@@ -136,7 +136,7 @@ def test_entry_that_memory_is_too_small_for_is_kept(
     def no_memory(self: EntryStore, name: str) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(EntryStore, "_whole", no_memory)
+    monkeypatch.setattr(EntryStore, "_read_checked", no_memory)
     assert store.read(name) is None and "not enough memory" in caplog.text
     assert main(["cache", "verify", str(cache)]) == 1 and "is left" in capsys.readouterr().err
     assert present(store, [name]) == [True]

@@ -20,7 +20,7 @@ def test_two_processes_keep_one_size_and_whole_entries(tmp_path: Path, caplog: p
     processes = [writer(tmp_path / "cache", LIMIT, texts) for texts in ranges]
     most = 0
     while any(process.poll() is None for process in processes):
-        most = max(most, sum(entry.bytes for entry in store.held()))
+        most = max(most, sum(entry.bytes for entry in store.entries()))
     for process in processes:
         process.communicate()
     assert [process.returncode for process in processes] == [0, 0] and most <= LIMIT
@@ -30,7 +30,7 @@ def test_two_processes_keep_one_size_and_whole_entries(tmp_path: Path, caplog: p
             entry = store.read(store.name(b"%d" % text, b"%d" % index))
             found += entry is not None
             assert not entry or entry.parts["keys"].data == made_entry(text * 1000 + index, 20_000).parts["keys"].data
-    assert found == len(store.held()) > 0 and not caplog.records
+    assert found == len(store.entries()) > 0 and not caplog.records
     assert not [name for name, _ in store.folder.files() if name.endswith(PARTIAL)]
     last = [texts[-1] for texts in ranges]
     assert any(all(present(store, [store.name(b"%d" % text, b"%d" % i) for i in range(4)])) for text in last)

@@ -11,7 +11,7 @@ from triforce.disk_cache.write_queue import WriteQueue
 
 
 def test_queue_is_bounded_but_takes_one_of_any_size() -> None:
-    queue, gate, done = WriteQueue(most_bytes=100), threading.Event(), list[int]()
+    queue, gate, done = WriteQueue(max_bytes=100), threading.Event(), list[int]()
     assert queue.offer(lambda: gate.wait() and None, 1000)
     assert not queue.offer(lambda: done.append(1), 1) and not queue.has_room(1)
     gate.set()

@@ -138,6 +138,6 @@ def test_rank_with_other_settings_is_detected(pair: Path) -> None:
         together(2, lambda ranks: made(pair, ranks, draft_tokens=2 + ranks.rank))
 
 
-def test_single_process_features_raise(pair: Path, tmp_path: Path) -> None:
+def test_single_process_eagle_head_raise(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="saved KV cache is of one process"):
         together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))

@@ -133,7 +133,9 @@ def test_definitions_that_page_names_exist(page: Path) -> None:
 
 
 def test_missing_definition_is_found() -> None:
-    assert missing("`kvcache/pool.py: PagePool.cover, PagePool.uncover`") == ["kvcache/pool.py: PagePool.uncover"]
+    assert missing("`kvcache/pool.py: PagePool.prepare_pass, PagePool.uncover`") == [
+        "kvcache/pool.py: PagePool.uncover"
+    ]
     assert missing("`kvcache/pond.py: PagePool` `csrc/decoder.cpp: Decoder::forward, Decoder::backward`") == [
         "kvcache/pond.py: PagePool",
         "csrc/decoder.cpp: Decoder::backward",

@@ -120,14 +120,17 @@ def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
     while texts.busy:
         texts.step()
         if windows := texts.core.store.pool.windows:
-            most = max(most, windows.store.pages - len(windows.store.free))
+            most = max(most, windows.allocator.pages - len(windows.allocator.free))
     pool = texts.core.store.pool
-    assert pool.windows and 0 < most <= pool.windows.store.pages == 2 * pool.windows.most < pool.store.pages / 2
+    assert (
+        pool.windows
+        and 0 < most <= pool.windows.allocator.pages == 2 * pool.windows.max_pages < pool.allocator.pages / 2
+    )
     with whole():
         everything = model.open(1, CONTEXT).core.store.pool
-    layers, windowed = len(pool.apart), pool.apart.count(True)
-    assert everything.bytes.device_bytes == everything.token_bytes * (pool.store.pages + 1) * 16
-    saved = (pool.store.pages - pool.windows.store.pages) * 16 * pool.token_bytes * windowed // layers
+    layers, windowed = len(pool.uses_window_pages), pool.uses_window_pages.count(True)
+    assert everything.bytes.device_bytes == everything.token_bytes * (pool.allocator.pages + 1) * 16
+    saved = (pool.allocator.pages - pool.windows.allocator.pages) * 16 * pool.token_bytes * windowed // layers
     assert pool.bytes.device_bytes == everything.bytes.device_bytes - saved
     check_empty(texts)
 

@@ -99,7 +99,7 @@ class Schedules(RuleBasedStateMachine):
         held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
         held += it.prefixes.pages.values()
         assert it.store.pool.free_pages == it.store.pages - len(set(held))
-        assert all(it.store.pool.store.owners[page] == held.count(page) for page in range(1, it.store.pages + 1))
+        assert all(it.store.pool.allocator.refcounts[page] == held.count(page) for page in range(1, it.store.pages + 1))
         for batch in batches:
             for table, length in zip(batch.top.cache.pool.tables, batch.top.cache.lengths_B.tolist(), strict=True):
                 assert all(held.count(page) == 1 for page in table[length // 16 :]), (

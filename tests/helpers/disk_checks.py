@@ -147,7 +147,7 @@ def size(folder: Path, cache: Path) -> None:
     """There are never more bytes than may be, and no end without its beginning."""
     store = store_in(cache, limit=20_000)
     texts = [write(store, text, 4) for text in range(12)]
-    assert sum(entry.bytes for entry in store.held()) <= 20_000
+    assert sum(entry.bytes for entry in store.entries()) <= 20_000
     found = [present(store, names) for names in texts]
     assert found[-1] == [True] * 4 and all(kept == sorted(kept, reverse=True) for kept in found)
 
@@ -165,7 +165,7 @@ def together(folder: Path, cache: Path) -> None:
 
     with patch.object(os, "fsync", meanwhile):
         write(one, 3, 1, size=9000)
-    assert nested and sum(entry.bytes for entry in one.held()) <= 20_000
+    assert nested and sum(entry.bytes for entry in one.entries()) <= 20_000
 
 
 def writers(folder: Path, cache: Path) -> None:

@@ -76,5 +76,5 @@ def check_empty(texts: Engine) -> None:
     texts.close()
     assert store.pool.free_pages == store.pages
     if windows := store.pool.windows:
-        assert not windows.store.promised and len(windows.store.free) == windows.store.pages
-    assert "streaming" not in vars(store) or sorted(store.streaming.free) == list(range(store.rows))
+        assert not windows.allocator.reserved and len(windows.allocator.free) == windows.allocator.pages
+    assert "streaming" not in vars(store) or sorted(store.streaming.free_rings) == list(range(store.rows))

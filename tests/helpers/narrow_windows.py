@@ -33,7 +33,7 @@ def narrow(slack: int = 0) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvcache_pool, "SLACK", slack)
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
-        patch.setattr(PagePool, "cover", spoiling(PagePool.cover))
+        patch.setattr(PagePool, "prepare_pass", spoiling(PagePool.prepare_pass))
         yield
 
 
@@ -48,11 +48,11 @@ def whole() -> Iterator[None]:
 def spoiling(cover: Any) -> Any:
     def covered(pool: PagePool, *arguments: Any) -> None:
         cover(pool, *arguments)
-        if pool.windows and (free := pool.windows.store.free):
+        if pool.windows and (free := pool.windows.allocator.free):
             slots_N = (torch.tensor(free)[:, None] * PAGE + torch.arange(PAGE)).flatten()
             shape = pool.config.kv_heads, len(slots_N), pool.config.row_size
             rows_GND = torch.full(shape, SPOILT).to(pool.dtype)
-            for layer in (n for n, apart in enumerate(pool.apart) if apart):
+            for layer in (n for n, apart in enumerate(pool.uses_window_pages) if apart):
                 pool.kv.write(layer, slots_N, rows_GND, rows_GND)
 
     return covered

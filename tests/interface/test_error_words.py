@@ -16,7 +16,9 @@ from triforce.errors import OPTIONS, argument, as_option, placed, worded, wordin
 from triforce.server.errors import FIELDS, as_field, refusal_for
 
 SOURCE = Path(__file__).parents[2] / "src" / "triforce"
-CALLED = {name for method in (LLM.__init__, LLM.generate, LLM.chat) for name in inspect.signature(method).parameters}
+CALLED = {
+    name for method in (LLM.__init__, LLM.generate, LLM.chat, LLM.open) for name in inspect.signature(method).parameters
+}
 ARGUMENTS = CALLED | {field.name for field in fields(SamplingParams)}
 IN_PYTHON_ALONE = {"messages", "tools", "params", "prompts", "trace"}
 """Those that no command takes."""

@@ -9,7 +9,7 @@ from tests.helpers.mutants.registry import caught_in
 from tests.helpers.narrow_windows import narrow
 from tests.helpers.small_decoder import small_decoder, text
 from triforce.kvcache import PAGE, PagePool
-from triforce.kvcache.pool import WindowPages, most_pages
+from triforce.kvcache.pool import WindowPages, max_window_pages
 from triforce.kvcache.prefix_cache import PrefixCache
 from triforce.kvcache.views.full import TAIL
 
@@ -21,9 +21,9 @@ def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCach
     pool = PagePool(DECODER.config, 1, 12, DECODER.dtype, DECODER.device)
     prefixes = PrefixCache(pool)
     for one in texts:
-        pool.adopt(0, prefixes.find(scope, one + text(1 + TAIL)).prefix)
+        pool.attach_prefix(0, prefixes.find(scope, one + text(1 + TAIL)).prefix)
         pool.reserve(0, len(one))
-        prefixes.note(scope, one, pool.tables[0])
+        prefixes.insert(scope, one, pool.tables[0])
         pool.release(0)
     return pool, prefixes
 
@@ -53,7 +53,7 @@ def test_prefix_duplicates_are_kept_once() -> None:
     ids = text(64)
     pool, prefixes = remembered(ids + text(32, seed=1), ids + text(32, seed=2))
     assert len(prefixes.pages) == 8 and pool.free_pages == 4
-    assert pool.tables == [[]] and all(pool.store.owners[page] <= 1 for page in range(1, 13))
+    assert pool.tables == [[]] and all(pool.allocator.refcounts[page] <= 1 for page in range(1, 13))
 
 
 def test_prefix_eviction_is_lru_from_end() -> None:
@@ -67,7 +67,7 @@ def test_prefix_eviction_is_lru_from_end() -> None:
 def test_prefix_pages_in_use_are_not_evicted() -> None:
     ids = text(80)
     pool, prefixes = remembered(ids)
-    pool.adopt(0, prefixes.find("", ids + text(1 + TAIL)).prefix)
+    pool.attach_prefix(0, prefixes.find("", ids + text(1 + TAIL)).prefix)
     assert not prefixes.make_room(8) and len(prefixes.pages) == 5, "and nothing is given up in vain"
     assert prefixes.make_room(7) and pool.free_pages == 7
     pool.release(0)
@@ -82,32 +82,32 @@ WINDOW = 40
 def check_windows() -> None:
     """A text goes on behind any page before which a window is kept; others need their room, and a row what it reads."""
     with narrow():
-        windows = WindowPages(WINDOW, 2 * most_pages(WINDOW, 20), 20, DECODER.device)
+        windows = WindowPages(WINDOW, 2 * max_window_pages(WINDOW, 20), 20, DECODER.device)
         pool = PagePool(DECODER.config, 1, 40, DECODER.dtype, DECODER.device, windows=windows)
         prefixes, ids, ends = PrefixCache(pool), text(200), (96, 192)
         pool.reserve(0, 200)
         for start in range(0, 200, 8):
-            pool.cover(range(1), [start + 8])
+            pool.prepare_pass(range(1), [start + 8])
             pool.lengths_B[0] = start + 8
             if start + 8 in ends:
-                prefixes.note("", ids[: start + 8], pool.tables[0], pool.windows.tables[0])
+                prefixes.insert("", ids[: start + 8], pool.tables[0], pool.windows.tables[0])
         pool.release(0)
-        assert not pool.windows.store.promised
+        assert not pool.windows.allocator.reserved
         for length in range(200):
             prefix, lost = prefixes.find("", ids[:length] + text(1 + TAIL, seed=7))
             common = length // PAGE * PAGE
             at = max((end for end in ends if end <= common), default=0)
             assert len(prefix.pages) * PAGE == at and lost == (common if at < common else 0)
             assert all(prefix.window_pages[max(0, at - WINDOW + 1) // PAGE :]), "and page 0 is nobody's"
-        pool.adopt(0, prefixes.find("", ids[:100] + text(1 + TAIL, seed=7)).prefix)
+        pool.attach_prefix(0, prefixes.find("", ids[:100] + text(1 + TAIL, seed=7)).prefix)
         pool.reserve(0, 160)
         held = [page for page in pool.windows.tables[0] if page]
-        pool.windows.store.evict(40)
-        assert [pool.windows.store.owners[page] for page in held] == [2] * len(held), "a row reads these"
-        assert len(pool.windows.store.free) == pool.windows.store.pages - len(held)
+        pool.windows.allocator.evict(40)
+        assert [pool.windows.allocator.refcounts[page] for page in held] == [2] * len(held), "a row reads these"
+        assert len(pool.windows.allocator.free) == pool.windows.allocator.pages - len(held)
         pool.release(0)
         prefixes.close()
-        assert len(pool.windows.store.free) == pool.windows.store.pages and pool.free_pages == 40
+        assert len(pool.windows.allocator.free) == pool.windows.allocator.pages and pool.free_pages == 40
 
 
 def test_prefix_goes_on_where_its_window_is_kept() -> None:

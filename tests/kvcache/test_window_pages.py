@@ -20,7 +20,7 @@ from triforce.backends.kernel_api import pages_for
 from triforce.engine.model_loader import load
 from triforce.errors import CacheError
 from triforce.kvcache import PAGE, pool
-from triforce.kvcache.pool import WindowPages, most_pages
+from triforce.kvcache.pool import WindowPages, max_window_pages
 
 WIDEST, TOKENS = 40, 400
 PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
@@ -38,7 +38,7 @@ def decoder(folder: Path) -> Decoder:
 
 
 def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
-    return WindowPages(window, rows * most_pages(window, WIDEST), WIDEST, CPU)
+    return WindowPages(window, rows * max_window_pages(window, WIDEST), WIDEST, CPU)
 
 
 @pytest.mark.parametrize("slack", [0, 5, 64])
@@ -51,16 +51,20 @@ def test_window_pages_have_what_passes_read(slack: int, window: int, passes: lis
     """Of each pass of some tokens a part is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", slack)
-        pages, lengths = windows_of(2, window).more(2), [0, 0]
+        pages, lengths = windows_of(2, window).new_rows(2), [0, 0]
         pages.tabulate(pages_for(TOKENS))
         for b in range(2):
             pages.reserve(b, TOKENS)
         for b, count, kept in passes:
             stop = min(lengths[b] + count, TOKENS)
-            pages.cover(b, lengths[b], stop)
+            pages.prepare_pass(b, lengths[b], stop)
             held = [[page for page in table if page] for table in pages.tables]
-            assert all(len(each) <= pages.room(TOKENS) for each in held)
-            assert len({*held[0], *held[1]}) == len(held[0]) + len(held[1]) == pages.store.pages - len(pages.store.free)
+            assert all(len(each) <= pages.reserved_pages(TOKENS) for each in held)
+            assert (
+                len({*held[0], *held[1]})
+                == len(held[0]) + len(held[1])
+                == pages.allocator.pages - len(pages.allocator.free)
+            )
             first = max(0, lengths[b] - window + 1)
             assert all(pages.tables[b][first // PAGE : pages_for(stop)]), "and page 0 is nobody's"
             assert not any(pages.tables[b][: max(0, first - slack) // PAGE]), "what is behind the window is given back"
@@ -71,23 +75,23 @@ def test_window_pages_have_what_passes_read(slack: int, window: int, passes: lis
 
 
 def test_pass_wider_than_promised_raises_cache_error() -> None:
-    pages = windows_of(1).more(1)
+    pages = windows_of(1).new_rows(1)
     pages.reserve(0, 10_000)
     pages.tabulate(pages_for(10_000))
     with pytest.raises(CacheError, match="wider than"):
-        pages.cover(0, 0, 5_000)
+        pages.prepare_pass(0, 0, 5_000)
     assert pages.tables == [[]]
 
 
 def test_promises_beyond_all_pages_raise_cache_error() -> None:
-    pages = windows_of(2).more(3)
+    pages = windows_of(2).new_rows(3)
     for b in range(2):
         pages.reserve(b, 10_000)
     with pytest.raises(CacheError, match="0 pages of KV left"):
         pages.reserve(2, 1)
     pages.release(0)
     pages.reserve(2, 10_000)
-    assert pages.store.promised == pages.store.pages
+    assert pages.allocator.reserved == pages.allocator.pages
 
 
 def check_bits(decoder: Decoder) -> None:
@@ -97,7 +101,7 @@ def check_bits(decoder: Decoder) -> None:
         for pieces in ([[1, 1]] * LENGTH, PIECES):
             windows = windows_of(2)
             assert torch.equal(paged_logits(decoder, texts(), pieces, windows), whole_BTV)
-            assert len(windows.store.free) >= windows.store.pages - 2 * pages_for(WINDOW + WIDEST) - 2
+            assert len(windows.allocator.free) >= windows.allocator.pages - 2 * pages_for(WINDOW + WIDEST) - 2
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.laws.eagle import EAGLE_MODELS, native_eagle_head
 from tests.helpers.laws.enumeration import chain_law
-from tests.helpers.laws.features import FEATURES, native_features
 from tests.helpers.laws.gtest import ALPHA, detectable, ranks, surprise, window_surprise
 from tests.helpers.laws.tiny import MIXTURE, MODELS, PROMPTS, SETTING, V, finished, laws, native_mixture, started
 from tests.helpers.slow_parameters import slow
@@ -28,7 +28,7 @@ WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty
 LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
 MODEL_SETS = {
-    "": lambda: MODELS, "features": lambda: FEATURES, "native": native_features, "mixture": lambda: MIXTURE,
+    "": lambda: MODELS, "features": lambda: EAGLE_MODELS, "native": native_eagle_head, "mixture": lambda: MIXTURE,
     "native-mixture": native_mixture,
 }  # fmt: skip
 

@@ -23,7 +23,7 @@ except CacheError as error:
 
 
 def test_grammars_work_and_saved_prompts_are_refused_in_a_deleted_folder(tmp_path: Path) -> None:
-    model = tiny_pair(tmp_path / "pair") / "target"
+    model = tiny_pair(tmp_path / "pair", positions=640) / "target"
     folder = tmp_path / "deleted"
     folder.mkdir()
     command = [sys.executable, "-c", PROGRAM, model, folder]

@@ -28,7 +28,7 @@ torch.set_num_threads(1)
 def segments(cache: Path) -> list[Path]:
     """The entries that hold KV."""
     store = store_in(cache)
-    return [cache / e.name for e in store.held() if (store.facts(e.name) or {}).get("kind") == "kv"]
+    return [cache / e.name for e in store.entries() if (store.facts(e.name) or {}).get("kind") == "kv"]
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "gone", "none readable"])
@@ -159,7 +159,7 @@ def test_segments_behind_a_lost_one_are_not_kept(disk_pair: Path, cache: Path) -
     while not request.sequences[0].tokens:
         engine.step()
     assert engine.core.disk
-    engine.core.disk.forget()
+    engine.core.disk.drop_pending()
     written(model)
     kept = segments(cache)
     engine.finish(request)
@@ -213,7 +213,7 @@ def test_text_given_up_in_the_middle_leaves_what_was_read(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
     """A request that is cancelled; and a process that is killed, some segments before that."""
-    monkeypatch.setattr(prefixes, "MANY", 2)
+    monkeypatch.setattr(prefixes, "BATCH_SEGMENTS", 2)
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     request = model.request(PROMPT, ask(), "ar")

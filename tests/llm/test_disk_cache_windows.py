@@ -61,7 +61,7 @@ def llm(home: Path, name: str, **how: Any) -> LLM:
 def kept(cache: Path, kind: str) -> list[str]:
     """Names of the entries of a kind."""
     store = store_in(cache)
-    facts = {entry.name: store.facts(entry.name) for entry in store.held()}
+    facts = {entry.name: store.facts(entry.name) for entry in store.entries()}
     return [name for name, each in facts.items() if each and each["kind"] == kind]
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.eagle_pair import random_draft
 from tests.helpers.family_models import FAMILY_MODELS, LENGTH, RAGGED, SIZES, family_model, paged_logits, texts
-from tests.helpers.feature_pair import random_draft
 from tests.helpers.slow_parameters import slow
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, ids
@@ -100,7 +100,7 @@ def test_family_texts_with_all_windowless_layers_read_whole_equal_plain_decoding
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2", "gemma-3"])
-def test_family_texts_with_a_feature_draft_equal_plain_decoding(home: Path, name: str) -> None:
+def test_family_texts_with_an_eagle_head_equal_plain_decoding(home: Path, name: str) -> None:
     """Some of its guesses are kept."""
     folder = save(family_model(name, vocab_size=300), home / f"{name}-300")
     random_draft(home / f"{name}-features", load(folder, device="cpu", dtype="float32"))

@@ -150,7 +150,7 @@ def test_saved_int8_kv_equals_fresh_prompt(pair: Path, mode: str, tmp_path: Path
 def test_int8_kv_bytes_are_counted(pair: Path) -> None:
     for model in (int8(pair), llm(pair)):
         pool, config = model.open(1, CONTEXT).core.store.pool, model.target.config
-        tokens = (pool.store.pages + 1) * 16
+        tokens = (pool.allocator.pages + 1) * 16
         per_head = 2 * (config.head_dim + 2) if config.kv_int8 else 2 * config.head_dim * pool.dtype.itemsize
         assert pool.bytes.device_bytes == tokens * config.layers * config.kv_heads * per_head
 

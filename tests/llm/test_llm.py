@@ -245,6 +245,6 @@ def test_llm_freed_weights_return_memory(folder: Path, monkeypatch: pytest.Monke
     made = LLM(folder / "target", folder / "draft")
     tokens(made, PROMPT, params())
     weights, left = weakref.ref(made.target.decoder), list[object]()
-    monkeypatch.setattr("triforce.engine.inputs.trim_heap", lambda: left.append(weights()))
+    monkeypatch.setattr("triforce.llm.trim_heap", lambda: left.append(weights()))
     del made
     assert left == [None]

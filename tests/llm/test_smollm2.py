@@ -82,8 +82,8 @@ def test_smollm2_draft_is_found_and_keeps_texts(texts: int, tokens: int, kv_dtyp
 
 def test_smollm2_has_no_draft_where_states_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KNOWN["smollm2"].variable, str(SMOLLM2))
-    assert LLM("smollm2", mode="ar").features
-    assert LLM("smollm2", mode="ar", kv_offload="file").features is None
+    assert LLM("smollm2", mode="ar").eagle_head
+    assert LLM("smollm2", mode="ar", kv_offload="file").eagle_head is None
 
 
 @pytest.mark.slow

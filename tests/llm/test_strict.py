@@ -102,5 +102,5 @@ def test_strict_prefixes_are_shared_in_whole_chunks(folder: Path) -> None:
     text = ids(320)
     for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
         prefixes = PrefixCache(pool, whole)
-        prefixes.note("", text, pool.tables[0])
+        prefixes.insert("", text, pool.tables[0])
         assert len(prefixes.find("", text[:270]).prefix.pages) == found

@@ -137,7 +137,7 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
 
     assert parts.experts is not None
     for width in (1, 2, 4, 8):
-        more = (experts_touched(parts.experts, width) - parts.experts.read) * mixture.expert_weights
+        more = (experts_touched(parts.experts, width) - parts.experts.active) * mixture.expert_weights
         assert read(width) == pytest.approx(2 * (mixture.weights_read + more), rel=1e-6)
     assert read(2, rows=4) == pytest.approx(read(8), rel=1e-6)
     assert read(4, sequential=True) == pytest.approx(4 * read(1), rel=1e-6)

@@ -23,7 +23,7 @@ from triforce.engine.sequence_group import prefill_batch
 from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
 from triforce.kvcache import RetrievalView
-from triforce.kvcache.views.retrieval import FOUND, GLANCE
+from triforce.kvcache.views.retrieval import SEARCH_DIVISOR, SKETCH_DIVISOR
 from triforce.model.config import ModelConfig
 from triforce.planner import Findings, SearchedLayers
 from triforce.planner.plan import WIDE_GAMMAS
@@ -105,7 +105,7 @@ def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.Mo
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
     view, config, it._length = it.tier.cache, it.tier.cache.full.pool.config, LENGTH
     some, found = view.keys(LENGTH, searched=0), view.keys(LENGTH, searched=1)
-    searched = LENGTH // FOUND + LENGTH // GLANCE if view.full.pool.kv.searches else LENGTH
+    searched = LENGTH // SEARCH_DIVISOR + LENGTH // SKETCH_DIVISOR if view.full.pool.kv.searches else LENGTH
     assert (some, found) == (view.budget(LENGTH), searched)
     more = 1 / it._rate(1.0, searched=1) - 1 / it._rate(1.0, searched=0)
     assert more == pytest.approx(min(WIDE_GAMMAS) * config.kv_size / config.layers * (found - some))
@@ -187,7 +187,7 @@ def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
         batch.search.trying = trying
         with torch.no_grad():
             batch.step()
-        assert begun[-1].passing == trying
+        assert begun[-1].trial == trying
 
 
 def test_missed_mass_is_outside_of_selection() -> None:

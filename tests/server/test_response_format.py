@@ -95,7 +95,7 @@ def test_bad_format_is_refused_before_queue(app: ASGIApp) -> None:
 def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LLM, monkeypatch: Any) -> None:
     """The engine's thread compiles nothing, even where a grammar is no longer kept when its turn comes."""
     threads = []
-    monkeypatch.setattr(compiler, "REMEMBERED", 0)
+    monkeypatch.setattr(compiler, "CACHED_GRAMMARS", 0)
     monkeypatch.setattr(
         structured_output_compiler, "new_matcher", lambda *asked: threads.append(current_thread().name) or plain(*asked)
     )

@@ -61,6 +61,6 @@ def test_servers_take_what_the_other_has_read(urls: list[str], cache: Path) -> N
     assert texts == [fresh[prompt] for _, prompt in asked]
     settled(cache)
     store = store_in(cache)
-    entries = store.held()
+    entries = store.entries()
     assert 0 < sum(entry.bytes for entry in entries) <= SIZE
     assert not [fault for entry in entries if (fault := store.fault(entry.name))]

@@ -13,7 +13,7 @@ from triforce.llm import LLM
 from triforce.ragged import ints
 from triforce.sampling import Constraint
 from triforce.structured_output import matcher
-from triforce.structured_output.matcher import MOST_CHARACTERS, JsonState
+from triforce.structured_output.matcher import MAX_NUMBER_CHARACTERS, JsonState
 
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
@@ -55,7 +55,7 @@ def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, 
 
 
 def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matcher, "MOST_CHARACTERS", 10**9)
+    monkeypatch.setattr(matcher, "MAX_NUMBER_CHARACTERS", 10**9)
     assert len(digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
 
 
@@ -83,5 +83,6 @@ def test_json_number_position_independent_of_tokens(tokens: int) -> None:
     for i in range(0, len(text), tokens):
         place = place.after(text[i : i + tokens])
     assert (
-        place == JsonState(quoted=False, escaped=False, length=3) and len("-1.7976931348623157e+308") < MOST_CHARACTERS
+        place == JsonState(quoted=False, escaped=False, length=3)
+        and len("-1.7976931348623157e+308") < MAX_NUMBER_CHARACTERS
     )

@@ -56,7 +56,7 @@ def test_schema_few_texts_validate(llm: LLM) -> None:
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "REMEMBERED", 256)  # each is compiled once, not once for each mode
+        patch.setattr(compiler, "CACHED_GRAMMARS", 256)  # each is compiled once, not once for each mode
         yield LLM(*SHIPPED)
 
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.torch.attention import attend
-from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
-from triforce.eagle.torch_passes import Entries, FeatureLayer
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
+from triforce.eagle.torch_passes import EagleHeadLayer, Entries
 from triforce.model.rope import Rope, rotate
 from triforce.training import distillation
 from triforce.training.distillation import Head, Past, guesses, loss
@@ -24,9 +24,9 @@ C, M, V, B = 32, 20, 50, 2
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
-def layer(sinks: int = 4, window: int = 20) -> FeatureLayer:
+def layer(sinks: int = 4, window: int = 20) -> EagleHeadLayer:
     rope = Rope(100.0 ** -(torch.arange(0, 8, 2) / 8), 1.0)
-    config = FeatureDraftConfig(V, C, 48, 4, 2, 8, 1e-5, (1, 2), M, rope, sinks, window, True, True, False)
+    config = EagleHeadConfig(V, C, 48, 4, 2, 8, 1e-5, (1, 2), M, rope, sinks, window, True, True, False)
     draw = torch.Generator().manual_seed(0)
     named = {
         name: 1 + 0.2 * torch.randn(shape, generator=draw)
@@ -34,7 +34,7 @@ def layer(sinks: int = 4, window: int = 20) -> FeatureLayer:
         else torch.randn(shape, generator=draw) * 1.5 * shape[-1] ** -0.5
         for name, shape in shapes(config).items()
     }
-    return FeatureLayer(config, FeatureDraftWeights(**named, tokens_M=torch.arange(M)))
+    return EagleHeadLayer(config, EagleHeadWeights(**named, tokens_M=torch.arange(M)))
 
 
 def chunk(T: int, seed: int = 1) -> Chunk:
@@ -50,7 +50,7 @@ def part(whole: Chunk, start: int, stop: int) -> Chunk:
     )))  # fmt: skip
 
 
-def outputs(draft: FeatureLayer, of: Chunk, past: Past, anchors_N: Tensor, steps: int = 3) -> list[Tensor]:
+def outputs(draft: EagleHeadLayer, of: Chunk, past: Past, anchors_N: Tensor, steps: int = 3) -> list[Tensor]:
     return [out_BNC for out_BNC, _ in guesses(draft, of, past, anchors_N, steps)]
 
 

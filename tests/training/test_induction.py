@@ -16,9 +16,9 @@ from tests.helpers import tiny_training
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_training import trainer
-from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head import EagleHeadWeights, shapes
 from triforce.eagle.head_files import new_config
-from triforce.eagle.torch_passes import FeatureLayer
+from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.training import initial_weights
@@ -64,7 +64,7 @@ class Texts:
         return torch.randn(shape, generator=self.dice)
 
 
-def new_draft(texts: Texts, sizes: dict[str, int]) -> FeatureLayer:
+def new_draft(texts: Texts, sizes: dict[str, int]) -> EagleHeadLayer:
     """A draft that but for its attention repeats its latest state."""
     rope = Rope(torch.ones(sizes["head_dim"] // 2), 1.0)
     config = new_config(ModelConfig(M, C, 96, 3, norm_eps=1e-5, tied=True, context=512, rope=rope, **sizes), M)
@@ -73,7 +73,7 @@ def new_draft(texts: Texts, sizes: dict[str, int]) -> FeatureLayer:
     }
     named["fc_CX"][:, -C:] = torch.eye(C)
     initial_weights.add_induction(named, config, texts.sample(), 1)
-    return FeatureLayer(config, FeatureDraftWeights(**named, tokens_M=torch.arange(M)))
+    return EagleHeadLayer(config, EagleHeadWeights(**named, tokens_M=torch.arange(M)))
 
 
 def check_copies(*, tied: bool, sizes: dict[str, int]) -> None:

@@ -15,7 +15,7 @@ from tests.helpers.command_line import exit_code
 from tests.helpers.tiny_training import target_folder, text
 from triforce.cli import main, train_draft
 from triforce.eagle import head_files
-from triforce.eagle.head_files import read_feature_draft
+from triforce.eagle.head_files import read_eagle_head
 from triforce.engine.model_loader import load
 from triforce.training.trainer import FILE, Trainer
 
@@ -45,7 +45,7 @@ def test_command_writes_draft_and_prints_card(
     said = capsys.readouterr()
     assert "Acceptance of the draft" in said.out and said.err == ""  # no terminal
     loaded = load(target, device="cpu")
-    draft = read_feature_draft(tmp_path / "draft", loaded.config, loaded.fingerprint)
+    draft = read_eagle_head(tmp_path / "draft", loaded.config, loaded.fingerprint)
     assert draft.card == json.loads((tmp_path / "draft" / "config.json").read_text())["triforce"]["card"]
     assert sorted(file.name for file in (tmp_path / "draft").iterdir()) == ["config.json", "model.safetensors"]
     assert main(command(target, texts, tmp_path / "draft")) == 2

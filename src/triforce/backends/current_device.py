@@ -1,6 +1,6 @@
 """The current CUDA device of a thread: Triton's launches, new streams and captures go there, wherever tensors lie.
 
-Each thread begins with device 0, a server's engine thread too, so whoever launches makes the tensors' device current.
+Each thread begins with device 0, a server's engine thread too, so code that launches makes the tensors' device current.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import torch
 T = TypeVar("T")
 
 
-def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one of this thread, for a while; nothing but a CUDA device can be."""
+def device_context(device: torch.device) -> AbstractContextManager[object]:
+    """Return a context in which `device` is this thread's current CUDA device; an empty context for other devices."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def steps_on(device: torch.device, steps: Generator[T, None, None]) -> Generator[T, None, None]:
-    """Take steps while a device is the current one; between two of them the caller's own is."""
+    """Run the steps of a generator with `device` current; between two steps the caller's device is current."""
     try:
         while True:
-            with current(device):
+            with device_context(device):
                 step = next(steps, None)
             if step is None:
                 return
             yield step
     finally:
-        with current(device):
+        with device_context(device):
             steps.close()

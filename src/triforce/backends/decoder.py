@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.current_device import current, steps_on
+from triforce.backends.current_device import device_context, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
@@ -27,30 +27,30 @@ from triforce.ragged import Ints
 
 
 class View(Protocol):
-    """Rows of a KV memory, as one tier sees them."""
+    """View of a KV memory's rows, as one tier sees them."""
 
     @property
     def kv(self) -> KVBackend:
-        """The memory that its passes write and read."""
+        """KV memory that passes of this view write and read."""
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        """The pass that feeds `counts_B` tokens (at most `width`, the rest is padding) at its lengths and after."""
+        """Return the pass that feeds `counts_B` tokens of each row at its length; columns up to `width` are padding."""
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        """Count the tokens of a pass that it began as seen, and keep what the pass observed. output: None: nothing."""
+        """Count the tokens of a pass from `begin` as cached, and keep what `output` observed (None: nothing)."""
 
 
 class ReadableHead(Protocol):
-    """A model that unpacks rows of its head."""
+    """Model that unpacks rows of its output head."""
 
     def head_rows(self, ids_N: Tensor) -> Tensor: ...
 
 
 class Decoder:
-    """A model without its cache: weights of one dtype on one device, never trained.
+    """Model without its cache: weights of one dtype on one device, never trained.
 
-    `bits`: 8 or 4, they are rounded to that, which is only for tiers whose tokens are verified. Raises RequestError
-    where the kernels cannot do it. `ranks` share the model: config and weights are then this one's.
+    `bits`: 8 or 4 rounds the weights to that, only for tiers whose tokens are verified; 0 keeps them. Raises
+    RequestError where the kernels cannot round. `ranks` share the model: config and weights are then this rank's.
     """
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> None:
@@ -61,20 +61,18 @@ class Decoder:
         self.model = dispatch.model(config, weights, bits, ranks)
         self._on_device: Callable[[], AbstractContextManager[object]] = nullcontext
         if self.device.type == "cuda":
-            self._on_device = partial(current, self.device)
+            self._on_device = partial(device_context, self.device)
         experts = config.architecture.experts
         self.unions = ExpertUnions(experts) if experts else None
-        """What its passes tell of the experts that they touch."""
+        """Unions of experts, observed from this model's passes; None without experts."""
 
-    # Not inference_mode: what a caller keeps from a pass may later be changed in place outside of it.
+    # Not inference_mode: a caller may keep outputs of a pass and change them in place outside of it.
     @torch.no_grad()
     def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None = None) -> Tensor:
-        """Make one pass: feed the first `counts_B` tokens of each row, which the cache has seen from then on.
+        """Run one pass: feed the first `counts_B` tokens of each row, which then are in the cache.
 
-        The rest is padding.
-
-        Ids and columns are on the host. Returns the logits of the columns `at_BJ` (None: all of them, J = T; J = 0
-        scores nothing), float32 (B, J, V).
+        The other columns are padding. Ids and columns are on the host. Returns the logits of the columns `at_BJ`
+        (None: all columns, J = T; J = 0 scores nothing), float32 (B, J, V).
         """
         return self.observe(ids_BT, counts_B, cache, at_BJ, ())[1].logits_BJV
 
@@ -82,9 +80,9 @@ class Decoder:
     def observe(
         self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None, layers: tuple[int, ...]
     ) -> tuple[ForwardBatch, ForwardOutput]:
-        """Make the same pass; return what the view made of it, and all that it gave.
+        """Run the same pass; return the batch that the view described, and the whole output.
 
-        That has the residual stream behind so many layers, for each of `layers`, too.
+        The output has the residual stream after the first n layers, for each n of `layers`, too.
         """
         batch = cache.begin(counts_B, ids_BT.shape[1])
         if layers:
@@ -93,26 +91,26 @@ class Decoder:
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
         cache.record(batch, output)
         if self.unions:
-            self._note_experts(ids_BT, counts_B, output)
+            self._observe_experts(ids_BT, counts_B, output)
         return batch, output
 
     @torch.no_grad()
     def run(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
-        """Make a pass that a view has described. The view does not learn of it."""
+        """Run a pass that a view has described, without recording it in the view."""
         with self._on_device():
             return self.model.forward(ids_BT, kv, batch, at_BJ)
 
     @torch.no_grad()
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head, as products have them: float32 (N, C)."""
-        with current(self.device):
+        """Return the head's rows of tokens `ids_N`, as products use them: float32 (N, C)."""
+        with device_context(self.device):
             return cast(ReadableHead, self.model).head_rows(ids_N)
 
     @torch.no_grad()
     def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
-        """Feed many tokens of one row, unscored, in a pass that may be left between its parts.
+        """Feed many tokens of one row, unscored, in a pass that may be abandoned between two parts.
 
-        Yields behind each part how many tokens its share of the work is worth.
+        Yields after each part the tokens that all work so far is worth.
         """
         yield from self.observe_parts(ids_1T, counts_1, cache, ())
 
@@ -120,26 +118,26 @@ class Decoder:
     def observe_parts(
         self, ids_1T: Tensor, counts_1: Ints, cache: View, layers: tuple[int, ...]
     ) -> Generator[int, None, tuple[ForwardBatch, ForwardOutput]]:
-        """Make that pass; return what `observe` does, without logits."""
-        with current(self.device):
+        """Run the pass of `read`; return what `observe` does, without logits."""
+        with device_context(self.device):
             batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
         output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
         cache.record(batch, output)
         if self.unions:
-            self._note_experts(ids_1T, counts_1, output)
+            self._observe_experts(ids_1T, counts_1, output)
         return batch, output
 
-    def _note_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
-        """Learn from the first tokens of a pass how many experts they touch together."""
+    def _observe_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
+        """Observe how many distinct experts the first tokens of a pass touch."""
         width = min(SAMPLED, ids_BT.numel())
-        if self.unions and output.touched and counts_B[0] >= width:  # of one text, without padding
+        if self.unions and output.touched and counts_B[0] >= width:  # of one sequence, without padding
             self.unions.observe(width, output.touched)
 
     @torch.no_grad()
     def read_by_layer(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
         """Feed many tokens of one row whose KV is offloaded, unscored, layer by layer: K and V leave memory once.
 
-        Yields after each step how many tokens its share of the work is worth. Raises CacheError.
+        Yields after each step the tokens that all work so far is worth. Raises CacheError.
         """
         batch = cache.begin(counts_1, ids_1T.shape[1])
         steps = cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)

@@ -1,4 +1,4 @@
-"""One dispatch of the kernels that decoding needs: a model multiplies with weights, a memory holds K and V."""
+"""Dispatch of the kernels that decoding needs: a model multiplies with weights, a memory holds K and V."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
@@ -37,59 +37,62 @@ from triforce.model.weights import Weights
 VARIABLE = "TRIFORCE_KERNELS"
 
 
-def load(wanted: str) -> tuple[ModuleType | None, str]:
-    """The extension, or None and why there is none. Raises TriforceError if `wanted` cannot be had; "" is the best."""
-    if wanted in ("torch", "triton"):
+def load(requested: str) -> tuple[ModuleType | None, str]:
+    """Return the native extension, or None and the reason; `requested` is a kernel set, "" the best available.
+
+    Raises TriforceError if `requested` is not available.
+    """
+    if requested in ("torch", "triton"):
         return None, ""
     try:
         from triforce.backends.cpu import _native
     except ImportError as error:
         reason = f"they were not built; installing triforce where there is a C++ compiler builds them ({error})"
-        if wanted:
-            raise TriforceError(f"{VARIABLE}={wanted} asks for native kernels, but {reason}") from error
+        if requested:
+            raise TriforceError(f"{VARIABLE}={requested} asks for native kernels, but {reason}") from error
         return None, reason
     try:
-        if wanted:
-            _native.use(wanted)
+        if requested:
+            _native.use(requested)
     except ValueError as error:
-        raise TriforceError(f"{VARIABLE}={wanted}: {error}. There are also torch and triton") from error
+        raise TriforceError(f"{VARIABLE}={requested}: {error}. There are also torch and triton") from error
     return _native, ""
 
 
-def suits_triton(wanted: str, device: torch.device) -> bool:
-    """Whether Triton's kernels are to be used on a device.
+def suits_triton(requested: str, device: torch.device) -> bool:
+    """Return whether Triton's kernels are to be used on a device.
 
-    Raises TriforceError where they were asked for by name and cannot be had.
+    Raises TriforceError where `requested` names them and they are not available.
     """
-    if wanted != "triton" and (wanted or device.type != "cuda"):
+    if requested != "triton" and (requested or device.type != "cuda"):
         return False
     if not _installed():
-        if wanted:
-            raise TriforceError(f"{VARIABLE}={wanted}, but Triton is not installed; pip install 'triforce[gpu]'")
+        if requested:
+            raise TriforceError(f"{VARIABLE}={requested}, but Triton is not installed; pip install 'triforce[gpu]'")
         return False
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         return True
     raise TriforceError(
-        f"{VARIABLE}={wanted}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, name "
-        "a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
+        f"{VARIABLE}={requested}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, "
+        "name a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
 
 
 @contextmanager
 def torch_alone() -> Iterator[None]:
-    """Let torch compute with what is made meanwhile: the path that other kernels are compared with."""
-    global native, wanted
-    before = native, wanted
+    """Use the torch path for all models and memories made in this context: the reference of other kernels."""
+    global native, requested
+    saved_kernels = native, requested
     native = None
-    wanted = "torch"
+    requested = "torch"
     try:
         yield
     finally:
-        native, wanted = before
+        native, requested = saved_kernels
 
 
 def usable_cpus() -> int:
-    """The CPUs that this process may use: its affinity, and its control groups' quota if the extension was built."""
+    """Return the CPUs that this process may use: by its affinity, and by cgroup quota if the extension was built."""
     try:
         from triforce.backends.cpu import _native
     except ImportError:
@@ -98,14 +101,14 @@ def usable_cpus() -> int:
 
 
 def use_threads(count: int) -> None:
-    """Set the threads of this process, in kernels and in torch: what shares a machine shares its processors."""
+    """Set the threads of this process, in kernels and in torch: processes on one machine share its processors."""
     torch.set_num_threads(count)
     if native is not None:
         native.set_threads(count)
 
 
 def build() -> str:
-    """Return what tells one build of the kernels, at its level, from others, whose bits may differ."""
+    """Return the identity of this build of the kernels at its level; other builds may compute other bits."""
     if native is None:
         return f"torch {torch.__version__}"
     digest = blake2b(Path(str(native.__file__)).read_bytes(), digest_size=4).hexdigest()
@@ -117,9 +120,9 @@ def _installed() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-wanted = os.environ.get(VARIABLE, "")
-native, missing = load(wanted)
-"""`missing` says why there is none, to a user who has not asked for that."""
+requested = os.environ.get(VARIABLE, "")
+native, missing = load(requested)
+"""`missing` is the reason why native kernels are absent, for a user who did not turn them off."""
 
 
 FusedDraft = Callable[..., Tensor]
@@ -128,23 +131,23 @@ FusedDraft = Callable[..., Tensor]
 def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
     """Leave the processors to native kernels, where these will compute, for the whole process.
 
-    What is left for torch is small, and its threads spin on the cores that ours need, or wait for those others use.
-    Elsewhere torch keeps to what control groups grant, of which it knows nothing.
+    Torch then has little work, and its threads would spin on cores that native threads need, or wait for cores that
+    other processes use. Elsewhere torch is limited to the control groups' quota, which it does not read itself.
     """
-    most = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
-    torch.set_num_threads(min(torch.get_num_threads(), most))
+    thread_limit = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
+    torch.set_num_threads(min(torch.get_num_threads(), thread_limit))
 
 
 def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of GGUF files stay as they are: products with them are then those of bfloat16 inputs."""
+    """Return whether weights of GGUF files stay packed: products with them then take bfloat16 inputs."""
     suits = suits_native(config.head_dim, dtype, device) or _suits_triton(config, dtype, device)
     return dtype == torch.bfloat16 and suits
 
 
 def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> ModelBackend:
-    """The weights, ready for the fastest kernels that take them. Raises RequestError for `bits` that none take.
+    """Return the weights, ready for the fastest kernels that take them. Raises RequestError for unsupported `bits`.
 
-    Those of one of several `ranks`, which share the model, are its own part of them (see `ShardedModel`).
+    With several `ranks`, which share the model, the weights are this rank's shard (see `ShardedModel`).
     """
     device = weights.norm_C.device
     dtype = weights.embedding_VC.dtype
@@ -180,10 +183,10 @@ def memory(
     int8: bool = False,
     window_pages: int = 0,
 ) -> KVBackend:
-    """KV memory of so many pages, for the fastest kernels that take lists of such units; with int8 copies if wished.
+    """Allocate KV memory of `pages` pages, for the fastest kernels whose lists take units of `unit` tokens.
 
-    window_pages: those that layers with a window have in their place; 0: the same ones.
-    Raises CacheError where there is too little, and RequestError where no kernels read int8.
+    int8: with int8 copies. window_pages: pages of each layer with a window; 0: `pages`, as in other layers.
+    Raises CacheError where memory is short, and RequestError where no kernels read int8.
     """
     if unit == PAGE and suits_native(config.head_dim, dtype, torch.device(device)):
         from triforce.backends.cpu.kv import NativeKV
@@ -199,44 +202,49 @@ def memory(
 
 
 def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
-    """Raises RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
-    host = argument("kv_offload", "host")
-    none = argument("kv_offload", "none")
+    """Raise RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
+    host_option = argument("kv_offload", "host")
+    none_option = argument("kv_offload", "none")
     if layered(config, dtype, device):
         if kind == "file":
-            raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host}")
-    elif torch.device(device).type != "cpu" and not config.architecture.plain:
-        raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none}")
+            raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host_option}")
+    elif torch.device(device).type != "cpu" and not config.architecture.is_baseline:
+        raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none_option}")
     elif torch.device(device).type != "cpu":
-        raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none}")
+        raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none_option}")
     elif not suits_native(config.head_dim, dtype, torch.device(device)):
-        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none}")
+        raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none_option}")
 
 
 def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
-    """Whether offloaded KV comes by in whole layers, each of which has room on the device, and from memory only."""
+    """Return whether offloaded KV streams in whole layers that each fit on the device, and from memory only."""
     device = torch.device(device)
     return not suits_native(config.head_dim, dtype, device) and _suits_triton(config, dtype, device)
 
 
 def offloaded(
-    config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout, window_pages: int = 0
+    config: ModelConfig,
+    pages: int,
+    dtype: torch.dtype,
+    device: Device,
+    offload_layout: OffloadLayout,
+    window_pages: int = 0,
 ) -> OffloadedKVBackend:
-    """KV memory of so many pages in a store. Raises CacheError where even what stays of it does not fit.
+    """Return KV memory of `pages` pages in a store. Raises CacheError where even its resident part does not fit.
 
-    window_pages: see `memory`; these stay.
+    window_pages: see `memory`; they are resident.
     """
     if layered(config, dtype, device):
         from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 
-        return TritonOffloadedKV(config, pages, dtype, device, room)
+        return TritonOffloadedKV(config, pages, dtype, device, offload_layout)
     from triforce.backends.cpu.offload import NativeOffloadedKV
 
-    return NativeOffloadedKV(config, pages, dtype, room, window_pages)
+    return NativeOffloadedKV(config, pages, dtype, offload_layout, window_pages)
 
 
 def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDraft | None:
-    """`NativeModel.fused_draft` with this memory, several tokens in one call, or a CUDA device's; None without one.
+    """Return `fused_draft` of this model and memory, which drafts several tokens in one call; None without one.
 
     width: tokens a row of the first pass.
     """
@@ -249,16 +257,16 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
     if _by_triton(model) and _by_triton(kv):
         from triforce.backends.cuda import model as cuda_model
 
-        return cuda_model.of(model, kv, width)
+        return cuda_model.fused_draft_for(model, kv, width)
     return None
 
 
 def parts_of_pass(
     model: ModelBackend, kv: KVBackend, ids_1T: Tensor, batch: ForwardBatch
 ) -> Generator[int, None, ForwardOutput]:
-    """Make a pass over many tokens of one row, none of them scored, that may be left between its parts.
+    """Run a pass over many unscored tokens of one row, which may be abandoned between two parts.
 
-    Yields behind each part how many tokens its share of the work is worth. On a GPU the whole pass is one part.
+    Yields after each part the tokens that all work so far is worth. On a GPU the whole pass is one part.
     """
     nothing = torch.empty(1, 0, dtype=torch.long)
     if native:
@@ -272,23 +280,23 @@ def parts_of_pass(
 
 
 def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
-    """The columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
+    """Return the columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
     if native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
         ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
         native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
         return ids_GP
-    if scores_GN.dtype == torch.float32 and suits_triton(wanted, scores_GN.device):
+    if scores_GN.dtype == torch.float32 and suits_triton(requested, scores_GN.device):
         from triforce.backends.cuda.triton import topk
 
-        if len(candidates) <= topk.MOST:
-            with current(scores_GN.device):
+        if len(candidates) <= topk.MAX_CANDIDATES:
+            with device_context(scores_GN.device):
                 return topk.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
 
 
 def identity(model: ModelBackend, memory: KVBackend) -> str:
-    """Name whose bits these two compute: `torch`, `triton`, a level of the native kernels, or two of these."""
+    """Name the kernels that decide the bits: `torch`, `triton`, a level of the native kernels, or two of these."""
     return " and ".join(sorted({_kind(part) for part in (model, memory)}))
 
 
@@ -318,12 +326,15 @@ def _why_not_native() -> str:
 
 @cache
 def _warn_of_missing_kernels() -> None:
-    """Once in a process."""
+    """Warn once in a process."""
     logging.getLogger("triforce").warning("without native kernels, several times slower: %s", missing)
 
 
 def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """bfloat16, which halves what is read; float16 where a GPU has units for that alone; torch is slow on a CPU."""
+    """Return bfloat16, which halves the bytes read; float16 where a GPU has units for that alone; else float32.
+
+    Torch alone on a CPU gets float32, as its bfloat16 is slow there.
+    """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
         return torch.float16
     native_or_gpu = device.type != "cpu" or suits_native(config.head_dim, torch.bfloat16, device)
@@ -331,14 +342,14 @@ def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def suits_native(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether native kernels take models whose heads have `head_dim` numbers of type `dtype` on `device`."""
+    """Return whether native kernels take models whose heads have `head_dim` numbers of type `dtype` on `device`."""
     fits = head_dim % 16 == 0 and head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
     return native is not None and device.type == "cpu" and fits
 
 
 def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
-    if config.kv_int8 and device.type == "cuda":  # older ones multiply no integers, nor have they bfloat16
+    if config.kv_int8 and device.type == "cuda":  # older devices have neither integer products nor bfloat16
         fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
-    known = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.plain
-    return fits and known and suits_triton(wanted, device)
+    is_supported = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.is_baseline
+    return fits and is_supported and suits_triton(requested, device)

@@ -1,6 +1,6 @@
-"""Rows of int8 KV: a token's keys of a head, or its values, as codes with a scale of bfloat16 behind them.
+"""Rows of int8 KV: a token's keys of a head, or its values, as codes followed by a scale in bfloat16.
 
-They are made once, by the pass that makes the token, and copied from then on. Shape suffix: R, D + 2.
+A row is made once, by the pass that computes the token, and only copied afterwards. Shape suffix: R, D + 2.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from torch import Tensor
 
 from triforce.model.config import SCALE_BYTES, ModelConfig
 
-LARGEST = 127
-"""Of a code: -128 is not used."""
+LARGEST_CODE = 127
+"""Largest code; -128 is not used."""
 
 STORED_TYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int8: "I8"}
 """Names that safetensors files have for the types of KV."""
@@ -29,8 +29,8 @@ def kv_name(config: ModelConfig, dtype: torch.dtype) -> str:
     return str(kv_dtype(config, dtype)).removeprefix("torch.")
 
 
-def rotated_together(config: ModelConfig) -> int:
-    """Return how many channels of a head are rotated together; 1 where heads are not rotated."""
+def hadamard_size_of(config: ModelConfig) -> int:
+    """Return the size of the Hadamard blocks that rotate a head's channels; 1 where heads are not rotated."""
     return block_of(config.head_dim) if config.rotates_heads else 1
 
 
@@ -40,44 +40,45 @@ def block_of(dim: int) -> int:
 
 
 def rounded(x_D: Tensor) -> Tensor:
-    """Round numbers (..., D) to the nearest multiples of a scale: int8 (..., R), the bits of the native kernels'.
+    """Round numbers (..., D) to the nearest multiples of a scale: int8 (..., R), bit for bit as native kernels do.
 
     The scale is rounded up, so that no code is above the largest. NaN where a number is not finite.
     """
     if not x_D.numel():
         return x_D.new_empty(*x_D.shape[:-1], x_D.shape[-1] + SCALE_BYTES, dtype=torch.int8)
     x_D = x_D.float()
-    exact = x_D.abs().amax(-1, keepdim=True) / LARGEST + (x_D * 0).sum(-1, keepdim=True)
+    exact = x_D.abs().amax(-1, keepdim=True) / LARGEST_CODE + (x_D * 0).sum(-1, keepdim=True)
     upper = torch.where(exact.isnan(), 0x7FC0, (exact.view(torch.int32) + 0xFFFF) >> 16)
     scale = upper.to(torch.int16).view(torch.bfloat16)
     inverse = torch.where(scale > 0, 1 / scale.float(), 0.0)
-    codes_D = (x_D * inverse).nan_to_num(-LARGEST).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+    codes_D = (x_D * inverse).nan_to_num(-LARGEST_CODE).round().clamp(-LARGEST_CODE, LARGEST_CODE).to(torch.int8)
     return torch.cat([codes_D, scale.view(torch.int8)], -1)
 
 
 def rounded_queries(q_D: Tensor) -> Tensor:
-    """Round queries (..., D) as they meet int8 keys: to multiples of a 127th of the largest, float32."""
+    """Round queries (..., D) as products with int8 keys use them: to multiples of a 127th of the largest, float32."""
     q_D = q_D.float()
-    scale = q_D.abs().amax(-1, keepdim=True) / LARGEST
+    scale = q_D.abs().amax(-1, keepdim=True) / LARGEST_CODE
     inverse = torch.where(scale > 0, 1 / scale, 0.0)
-    return (q_D * inverse).clamp(-LARGEST, LARGEST).round() * scale
+    return (q_D * inverse).clamp(-LARGEST_CODE, LARGEST_CODE).round() * scale
 
 
 def rotated_head(x_D: Tensor) -> Tensor:
     """Rotate heads (..., D) by Hadamard matrices in blocks of the largest power of two that divides D: float32.
 
-    No channel is then much larger than the others (QuaRot, Ashkboos et al. 2024), products of queries and keys are as
-    before, and mixed values are rotated back by the same. It has the bits of the native kernels'.
+    No channel is then much larger than the others (QuaRot, Ashkboos et al. 2024), products of queries and keys stay the
+    same, and the same rotation rotates mixed values back. The bits are those of the native kernels.
     """
-    x_D, size = x_D.float(), block_of(x_D.shape[-1])
-    for apart in (2**n for n in range(size.bit_length() - 1)):
-        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * apart), 2, apart).unbind(-2)
+    x_D = x_D.float()
+    size = block_of(x_D.shape[-1])
+    for distance in (2**n for n in range(size.bit_length() - 1)):
+        a, b = x_D.reshape(*x_D.shape[:-1], x_D.shape[-1] // (2 * distance), 2, distance).unbind(-2)
         x_D = torch.stack([a + b, a - b], -2).flatten(-3)
     return x_D * (1 / sqrt(size))
 
 
 def numbers(rows_R: Tensor) -> Tensor:
-    """Return the numbers (..., D) of rows, float32 and exact; of a type that is not int8 the rows themselves."""
+    """Return the numbers (..., D) of int8 rows, float32 and exact; rows of other types are returned as they are."""
     if rows_R.dtype != torch.int8:
         return rows_R
     scale = rows_R[..., -SCALE_BYTES:].contiguous().view(torch.bfloat16)

@@ -1,9 +1,9 @@
-"""A model that several ranks share, each with a part of it. What lies between the parts is gathered.
+"""Tensor parallelism: a model that several ranks share. Each has a shard; activations between shards are gathered.
 
-Exact ranks sum each output up over all of its inputs, as one process does: rank r has some rows of every matrix, those
-of each expert too, and what a matrix reads is gathered before it. Ranks that are not have some columns of o_proj and
-down_proj instead, as Megatron-LM has it (Shoeybi et al. 2019), and add their parts of each sum: fewer words, but sums
-in another order.
+Exact ranks sum each output over all of its inputs, as one process does: rank r has some rows of every matrix, of each
+expert's too, and the inputs of a matrix are gathered before it. Other ranks have some columns of o_proj and down_proj
+instead, as in Megatron-LM (Shoeybi et al. 2019), and add their parts of each sum: less communication, but sums in
+another order.
 
 Shape suffixes as in kernel_api.py; R ranks, Q = H * D of all ranks.
 """
@@ -22,7 +22,7 @@ from triforce.model.config import ModelConfig
 
 
 class ShardedModel:
-    """`config` has this rank's heads; `forward` runs its layers, with the kernels that the part is for."""
+    """Model of one rank. `config` has this rank's heads; `forward` runs the layers with the kernels of `part`."""
 
     def __init__(
         self, config: ModelConfig, part: ModelShard, ranks: TPGroup, dtype: torch.dtype, forward: Forward
@@ -31,7 +31,7 @@ class ShardedModel:
         self._part = part
         self._ranks = ranks
         self._forward = forward
-        self.blocks = [ShardedLayer(each, ranks, dtype) for each in part.blocks]
+        self.blocks = [ShardedLayer(layer, ranks, dtype) for layer in part.blocks]
         self.width_independent = part.width_independent and ranks.exact
         self._ends = [*accumulate(spans(config.vocab_size, ranks.count))][:-1]
 
@@ -42,18 +42,18 @@ class ShardedModel:
         return self._rows(self._part.embed, ids_N)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head: float32 (N, C)."""
+        """Return the head's rows of tokens `ids_N`: float32 (N, C)."""
         return self._rows(self._part.head_rows, ids_N)
 
-    def _rows(self, of: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
-        """Return (N, C) of all ranks' tokens. Each brings rows of its own, and of others whatever it has."""
+    def _rows(self, lookup: Callable[[Tensor], Tensor], ids_N: Tensor) -> Tensor:
+        """Return rows (N, C) of any tokens. Each rank looks up its own tokens' rows; its other rows are ignored."""
         N = len(ids_N)
         C = self.config.hidden_size
         V = self.config.vocab_size
-        mine = span(V, self._ranks)
-        some_NC = of(ids_N.clamp(mine.start, mine.stop - 1) - mine.start)
-        x_NRC = self._ranks.gather(some_NC, self._ranks.count * C).view(N, -1, C)
-        # Numbers, not a tensor: a graph cannot take that to the device.
+        rank_span = span(V, self._ranks)
+        rank_NC = lookup(ids_N.clamp(rank_span.start, rank_span.stop - 1) - rank_span.start)
+        x_NRC = self._ranks.gather(rank_NC, self._ranks.count * C).view(N, -1, C)
+        # Python numbers, not a tensor: a captured graph cannot copy a tensor to the device.
         owners_N = sum((ids_N >= end for end in self._ends), torch.zeros_like(ids_N))
         return x_NRC[torch.arange(N, device=ids_N.device), owners_N]
 
@@ -73,5 +73,5 @@ class ShardedLayer:
         return self._part.qkv(x_NC, self._ranks)
 
     def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
-        """`attn_out` is of this rank's heads, and so are q, k and v above; x is whole on every rank."""
+        """Finish a layer from `attn_out` of this rank's heads, as q, k and v are; x is whole on every rank."""
         return self._part.finish(x_NC, attn_out_NQ.to(self._dtype), self._ranks)

@@ -1,9 +1,9 @@
 """Sampling of a batch's tokens: logits in, a verified draft out (see speculation.TokenSampler).
 
-`TorchSampling` warps and then verifies, on any device: it says what a sampler does. `NativeSampling` decides the same
-in one native call on a CPU: it finds no law behind a row's first refusal, and makes no noise for what cannot be drawn.
-`backends/cuda/sampler.py` has one for CUDA devices, in a few launches. Neither knows `BlockRejection`, which needs the
-laws of all columns. `RestrictedSampling` stands before each of them where a row has a constraint.
+`TorchSampling` warps and then verifies, on any device: it is the reference. `NativeSampling` decides the same in one
+native call on a CPU: it computes no probabilities after a row's first rejection, and no noise for tokens of probability
+0. `backends/cuda/sampler.py` has a sampler for CUDA devices, in a few launches. Both leave out `BlockRejection`, which
+needs the probabilities of all columns. `RestrictedSampling` wraps any of them where a row has a constraint.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -35,14 +35,14 @@ def sampling(
     device: torch.device | str = "cpu",
     constraints: Sequence[Constraint | None] = (),
 ) -> TokenSampler:
-    """The fastest sampler for rows on this device; the arguments are the warper's (see sampling.logits).
+    """Return the fastest sampler for rows on this device; the arguments are those of `LogitsProcessor`.
 
-    constraints: one per row, None for a row that is free; or none at all.
+    constraints: one per row, None for an unconstrained row; or an empty sequence.
     """
     unrestricted: TokenSampler
     device = torch.device(device)
     fused = not isinstance(coupling, BlockRejection)
-    if fused and dispatch.suits_triton(dispatch.wanted, device):
+    if fused and dispatch.suits_triton(dispatch.requested, device):
         from triforce.backends.cuda.sampler import TritonSampling
 
         unrestricted = TritonSampling(params, prompt_lengths, vocab_size, coupling, device)
@@ -54,9 +54,9 @@ def sampling(
 
 
 def make_noise(seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> Noise:
-    """The noise of a batch (see `sampling.Noise`), as the kernels for this device make it."""
+    """Return the noise of a batch (see `sampling.Noise`), from the kernels for this device."""
     device = torch.device(device)
-    if dispatch.suits_triton(dispatch.wanted, device):
+    if dispatch.suits_triton(dispatch.requested, device):
         from triforce.backends.cuda.sampler import TritonNoise
 
         return TritonNoise(seeds, choices, device)
@@ -80,9 +80,9 @@ class NativeNoise(Noise):
 
 
 class RestrictedSampling:
-    """Logits are -inf where a row's constraint does not allow a token, at every position of every tier.
+    """Sampler whose logits are -inf where a row's constraint bans a token, at every position of every tier.
 
-    No warper brings back such a token: penalties and biases are finite, and the others only take tokens away.
+    No processing step brings such a token back: penalties and biases are finite, and truncation only removes tokens.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class RestrictedSampling:
         ]
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        logits_BJV = logits_BJV.clone()  # the model's own are looked at later
+        logits_BJV = logits_BJV.clone()  # the caller still reads the model's logits
         for b, constraint, prompt_length in self._rows:
             if live_B[b]:
                 text_T = prefix.ids_BS[b, prompt_length : prefix.lengths_B[b]]
@@ -111,7 +111,7 @@ class RestrictedSampling:
 
 @dataclass(frozen=True, slots=True)
 class TorchSampling:
-    """One step after the other."""
+    """Reference sampler: processes logits, then verifies, in separate torch operations."""
 
     processor: LogitsProcessor
     coupling: Verification
@@ -125,12 +125,12 @@ class TorchSampling:
         text = torch.from_numpy(prefix.ids_BS), torch.from_numpy(prefix.lengths_B)
         probs_BJV, peaks_BJ = self.processor.unchecked(logits_BJV, *text)
         draft = self.coupling.verify(guess, probs_BJV, prefix.lengths_B, live_B, tier)
-        check(peaks_BJ)  # after the draft, for which the host has waited: now there is nothing to wait for
+        check(peaks_BJ)  # after the draft, for which the host has waited: this check costs no second wait
         return draft
 
 
 class NativeSampling:
-    """All in one call. Logits are float32 or float64. What it gives for rows that are not live may be anything."""
+    """Sampler in one native call. Logits are float32 or float64. Results of rows that are not live are undefined."""
 
     def __init__(
         self,
@@ -173,16 +173,16 @@ class NativeSampling:
         if invalid:
             raise non_finite_logits(*invalid)
         longest = int(counts_B.max()) if self.probs_size else J
-        if longest < J:  # behind it no probabilities were written
+        if longest < J:  # beyond it no probabilities were written
             tokens_BJ = tokens_BJ[:, :longest]
             origins_BJ = origins_BJ[:, :longest]
             probs_BJV = probs_BJV[:, :longest]
         return Draft(tokens_BJ, probs_BJV, origins_BJ, counts_B)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> tuple[Any, Any, Tensor] | None:
-        """Prepare `count` draws of each live row without a draft: sampler, noise, and where probs (count, B, V) go.
+        """Prepare `count` draws of each live row without a draft: return sampler, noise, and room for probs.
 
-        None where the noise is not known natively.
+        The room is float64 (count, B, V). None where native code cannot make the noise.
         """
         probs_KBV = torch.empty(count, len(live_B), self.probs_size, dtype=torch.float64)
         if isinstance(self.coupling, Rejection):
@@ -191,7 +191,7 @@ class NativeSampling:
         return (self.rows, self._keys, probs_KBV) if self._keys else None
 
     def _noise(self, guess: Draft, lengths_B: Ints, live_B: Bools, width: int, tier: int) -> object:
-        """The uniforms of `rejection`; of `seeded` the keys, which are enough, or all exponentials."""
+        """Return the uniforms of `rejection`; for `seeded` the keys of native noise, else all exponentials."""
         if isinstance(self.coupling, Rejection):
             return self.coupling.noise.uniforms(tier, width, (guess.counts_B + 1) * live_B)
         return self._keys or self.coupling.noise.exponentials(

@@ -1,4 +1,4 @@
-"""The import of torch, which every command waits for."""
+"""Import of torch, which every command waits for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from types import FrameType
 
 
 def import_torch() -> None:
-    """Import torch so that the garbage collector does not look at it, now or later.
+    """Import torch outside the garbage collector, which skips its objects then and later.
 
-    Its 170,000 objects stay until the process ends. Collections while they are made take a sixth of the import's time,
-    and the one at the end of the process as much again. Frames of functions that have ended go: one that refers to
-    itself, as one of torch.fx does, would keep those of all callers, and the models that they hold later.
+    The 170,000 objects of torch stay until the process ends. Collections during the import take a sixth of its time,
+    and the collection at the end of the process as much again. Frames of functions that have ended are cleared: a frame
+    that refers to itself, as one of torch.fx does, would keep the frames of all callers, and later their models, alive.
     """
     if "torch" in sys.modules:
         return
@@ -27,8 +27,8 @@ def import_torch() -> None:
 
 
 def _clear_frames() -> None:
-    """Clear frames of functions of torch that have ended."""
-    for frame in [found for found in gc.get_objects() if type(found) is FrameType]:
+    """Clear the frames of torch's functions that have ended."""
+    for frame in [tracked for tracked in gc.get_objects() if type(tracked) is FrameType]:
         if str(frame.f_globals.get("__name__", "")).startswith("torch"):
-            with suppress(RuntimeError):  # it runs: torch is imported from there
+            with suppress(RuntimeError):  # the frame still runs: it imports torch
                 frame.clear()

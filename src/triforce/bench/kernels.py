@@ -60,7 +60,7 @@ class Model:
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
         view.rewind(before_B)
         assert self.decoder.unions, "it has experts"
-        return output.touched / experts.read if width <= SAMPLED else float(self.decoder.unions.times(width))
+        return output.touched / experts.active if width <= SAMPLED else float(self.decoder.unions.times(width))
 
 
 def filled(pool: PagePool, context: int) -> FullView:

@@ -135,7 +135,7 @@ class ModelWork:
     def _chosen(self) -> float:
         """The part of all experts that one token reads."""
         experts = self.config.architecture.experts
-        return experts.read / experts.held if experts else 0.0
+        return experts.active / experts.total if experts else 0.0
 
     def _seen(self, keys: int) -> float:
         """Return how many of so many keys a token sees, in the mean of the layers."""

@@ -134,12 +134,12 @@ def decode(batch: SequenceBatch, kept: Mapping[str, float], turn: int, tokens: i
     first_seconds = 0.0
     first_tiers = list[TierStats]()
     while made < tokens * len(batch.sequences) and not batch.done:
-        known = graphs.captured()
+        known = graphs.captured_graphs()
         before = batch.decode_seconds
         step = len(sampling.expected)
         taken = sum(batch.step())
         took = batch.decode_seconds - before
-        captures = graphs.captured() - known
+        captures = graphs.captured_graphs() - known
         if step == 0:
             first_seconds = took
             first_tiers = batch.stats(0)
@@ -207,9 +207,9 @@ def fill(pool: PagePool, length: int) -> None:
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
     if pool.windows:
-        pool.windows.place(0, 0, length)
+        pool.windows.allocate_row(0, 0, length)
     for layer in range(config.layers):
-        for start in range(pool.held_from(layer, 0), length, BLOCK):
+        for start in range(pool.first_cached_token(layer, 0), length, BLOCK):
             slots_N = pool.slots(0, start, min(start + BLOCK, length), layer)
             some_GND = block_GND[:, : len(slots_N)].to(pool.device)
             some_GND = rounded(some_GND) if config.kv_int8 else some_GND.to(pool.dtype)

@@ -103,7 +103,7 @@ class HFFolder:
     def packed_experts(self) -> int:
         """Weights of experts that stay packed, of which lower tiers have no copies."""
         experts = self._whole.architecture.experts
-        return experts.held * self._whole.expert_weights if experts and self.config.mxfp4 else 0
+        return experts.total * self._whole.expert_weights if experts and self.config.mxfp4 else 0
 
     @property
     def _whole(self) -> ModelConfig:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from triforce.cli.counts import counted
-from triforce.disk_cache.documents import watched
-from triforce.disk_cache.entry_store import EntryStore, Held
+from triforce.disk_cache.documents import watched_folders
+from triforce.disk_cache.entry_store import EntryStore, StoredEntry
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import CacheError, printable
 
@@ -56,7 +56,7 @@ class _Kept(NamedTuple):
 def _list(store: EntryStore) -> int:
     models: dict[tuple[str, str], list[_Kept]] = defaultdict(list)
     others = 0
-    for held in _reached(store.held):
+    for held in _reached(store.entries):
         if kept := _kept(store, held):
             models[kept.facts["model"], kept.facts["profile"]].append(kept)
         else:
@@ -72,7 +72,7 @@ def _list(store: EntryStore) -> int:
             print(f"  {printable(entry.name[:8])} {tokens:>10,} tokens")
         if len(ends) > SHOWN:
             print(f"  and {len(ends) - SHOWN:,} that were used before these")
-    for folder in watched(store.folder):
+    for folder in watched_folders(store.folder):
         print(f"{printable(folder.path)} was read by triforce watch: {counted(len(folder.files), 'file')}")
     if others:
         print(f"and {_entries(others)} of token ids, to tell why a prompt is read again")
@@ -83,7 +83,7 @@ def _list(store: EntryStore) -> int:
 
 def _verify(store: EntryStore) -> int:
     checked = damaged = left = 0
-    for entry in _reached(store.held):
+    for entry in _reached(store.entries):
         checked += 1
         try:
             fault = store.fault(entry.name)
@@ -110,7 +110,7 @@ def _clear(store: EntryStore) -> int:
     return DAMAGED if left else 0
 
 
-def _kept(store: EntryStore, entry: Held) -> _Kept | None:
+def _kept(store: EntryStore, entry: StoredEntry) -> _Kept | None:
     """Return what an entry says of its KV; None where it has none."""
     facts = store.facts(entry.name)
     if facts and facts.keys() >= FACTS and all(_NUMBER.fullmatch(facts[name]) for name in ("segment", "tokens")):

@@ -122,7 +122,7 @@ def _about(subject: EvalContext) -> dict[str, Any]:
     import torch
 
     llm = subject.llm
-    drafter = subject.llm.draft or subject.llm.features
+    drafter = subject.llm.draft or subject.llm.eagle_head
     return {
         "triforce": __version__,
         "torch": torch.__version__,

@@ -17,13 +17,13 @@ from triforce.checkpoint.model_files import ModelFiles, open_model, require_size
 from triforce.cli import answer_output
 from triforce.cli.bench.setup import machine
 from triforce.cli.machine_rates import measure_balances
-from triforce.eagle.head_files import read_feature_draft
+from triforce.eagle.head_files import read_eagle_head
 from triforce.engine.model_loader import ModelProfile, known_draft, resolve_device, resolve_dtype, with_kv_dtype
 from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
-from triforce.kvcache.offload_sizing import CudaKVSizing, free_memory, memory_for, needs_of
-from triforce.kvcache.pool import most_pages, pages_of_rows
+from triforce.kvcache.offload_sizing import CudaKVSizing, free_memory, kv_sizing, memory_for
+from triforce.kvcache.pool import max_window_pages, window_pages_for_rows
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.model.config import ModelConfig
 
@@ -102,7 +102,7 @@ class HeldTokens(NamedTuple):
 
 def held(config: ModelConfig, device: torch.device) -> HeldTokens:
     """Return what a run holds of a text, without offload."""
-    most = most_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
+    most = max_window_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
     return HeldTokens(config.windows.count(0), config.layers, most)
 
 
@@ -111,7 +111,7 @@ def draft_entry(model: str | None, files: ModelFiles, config: ModelConfig, dtype
     found = str(draft_for(model, files.path)) if model else ""
     if not found.startswith(FINETUNE):
         return 0
-    layer = read_feature_draft(Path(found.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
+    layer = read_eagle_head(Path(found.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
     return dtype.itemsize * (layer.kv_size + config.hidden_size)
 
 
@@ -162,7 +162,7 @@ def int8_weights(config: ModelConfig, packed_experts: int) -> int:
     """Return bytes of the matrices as int8, but for experts that are packed: each output has a scale in float32."""
     parts = config.architecture
     C = config.hidden_size
-    mlps = 0 if packed_experts else parts.experts.held if parts.experts else 1
+    mlps = 0 if packed_experts else parts.experts.total if parts.experts else 1
     outputs = config.layers * ((config.heads + 2 * config.kv_heads) * config.head_dim + C)
     outputs += (config.layers - parts.dense_layers) * mlps * (2 * config.intermediate_size + C)
     outputs += parts.dense_layers * (2 * parts.dense_size + C)
@@ -207,25 +207,25 @@ def offloaded(
     if offload.kind != "none":
         require_offload(config, dtype, device, offload.kind)
     pages = pages_for(config.context + usual.reach)
-    windows = pages_of_rows(config.windows, pages, 1, max(prefill_chunk(device), usual.reach))
-    needs = needs_of(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, windows, int(weights))
+    windows = window_pages_for_rows(config.windows, pages, 1, max(prefill_chunk(device), usual.reach))
+    needs = kv_sizing(config, dtype, device, pages, 1, usual.reach, usual.retrieval.budget, windows, int(weights))
     memory = memory_for(offload, needs)
     if memory is None:
         return {}
     frames, buffers, layers = needs.split(offload, memory)
     page = needs.page_bytes
-    kept = (frames + buffers * needs.buffer_frames) * page + needs.windows
+    kept = (frames + buffers * needs.buffer_frames) * page + needs.window_bytes
     on_device = isinstance(needs, CudaKVSizing)
-    at_once = prefill_chunk(device) if needs.windows else config.context
-    prefill = needs.passing if isinstance(needs, CudaKVSizing) else at_once * config.hidden_size * 4
-    host = needs.stored(layers) if offload.kind == "host" else 0
+    at_once = prefill_chunk(device) if needs.window_bytes else config.context
+    prefill = needs.activation_bytes if isinstance(needs, CudaKVSizing) else at_once * config.hidden_size * 4
+    host = needs.store_bytes(layers) if offload.kind == "host" else 0
     return {
         f"KV {'on the device' if on_device else 'in memory'}": kept,
         "  read ahead": buffers * needs.buffer_frames * page,
-        "  retrieval": (needs.layers - layers) * needs.selected * page,
-        **({"  windows": needs.windows} if needs.windows else {}),
+        "  retrieval": (needs.layers - layers) * needs.selected_frames * page,
+        **({"  windows": needs.window_bytes} if needs.window_bytes else {}),
         "  whole layers": f"{layers} of {needs.layers}",
-        f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.stored(layers),
+        f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.store_bytes(layers),
         "prefill": prefill,
         "process": _resident(),
         **({"on the device, in all": weights + kept + prefill} if on_device else {}),

@@ -48,9 +48,9 @@ def loading(options: Namespace) -> Iterator[None]:
     yield
     folder = getattr(options, "disk_cache", None)
     if folder and told and not silent(options):
-        from triforce.disk_cache.prefixes import LEAST
+        from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS
 
-        kept = f"prompts and answers from {LEAST} tokens on are kept in {printable(folder)}"
+        kept = f"prompts and answers from {MIN_TEXT_TOKENS} tokens on are kept in {printable(folder)}"
         kept += f", up to {options.disk_cache_size}"
         print(f"{kept}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
 

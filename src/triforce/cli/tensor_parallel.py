@@ -86,7 +86,7 @@ def _as_rank(options: Namespace, command: Command, count: int) -> int:
     try:
         return command(options, ranks)
     finally:
-        graphs.forget()
+        graphs.clear_graphs()
         ranks.leave()
 
 

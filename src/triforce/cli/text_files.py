@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from triforce.cli.options import STANDARD
-from triforce.disk_cache.documents import LeftOut, barred, no_text, text_of
+from triforce.disk_cache.documents import SkippedFiles, barred, no_text, text_of
 from triforce.errors import RequestError, escaped
 from triforce.user_files import (
     NotTextError,
@@ -43,17 +43,17 @@ def read_document(file: str, options: Namespace) -> str:
     if file == STANDARD or not os.path.isdir(file):
         return read_text(file)
     cache = getattr(options, "disk_cache", None)
-    left_out = LeftOut()
+    left_out = SkippedFiles()
     network = getattr(options, "disk_cache_network", False)
     text = text_of(Path(file), Path(cache) if cache else None, network, left_out)
     tell_left_out(file, left_out)
     return text
 
 
-def tell_left_out(folder: str | Path, left_out: LeftOut) -> None:
+def tell_left_out(folder: str | Path, left_out: SkippedFiles) -> None:
     """Say on one line what of a folder is left out, if anything is."""
-    if left_out.told:
-        print(escaped(f"triforce: warning: left out of {folder}: {left_out.told}"), file=sys.stderr, flush=True)
+    if left_out.summary:
+        print(escaped(f"triforce: warning: left out of {folder}: {left_out.summary}"), file=sys.stderr, flush=True)
 
 
 def read_texts(paths: Sequence[str]) -> dict[str, str]:
@@ -70,7 +70,7 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
 def _texts_in(folder: str) -> list[tuple[str, str]]:
     """Return the files of a folder, not of those in it, that are texts; say what else is there. Raises RequestError."""
     texts = []
-    left_out = LeftOut()
+    left_out = SkippedFiles()
     try:
         entries = sorted(Path(folder).iterdir())
     except OSError as error:

@@ -135,13 +135,13 @@ def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer
 
 def _finish(trainer: Trainer, folder: Path) -> str:
     """Write the draft and remove the training's state; return the figures as text."""
-    from triforce.eagle.head_files import FeatureDraftFile, write_feature_draft
+    from triforce.eagle.head_files import EagleHeadFile, write_eagle_head
     from triforce.training.trainer import FILE
     from triforce.training.training_card import measure, table
 
     card = measure(trainer)
     target = trainer.llm.target.fingerprint
-    write_feature_draft(folder, FeatureDraftFile(trainer.draft, trainer.detached(), target, card))
+    write_eagle_head(folder, EagleHeadFile(trainer.draft, trainer.detached(), target, card))
     (folder / FILE).unlink()
     return table(card).plain()
 

@@ -20,7 +20,7 @@ from triforce.cli.engine_arguments import load
 from triforce.cli.progress import Prefill, Tokenization, silent
 from triforce.cli.text_files import tell_left_out
 from triforce.disk_cache import documents as disk_cache_documents
-from triforce.disk_cache.documents import LeftOut, Stamp, TextFile, WatchedFolder, files_of, joined, stamps
+from triforce.disk_cache.documents import SkippedFiles, Stamp, TextFile, WatchedFolder, files_of, joined, stamps
 from triforce.disk_cache.folder import LOG
 from triforce.errors import ModelError, RequestError, escaped
 from triforce.interface.outputs import RequestOutput
@@ -88,12 +88,14 @@ class Watcher:
         while True:
             self._stamps = self._now()
             self._look = perf_counter() + POLL_SECONDS
-            known = [each.files for each in disk_cache_documents.watched(self._cache) if each.path == self._folder]
-            left_out = LeftOut()
+            known = [
+                each.files for each in disk_cache_documents.watched_folders(self._cache) if each.path == self._folder
+            ]
+            left_out = SkippedFiles()
             files = files_of(self._folder, known[0] if known else (), left_out)
-            if left_out.told != self._left_out:
+            if left_out.summary != self._left_out:
                 tell_left_out(self._folder, left_out)
-                self._left_out = left_out.told
+                self._left_out = left_out.summary
             self._note(files)
             try:
                 for name, parts, text in self._documents(files):
@@ -137,7 +139,7 @@ class Watcher:
         """Write down in which order files are read, for whoever asks about them."""
         try:
             order = [(file.name, file.digest) for file in files]
-            disk_cache_documents.note(self._cache, WatchedFolder(self._folder, self._each, order))
+            disk_cache_documents.record_folder(self._cache, WatchedFolder(self._folder, self._each, order))
         except OSError as error:
             LOG.warning("disk cache: the manifest is not kept: %s", error)
 

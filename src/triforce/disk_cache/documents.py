@@ -1,8 +1,7 @@
 """Documents: the text of a file, or of all text files of a folder one after the other.
 
-Files that are as they were when they were last read keep their places, and what changed or is new follows, the oldest
-first. So a document begins as it did before, up to the first file that is not as it was, and files that change often
-come to stand at its end.
+Files that have not changed since they were last read keep their places. Changed and new files follow, the oldest first.
+So a document begins as it did before, up to the first changed file, and files that change often move to its end.
 """
 
 from __future__ import annotations
@@ -23,49 +22,49 @@ from triforce.disk_cache.folder_checks import MANIFEST, cache_files
 from triforce.errors import CacheError, RequestError
 from triforce.user_files import NotTextError, decode
 
-SHOWN = 3
-"""Names of a reason that are listed; others are counted."""
+LISTED_NAMES = 3
+"""Names that are listed for a reason; the other names are counted."""
 
 
-class LeftOut:
-    """Files and folders that are left out, by the reasons for that."""
+class SkippedFiles:
+    """Files and folders that are left out, by reason."""
 
     def __init__(self) -> None:
         self._names: dict[str, list[str]] = {}
 
-    def add(self, name: str, why: str | OSError | NotTextError) -> None:
-        """Add a file or a folder. What is gone meanwhile is not left out."""
-        if isinstance(why, NotTextError):
-            told = f"in another encoding; perhaps {why.conversion} converts it"
-            why = told if why.conversion else "not UTF-8 text"
-        elif isinstance(why, OSError):
-            why = "" if isinstance(why, FileNotFoundError) else why.strerror or str(why)
-        if why:
-            self._names.setdefault(why, []).append(name)
+    def add(self, name: str, reason: str | OSError | NotTextError) -> None:
+        """Add a file or a folder. One that has been deleted meanwhile is not added."""
+        if isinstance(reason, NotTextError):
+            hint = f"in another encoding; perhaps {reason.conversion} converts it"
+            reason = hint if reason.conversion else "not UTF-8 text"
+        elif isinstance(reason, OSError):
+            reason = "" if isinstance(reason, FileNotFoundError) else reason.strerror or str(reason)
+        if reason:
+            self._names.setdefault(reason, []).append(name)
 
     @property
-    def told(self) -> str:
-        """Return all in one line, each reason behind the names that it is of; nothing where nothing is left out."""
+    def summary(self) -> str:
+        """All names in one line, each reason behind its names; empty where nothing is left out."""
         return "; ".join(f"{_listed(sorted(names))} ({why})" for why, names in sorted(self._names.items()))
 
 
 def _listed(names: list[str]) -> str:
-    more = len(names) - SHOWN
-    return ", ".join(names[:SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+    unlisted_count = len(names) - LISTED_NAMES
+    return ", ".join(names[:LISTED_NAMES]) + (f" and {unlisted_count:,} more" if unlisted_count > 0 else "")
 
 
-MOST_BYTES = 16 << 20
-"""Of a file; a larger one is left out."""
+MAX_FILE_BYTES = 16 << 20
+"""Bytes of a file at most; a larger one is left out."""
 GIT_SECONDS = 60
 LINK = "a link, which is not followed"
-_CLOSED = re.compile(r"could not open directory '(.+?)/?': (.+)")
-"""What git says of a folder that it cannot read."""
+_GIT_UNREADABLE = re.compile(r"could not open directory '(.+?)/?': (.+)")
+"""Git's message about a folder that it cannot read."""
 Stamp = tuple[int, int]
 """Time of the last change in nanoseconds, and bytes."""
 
 
 class TextFile(NamedTuple):
-    """A file of a folder: its path in there with slashes, a digest of what it holds, and that."""
+    """A file of a folder: its relative path with slashes, a digest of its bytes, and its text."""
 
     name: str
     digest: str
@@ -76,57 +75,59 @@ Known = Sequence[tuple[str, str]]
 """Names and digests of files, in the order in which they were read."""
 
 
-def stamps(folder: Path, left_out: LeftOut | None = None) -> dict[str, Stamp]:
-    """Return the files of a folder that may be texts, by name. Whatever changes in them changes what is returned.
+def stamps(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, Stamp]:
+    """Return the stamps of a folder's files that may be texts, by name. A change of a file changes its stamp.
 
-    In a folder that git has, they are those that git has or would add; elsewhere all. Hidden files and those of disk
-    caches are left out, and so are links, what is too large and what cannot be read, which `left_out` tells of. Raises
-    RequestError.
+    In a git repository these are the files that git tracks or would add; elsewhere all files. Hidden files and those of
+    disk caches are left out. Links, files that are too large, and files that cannot be read are left out and added to
+    `skipped`. Raises RequestError.
     """
-    left_out = LeftOut() if left_out is None else left_out
+    skipped = SkippedFiles() if skipped is None else skipped
     _require_folder(folder)
     root = folder.resolve()
-    found = {}
-    for name in _outside_caches(list(_names(folder, left_out))):
+    stamps_by_name = {}
+    for name in _outside_caches(list(_names(folder, skipped))):
         if any(part.startswith(".") for part in Path(name).parts):
             continue
         try:
             name.encode()
-            facts = (folder / name).lstat()
+            file_stat = (folder / name).lstat()
         except UnicodeEncodeError:
-            left_out.add(name, "a name that is not UTF-8")
+            skipped.add(name, "a name that is not UTF-8")
         except OSError as error:
-            left_out.add(name, error)
+            skipped.add(name, error)
         else:
-            if why := _unfit(facts):
-                left_out.add(name, why)
-            elif facts.st_size:
-                found[name] = facts.st_mtime_ns, facts.st_size
-    inside = {path: (root / path).resolve() == root / path for path in {Path(name).parent for name in found}}
-    for name in [name for name in found if not inside[Path(name).parent]]:
-        left_out.add(name, LINK)
-        del found[name]
-    return found
+            if reason := _skip_reason(file_stat):
+                skipped.add(name, reason)
+            elif file_stat.st_size:
+                stamps_by_name[name] = file_stat.st_mtime_ns, file_stat.st_size
+    is_inside = {
+        path: (root / path).resolve() == root / path for path in {Path(name).parent for name in stamps_by_name}
+    }
+    for name in [name for name in stamps_by_name if not is_inside[Path(name).parent]]:
+        skipped.add(name, LINK)
+        del stamps_by_name[name]
+    return stamps_by_name
 
 
-def files_of(folder: Path, known: Known = (), left_out: LeftOut | None = None) -> list[TextFile]:
-    """Return the texts of a folder in their order. known: as they were last read. Raises RequestError without any.
+def files_of(folder: Path, known_files: Known = (), skipped: SkippedFiles | None = None) -> list[TextFile]:
+    """Return the texts of a folder in their order. Raises RequestError where there is none.
 
-    left_out: to what is left out is added.
+    known_files: names and digests at the last reading. skipped: receives the files that are left out.
     """
-    left_out = LeftOut() if left_out is None else left_out
-    oldest = sorted((changed, name) for name, (changed, _) in stamps(folder, left_out).items())
-    files = {name: file for _, name in oldest if (file := _read(folder, name, left_out))}
+    skipped = SkippedFiles() if skipped is None else skipped
+    oldest = sorted((changed, name) for name, (changed, _) in stamps(folder, skipped).items())
+    files = {name: file for _, name in oldest if (file := _read(folder, name, skipped))}
     if not files:
-        raise no_text(folder, left_out)
-    kept = [name for name, digest in known if name in files and files[name].digest == digest]
-    return [files[name] for name in (*kept, *(name for name in files if name not in set(kept)))]
+        raise no_text(folder, skipped)
+    unchanged_names = [name for name, digest in known_files if name in files and files[name].digest == digest]
+    return [files[name] for name in (*unchanged_names, *(name for name in files if name not in set(unchanged_names)))]
 
 
-def no_text(folder: Path | str, left_out: LeftOut) -> RequestError:
+def no_text(folder: Path | str, skipped: SkippedFiles) -> RequestError:
     """Return the error of a folder without a text that can be read."""
-    told = f" that can be read: {left_out.told}" if left_out.told else ""
-    return RequestError(f"there is no text in {folder}{told}; name a folder that holds UTF-8 files")
+    suffix = f" that can be read: {skipped.summary}" if skipped.summary else ""
+    return RequestError(f"there is no text in {folder}{suffix}; name a folder that holds UTF-8 files")
 
 
 def barred(folder: Path, error: OSError) -> RequestError:
@@ -135,12 +136,12 @@ def barred(folder: Path, error: OSError) -> RequestError:
 
 
 def joined(files: Sequence[TextFile]) -> str:
-    """Return the document of a folder: each file behind a line that names it."""
+    """Return the document of a folder: each file follows a line with its name."""
     return "".join(f"--- {file.name} ---\n{file.text}\n" for file in files)
 
 
 def _require_folder(folder: Path) -> None:
-    """Raise RequestError for what is no folder, or cannot be reached."""
+    """Raises RequestError unless a path is a folder that can be reached."""
     try:
         if stat.S_ISDIR(os.stat(folder).st_mode):
             return
@@ -151,39 +152,39 @@ def _require_folder(folder: Path) -> None:
     raise RequestError(f"{folder} is no folder; name one that holds texts")
 
 
-def _unfit(facts: os.stat_result) -> str:
-    """Return why something in a folder is not read; nothing of a file that may be a text."""
-    if stat.S_ISLNK(facts.st_mode):
+def _skip_reason(file_stat: os.stat_result) -> str:
+    """Return why a file is not read; empty for a file that may be a text."""
+    if stat.S_ISLNK(file_stat.st_mode):
         return LINK
-    if stat.S_ISDIR(facts.st_mode):
+    if stat.S_ISDIR(file_stat.st_mode):
         return "a repository of its own"
-    if not stat.S_ISREG(facts.st_mode):
+    if not stat.S_ISREG(file_stat.st_mode):
         return "no regular file"
-    return f"larger than {MOST_BYTES >> 20} MiB" if facts.st_size > MOST_BYTES else ""
+    return f"larger than {MAX_FILE_BYTES >> 20} MiB" if file_stat.st_size > MAX_FILE_BYTES else ""
 
 
-def _names(folder: Path, left_out: LeftOut) -> Iterator[str]:
+def _names(folder: Path, skipped: SkippedFiles) -> Iterator[str]:
     command = ["git", "-c", "core.fsmonitor=false", "-C", str(folder), "ls-files", "-z", "-co", "--exclude-standard"]
-    how = {"env": os.environ | {"LC_ALL": "C"}, "timeout": GIT_SECONDS}
+    options = {"env": os.environ | {"LC_ALL": "C"}, "timeout": GIT_SECONDS}
     try:
-        done = subprocess.run(command, capture_output=True, check=True, **how)  # type: ignore[call-overload]
+        git_output = subprocess.run(command, capture_output=True, check=True, **options)  # type: ignore[call-overload]
     except (OSError, subprocess.SubprocessError):  # there is no git, or it does not have the folder
-        done = None
-    if done and done.stdout:
-        for name, why in _CLOSED.findall(os.fsdecode(done.stderr)):
-            left_out.add(name, why)
-        yield from dict.fromkeys(os.fsdecode(name) for name in done.stdout.split(b"\0") if name)
+        git_output = None
+    if git_output and git_output.stdout:
+        for name, reason in _GIT_UNREADABLE.findall(os.fsdecode(git_output.stderr)):
+            skipped.add(name, reason)
+        yield from dict.fromkeys(os.fsdecode(name) for name in git_output.stdout.split(b"\0") if name)
         return
 
-    def tell(error: OSError) -> None:
+    def skip_folder(error: OSError) -> None:
         if Path(error.filename) == folder:
             raise barred(folder, error) from error
-        left_out.add(Path(error.filename).relative_to(folder).as_posix(), error)
+        skipped.add(Path(error.filename).relative_to(folder).as_posix(), error)
 
-    for where, folders, names in os.walk(folder, onerror=tell):
-        links = [name for name in folders if os.path.islink(Path(where) / name)]
+    for parent, folders, names in os.walk(folder, onerror=skip_folder):
+        links = [name for name in folders if os.path.islink(Path(parent) / name)]
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from ((Path(where) / name).relative_to(folder).as_posix() for name in (*names, *links))
+        yield from ((Path(parent) / name).relative_to(folder).as_posix() for name in (*names, *links))
 
 
 def _outside_caches(names: Collection[str]) -> Iterator[str]:
@@ -195,33 +196,33 @@ def _outside_caches(names: Collection[str]) -> Iterator[str]:
     return (name for name in names if Path(name).name not in caches[Path(name).parent])
 
 
-def _read(folder: Path, name: str, left_out: LeftOut) -> TextFile | None:
-    """Return a file of a folder; None where it is gone, is left out, or is no text."""
+def _read(folder: Path, name: str, skipped: SkippedFiles) -> TextFile | None:
+    """Return a file of a folder; None where it is deleted, left out, or no text."""
     try:
         with open(os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-            data = file.read(MOST_BYTES)
+            data = file.read(MAX_FILE_BYTES)
         if "\0" in (text := decode(data)):
             raise NotTextError("holds NUL")
     except (OSError, NotTextError) as error:
-        left_out.add(name, error)
+        skipped.add(name, error)
         return None
     return TextFile(name, blake2b(data, digest_size=16).hexdigest(), text)
 
 
 MANIFEST_BYTES = 64 << 20
-"""Of a manifest; a larger one is damaged."""
+"""Bytes of a manifest at most; a larger one is damaged."""
 
 
 class WatchedFolder(NamedTuple):
-    """A folder that was read. each: every file is a document; else all of them are one. files: in their order."""
+    """A folder that was read. per_file: each file is a document; else all files are one. files: in their order."""
 
     path: Path
-    each: bool
+    per_file: bool
     files: Known
 
 
 class Document(NamedTuple):
-    """A document that was read: a name for people, the folder, and the file if it is one alone."""
+    """A document that was read: its name for people, its folder, and its file; None: all files of the folder."""
 
     name: str
     folder: WatchedFolder
@@ -229,77 +230,84 @@ class Document(NamedTuple):
 
     @property
     def id(self) -> str:
-        """A name for machines, which says nothing."""
-        told = f"{self.folder.path}\n{self.file}"
-        return blake2b(told.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
+        """Opaque identifier: a hash of folder and file."""
+        identity = f"{self.folder.path}\n{self.file}"
+        return blake2b(identity.encode("utf-8", "surrogateescape"), digest_size=12).hexdigest()
 
     def text(self) -> str:
-        """Return its text as it is now. Raises RequestError where there is none any more."""
+        """Return the document's text as it is now. Raises RequestError where there is none any more."""
         files: list[TextFile] = files_of(self.folder.path, self.folder.files)
         if self.file is None:
             return joined(files)
         return next((file.text for file in files if file.name == self.file), "")
 
 
-def note(cache: CacheFolder, folder: WatchedFolder) -> None:
-    """Write what was read of a folder, in the place of what was read of it before. Raises OSError."""
+def record_folder(cache: CacheFolder, folder: WatchedFolder) -> None:
+    """Write a folder to the manifest, in place of its earlier row. Raises OSError."""
     with cache.locked():
-        others = [each for each in watched(cache) if each.path != folder.path]
-        cache.replace(MANIFEST, json.dumps([_told(each) for each in (*others, folder)]).encode())
+        other_folders = [row for row in watched_folders(cache) if row.path != folder.path]
+        cache.replace(MANIFEST, json.dumps([_manifest_row(row) for row in (*other_folders, folder)]).encode())
 
 
-def watched(cache: CacheFolder) -> list[WatchedFolder]:
-    """Return the folders that were read. A manifest that is damaged has none: it is a hint."""
+def watched_folders(cache: CacheFolder) -> list[WatchedFolder]:
+    """Return the folders of the manifest; none where it is damaged, as it is only a hint."""
     try:
-        return [WatchedFolder(_path(told), told["each"] is True, _files(told)) for told in _read_manifest(cache)]
+        return [WatchedFolder(_path(row), row["each"] is True, _files(row)) for row in _read_manifest(cache)]
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return []
 
 
 def documents(cache: CacheFolder) -> Iterator[Document]:
-    """Yield all documents that were read."""
-    for folder in watched(cache):
-        if folder.each:
+    """Yield all documents of the manifest."""
+    for folder in watched_folders(cache):
+        if folder.per_file:
             yield from (Document(name, folder, name) for name, _ in folder.files)
         else:
             yield Document(os.fsencode(folder.path.name).decode("utf-8", "replace"), folder, None)
 
 
-def text_of(folder: Path, cache: Path | None, network: bool = False, left_out: LeftOut | None = None) -> str:
-    """Return the document of a folder, in the order in which it was read into a disk cache, if it was.
+def text_of(folder: Path, cache: Path | None, network: bool = False, skipped: SkippedFiles | None = None) -> str:
+    """Return the document of a folder, with files in the order in which a disk cache has read them, if it has.
 
-    left_out: to what is left out is added. Raises RequestError where it holds no text. What is wrong with the cache is
-    not said here.
+    skipped: receives the files that are left out. Raises RequestError where the folder holds no text. A cache that
+    cannot be opened is ignored.
     """
-    known: Known = ()
+    known_files: Known = ()
     if cache:
         try:
             opened = CacheFolder(cache, network, create=False)
         except CacheError:
-            return joined(files_of(folder, (), left_out))
-        known = next((each.files for each in watched(opened) if each.path == folder.resolve()), ())
+            return joined(files_of(folder, (), skipped))
+        known_files = next(
+            (
+                watched_folder.files
+                for watched_folder in watched_folders(opened)
+                if watched_folder.path == folder.resolve()
+            ),
+            (),
+        )
         opened.close()
-    return joined(files_of(folder, known, left_out))
+    return joined(files_of(folder, known_files, skipped))
 
 
-def _told(folder: WatchedFolder) -> dict[str, Any]:
-    return {"path": str(folder.path), "each": folder.each, "files": [list(file) for file in folder.files]}
+def _manifest_row(folder: WatchedFolder) -> dict[str, Any]:
+    return {"path": str(folder.path), "each": folder.per_file, "files": [list(file) for file in folder.files]}
 
 
 def _read_manifest(cache: CacheFolder) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cache.read(MANIFEST, MANIFEST_BYTES))
-    return found
+    rows: list[dict[str, Any]] = json.loads(cache.read(MANIFEST, MANIFEST_BYTES))
+    return rows
 
 
-def _path(told: dict[str, Any]) -> Path:
-    """Return the path of a folder, which can be one. Raises ValueError."""
-    path: str = told["path"]
+def _path(row: dict[str, Any]) -> Path:
+    """Return the folder's path of a manifest row. Raises ValueError for one that is no path."""
+    path: str = row["path"]
     if b"\0" in os.fsencode(path):
         raise ValueError("no path has a NUL")
     return Path(path)
 
 
-def _files(told: dict[str, Any]) -> Known:
-    files = [(str(name), str(digest)) for name, digest in told["files"]]
-    "".join(name for name, _ in files).encode()  # such names are not read either
+def _files(row: dict[str, Any]) -> Known:
+    files = [(str(name), str(digest)) for name, digest in row["files"]]
+    "".join(name for name, _ in files).encode()  # raises UnicodeEncodeError for names that `stamps` leaves out
     return files

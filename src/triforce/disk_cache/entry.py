@@ -1,6 +1,7 @@
 """The format of an entry: a safetensors file whose last tensor is the BLAKE2b-256 of all bytes before it.
 
-The checksum finds accidents. Whoever may write to the folder can make it anew: it is no protection against tampering.
+The checksum detects accidents. It is no protection against tampering: a process that may write to the folder can
+recompute it.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ CHECKSUM = "checksum"
 DIGEST = 32
 LONGEST_HEADER = 1 << 20
 LENGTH = 8
-"""Bytes before the header, which say how long it is."""
+"""Bytes before the header, which hold its length."""
 MOST_DIMENSIONS = 8
 LARGEST = 1 << 48
-"""No dimension is larger, in a header that can be believed."""
+"""Largest dimension in a header that is accepted."""
 BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2, "U8": 1, "I8": 1}
-"""Of a number, by the name of its type."""
+"""Bytes of a number, by the name of its type."""
 
 
 Buffer = bytes | memoryview
 
 
 class DamagedEntry(Exception):
-    """An entry that was cut short or changed, or is none."""
+    """Raised for a file that was cut short or changed, or is no entry."""
 
 
 class Part(NamedTuple):
@@ -72,7 +73,7 @@ class Entry:
 
 
 def packed(entry: Entry) -> list[Buffer]:
-    """Return the bytes of a file, piece by piece."""
+    """Return the bytes of an entry's file in pieces."""
     shapes = {name: (part.kind, part.shape) for name, part in entry.parts.items()}
     head = beginning({**entry.facts, "format": FORMAT}, shapes)
     return list(sealed(head, (part.data for part in entry.parts.values())))
@@ -81,7 +82,7 @@ def packed(entry: Entry) -> list[Buffer]:
 def beginning(facts: Mapping[str, str], shapes: Mapping[str, tuple[str, Sequence[int]]]) -> bytes:
     """Return the head of a safetensors file: its length in 8 bytes, then JSON with facts and the place of each tensor.
 
-    shapes: by name the type and the shape of each, in their order. A checksum comes last.
+    shapes: type and shape of each tensor, by name, in the file's order. The checksum's tensor is added last.
     """
     placed: dict[str, object] = {"__metadata__": dict(facts)}
     end = 0
@@ -104,13 +105,13 @@ def sealed(head: bytes, data: Iterable[Buffer]) -> Iterator[Buffer]:
 
 
 def unpacked(content: bytearray) -> Entry:
-    """Return the entry that `packed` made these bytes of; its tensors lie in them. Raises DamagedEntry."""
-    whole = memoryview(content)
-    _require_whole(whole)
-    facts, places, size = header(whole)
-    if size != len(whole):
+    """Return the entry of these bytes, which `packed` made. Its tensors are views of them. Raises DamagedEntry."""
+    buffer = memoryview(content)
+    _require_whole(buffer)
+    facts, places, size = header(buffer)
+    if size != len(buffer):
         raise DamagedEntry("its size is not that of its header")
-    parts = {name: Part(place.kind, place.shape, whole[place.start : place.stop]) for name, place in places.items()}
+    parts = {name: Part(place.kind, place.shape, buffer[place.start : place.stop]) for name, place in places.items()}
     return Entry(facts, parts)
 
 
@@ -122,15 +123,15 @@ def _require_whole(content: memoryview) -> None:
 
 
 def header_length(beginning: bytes) -> int:
-    """Return the bytes of the header, and of the length before it, by the first 8 bytes of a file.
+    """Return the bytes of a header and of the length before it. beginning: the first 8 bytes of the file.
 
-    They are bounded, whatever these bytes say.
+    The result is bounded by `LONGEST_HEADER` for any bytes.
     """
     return LENGTH + min(int.from_bytes(beginning[:LENGTH], "little"), LONGEST_HEADER)
 
 
 def header(beginning: memoryview) -> Header:
-    """Return what the header says, from the first bytes of a file. Raises DamagedEntry."""
+    """Return the header in the first bytes of a file. Raises DamagedEntry."""
     size = int.from_bytes(beginning[:LENGTH], "little")
     if not 0 < size <= min(len(beginning) - LENGTH, LONGEST_HEADER):
         raise DamagedEntry("its header is cut short")
@@ -149,16 +150,19 @@ def header(beginning: memoryview) -> Header:
 
 
 def _places(placed: dict[str, Any], start: int) -> dict[str, PartPlace]:
-    """Return where tensors lie that follow one another from `start` on. Raises DamagedEntry, KeyError or TypeError."""
+    """Return the places of tensors, which must be contiguous from `start` on.
+
+    Raises DamagedEntry, KeyError or TypeError.
+    """
     places = {}
     begin = start
-    for name, about in placed.items():
-        kind = about["dtype"]
-        shape = about["shape"]
+    for name, tensor_header in placed.items():
+        kind = tensor_header["dtype"]
+        shape = tensor_header["shape"]
         if len(shape) > MOST_DIMENSIONS or not all(type(size) is int and 0 <= size <= LARGEST for size in shape):
             raise DamagedEntry("its tensors have no shape")
         places[name] = PartPlace(kind, shape, begin, begin + BYTES[kind] * prod(shape))
-        if about["data_offsets"] != [begin - start, places[name].stop - start]:
+        if tensor_header["data_offsets"] != [begin - start, places[name].stop - start]:
             raise DamagedEntry("its tensors are not as large as it says")
         begin = places[name].stop
     return places

@@ -1,7 +1,7 @@
-"""CacheFolder: a folder that is its owner's alone. Files in it are reached by its descriptor, and no link is followed.
+"""CacheFolder: a folder that only its owner can access. Files in it are opened by its descriptor; no link is followed.
 
-`secret` holds 32 bytes, under which names are made. `state` holds two numbers, and its lock is the folder's. Both end
-in a checksum. `manifest` says which folders were read on purpose (see `disk_cache.documents`).
+`secret` holds 32 bytes, the key of the names' HMAC. `state` holds two numbers, and its lock is the folder's lock. Both
+end in a checksum. `manifest` lists the folders that were read by `triforce watch` (see `disk_cache.documents`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from triforce.disk_cache.folder_checks import MANIFEST, PARTIAL, SECRET, STATE, 
 from triforce.errors import CacheError, printable
 
 LOCK_SECONDS = 5.0
-"""How long a lock that another process holds is waited for."""
+"""Seconds to wait for a lock that another process holds."""
 POLL_SECONDS = 0.01
-"""Between two attempts to take a lock."""
+"""Seconds between two attempts to take a lock."""
 MOST_ORDER = 1 << 33
-"""A place in the order of use beyond this is none: in nanoseconds it would not fit where files have their times."""
+"""Largest number in the order of use: a larger one, in nanoseconds, does not fit into a file's time stamp."""
 _NUMBERS = struct.Struct("<QQ")
 _MOST_NUMBER = (1 << 64) - 1
 _CHECKSUM = 4
@@ -37,18 +37,18 @@ _CHECKSUM = 4
 
 @dataclass(slots=True)
 class FolderState:
-    """Numbers that processes share, under the folder's lock. They are hints: a scan of the folder puts them right."""
+    """Numbers that processes share, under the folder's lock. They are hints: a scan of the folder corrects them."""
 
     order: int = 0
-    """The latest place in the order of use; 0: nothing is known. No clock is asked."""
+    """Latest number in the order of use, a count and not a time; 0: unknown."""
     bytes: int = 0
-    """Bytes of all entries, or more."""
+    """Upper bound of the bytes of all entries."""
 
 
 def read_state(descriptor: int) -> FolderState:
-    """Return the numbers in a file; those of nothing where they are damaged. Raises OSError."""
-    held = unsealed(os.pread(descriptor, _NUMBERS.size + _CHECKSUM, 0))
-    state = FolderState(*_NUMBERS.unpack(held)) if len(held) == _NUMBERS.size else FolderState()
+    """Return the numbers in a file; zeros where they are damaged. Raises OSError."""
+    packed_numbers = unsealed(os.pread(descriptor, _NUMBERS.size + _CHECKSUM, 0))
+    state = FolderState(*_NUMBERS.unpack(packed_numbers)) if len(packed_numbers) == _NUMBERS.size else FolderState()
     return state if state.order <= MOST_ORDER else FolderState()
 
 
@@ -58,7 +58,7 @@ def write_state(descriptor: int, state: FolderState) -> None:
 
 
 def take_lock(descriptor: int, seconds: float) -> bool:
-    """Lock a file against all other processes. Returns whether that was possible within so many seconds."""
+    """Lock a file against all other processes. Returns whether the lock was taken within `seconds` seconds."""
     deadline = time.monotonic() + seconds
     while True:
         try:
@@ -76,14 +76,14 @@ def give_lock(descriptor: int) -> None:
 
 
 def sealed(data: bytes) -> bytes:
-    """Return data with its checksum behind it."""
+    """Return data followed by its checksum."""
     return data + crc32(data).to_bytes(_CHECKSUM, "little")
 
 
-def unsealed(held: bytes) -> bytes:
-    """Return the data that was sealed; nothing where it is not as it was."""
-    data = held[:-_CHECKSUM]
-    return data if held == sealed(data) else b""
+def unsealed(sealed_data: bytes) -> bytes:
+    """Return the data that was sealed; empty where the checksum does not hold."""
+    data = sealed_data[:-_CHECKSUM]
+    return data if sealed_data == sealed(data) else b""
 
 
 SECRET_BYTES = 32
@@ -94,18 +94,18 @@ LOG = logging.getLogger("triforce.disk_cache")
 class CacheFolder:
     """An open folder, mode 0700, of the user who runs this process. Raises CacheError saying what is wrong with it.
 
-    path: a new folder, an empty one, or one that was made here. network: take one on NFS, CIFS or FUSE, too. create:
-    else it must be one that was made here. One that is deleted is made anew when it is locked next. A new one that
-    another process holds for too long has nothing in it until it is free.
+    path: a new folder, an empty one, or a disk cache. network: accept a folder on NFS, CIFS or FUSE. create: accept a
+    new or empty folder; without it the folder must be a disk cache. A folder that is deleted is made anew when it is
+    locked next. A new folder whose lock another process holds for too long stays without entries until it is free.
     """
 
     def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
         self.path = path
         self._network = network
         self._create = create
-        self._mutex = Lock()  # a lock on a file is the process's, and threads share it
+        self._mutex = Lock()  # a file's lock belongs to the process: threads share it
         self._patience = LOCK_SECONDS
-        self._provisional = False  # whether the secret is one that nobody keeps
+        self._provisional = False  # whether the secret is not in the folder
         self._folder = open_checked(path, network, create)
         self._open_files = [self._folder]
         try:
@@ -118,20 +118,20 @@ class CacheFolder:
             raise CacheError(f"{printable(path)} cannot be a disk cache ({error}); name another folder") from error
 
     def close(self) -> None:
-        """Close the folder. Nothing else may be called then."""
+        """Close the folder. No other method may be called afterwards."""
         while self._open_files:
             os.close(self._open_files.pop())
 
     @contextmanager
     def locked(self) -> Iterator[FolderState]:
-        """Hold the folder against all other processes and threads; changes of the state are kept.
+        """Lock the folder against all other processes and threads. Changes of the yielded state are written back.
 
-        Raises OSError, which tells of a folder that was deleted, and of one that another process holds for too long.
+        Raises OSError for a folder that was deleted, and for one that another process locks for too long.
         """
         with self._mutex:
-            before = self.secret
+            secret_before = self.secret
             self._renew()
-            if self.secret != before:
+            if self.secret != secret_before:
                 raise OSError(f"{printable(self.path)} was deleted, and is made anew")
             self._take_lock()
             try:
@@ -146,19 +146,19 @@ class CacheFolder:
                 give_lock(self._state)
 
     def _take_lock(self) -> None:
-        """Lock the folder. Raises TimeoutError; who has waited in vain does not wait again until the lock is free."""
+        """Lock the folder. Raises TimeoutError. After one timeout it does not wait again until the lock is free."""
         if not take_lock(self._state, self._patience):
             self._patience = 0.0
             raise TimeoutError(f"{printable(self.path)} is locked by another process for over {LOCK_SECONDS:g} s")
         self._patience = LOCK_SECONDS
 
     def renew(self) -> None:
-        """Make the folder anew if it was deleted or emptied: its secret is another one then. Raises OSError."""
+        """Make the folder anew, with a new secret, if it was deleted or emptied. Raises OSError."""
         with self._mutex:
             self._renew()
 
     def _renew(self) -> None:
-        """Open the folder anew where it was deleted or emptied; make it if need be. Raises OSError.
+        """Open the folder anew where it was deleted or emptied; make it if it is missing. Raises OSError.
 
         Descriptors keep their numbers, as other threads use them.
         """
@@ -187,11 +187,11 @@ class CacheFolder:
         return (entry for entry in names_in(self._folder) if entry[0] not in (SECRET, STATE, MANIFEST))
 
     def has(self, name: str) -> bool:
-        """Whether there is something of this name."""
+        """Whether there is a file of this name."""
         return self.place(name) >= 0
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Return a descriptor of a regular file that is its owner's alone. Raises OSError for any other."""
+        """Return a descriptor of a regular file that only its owner can access. Raises OSError for any other file."""
         descriptor = os.open(name, flags | _FILE, 0o600, dir_fd=self._folder)
         facts = os.fstat(descriptor)
         if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077:
@@ -199,13 +199,13 @@ class CacheFolder:
         os.close(descriptor)
         raise PermissionError(errno.EPERM, f"{name} is not a file of this user's alone")
 
-    def read(self, name: str, most: int) -> bytes:
-        """Return what a file holds; nothing of one that is larger than `most` bytes. Raises OSError."""
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Return the bytes of a file; none of a file that is larger than `max_bytes` bytes. Raises OSError."""
         with open(self.open(name), "rb") as file:
-            return file.read(most) if os.fstat(file.fileno()).st_size <= most else b""
+            return file.read(max_bytes) if os.fstat(file.fileno()).st_size <= max_bytes else b""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Let a file hold this, whole or as it was before. The folder is locked. Raises OSError."""
+        """Replace a file's bytes atomically. The folder is locked. Raises OSError."""
         partial = f"{name}{PARTIAL}"
         self.remove(partial)
         with open(self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -215,12 +215,12 @@ class CacheFolder:
         self.rename(partial, name)
 
     def rename(self, name: str, new: str) -> None:
-        """Give a whole file its name, so that it survives a loss of power. Raises OSError."""
+        """Rename a file, so that the new name survives a loss of power. Raises OSError."""
         os.rename(name, new, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
 
     def remove(self, name: str) -> None:
-        """Unlink a file, if it is still there. Whoever has it open reads on. Raises OSError."""
+        """Unlink a file, if it is still there. Open descriptors of it stay valid. Raises OSError."""
         with suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._folder)
 
@@ -237,30 +237,30 @@ class CacheFolder:
             os.utime(name, ns=(place, place), dir_fd=self._folder, follow_symlinks=False)
 
     def _kept_secret(self) -> bytes:
-        """Return the secret, which nobody changes; nothing where there is none, or it is damaged. Raises OSError."""
+        """Return the folder's secret; empty where there is none, or it is damaged. Raises OSError."""
         if not self.has(SECRET):
             return b""
         secret = unsealed(self.read(SECRET, len(sealed(bytes(SECRET_BYTES)))))
         return secret if len(secret) == SECRET_BYTES else b""
 
     def _first_secret(self) -> bytes:
-        """Return the secret of a folder that has none yet, or a provisional one while another process holds it.
+        """Make the secret of a folder without one, or a provisional secret while another process locks the folder.
 
         Raises OSError.
         """
         try:
             with self.locked():
                 return self._made_secret()
-        except TimeoutError:  # answers go on; the next write tells of it
+        except TimeoutError:  # answers go on; the next write logs it
             if not self._create:
                 raise
         self._provisional = True
         return secrets.token_bytes(SECRET_BYTES)
 
     def _made_secret(self) -> bytes:
-        """Return the secret; make it, as there is none or it is damaged. The folder is locked. Raises OSError.
+        """Make the secret where there is none or it is damaged, and return it. The folder is locked. Raises OSError.
 
-        Under another secret nobody finds what is kept: entries that were made under one that is lost are removed.
+        Entries are not found under another secret, so entries of a lost secret are removed.
         """
         if secret := self._kept_secret():  # another process was first
             return secret

@@ -1,4 +1,4 @@
-"""Checks of a folder that is to be a disk cache: the user's own, no link, closed to others, no other files, local."""
+"""Checks of a folder for a disk cache: owned by the user, no link, closed to others, without other files, local."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from triforce.errors import CacheError, argument, printable
 from triforce.whole_file import why_unwritable
 
 NETWORK = ("nfs", "cifs", "smb", "fuse")
-"""Beginnings of names whose locks, renames or owners may not be what they are on a local disk."""
+"""Prefixes of file systems whose locks, renames or owners may differ from those of a local disk."""
 
 
 def file_system(descriptor: int) -> str:
-    """Return the name of the file system that an open file lies on, such as `ext4`; "" where that cannot be known."""
+    """Return the name of an open file's file system, such as `ext4`; "" where the system does not say."""
     try:
         facts = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
         mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
@@ -37,7 +37,7 @@ FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _OWN = re.compile(
     rf"[0-9a-f]{{{NAME_DIGITS}}}{re.escape(SUFFIX)}|{SECRET}|{STATE}|{MANIFEST}|.*{re.escape(PARTIAL)}", re.S
 )
-"""Names of files that are made here."""
+"""Names of a disk cache's files."""
 
 
 def cache_files(names: Collection[str]) -> set[str]:
@@ -50,16 +50,16 @@ YOURS = "name a folder of yours, or a new one in one that you may write to"
 
 
 def open_checked(path: Path, network: bool, create: bool) -> int:
-    """Return a descriptor of a folder that may be a disk cache. Raises CacheError saying what is wrong with it.
+    """Return a descriptor of a folder that is fit for a disk cache. Raises CacheError saying what is wrong with it.
 
-    network: it may lie on NFS, CIFS or FUSE. create: it may be new or empty, and is made where there is none.
+    network: accept NFS, CIFS and FUSE. create: accept a new or empty folder, and make it where there is none.
     """
     try:
         if create:
             with suppress(FileExistsError):
                 path.mkdir(mode=0o700)
         descriptor = os.open(path, FOLDER_FLAGS)
-    except (OSError, ValueError) as error:  # of a name with a NUL in it
+    except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         advice = YOURS if isinstance(error, PermissionError) else EXISTS
         raise _refusal(path, getattr(error, "strerror", str(error)), advice) from error
     try:
@@ -75,7 +75,7 @@ def open_checked(path: Path, network: bool, create: bool) -> int:
 
 
 def require_usable(path: Path, network: bool) -> None:
-    """Raise CacheError where a folder cannot be a disk cache. Nothing is made."""
+    """Raises CacheError where a folder is not fit for a disk cache. It makes no folder."""
     if os.path.lexists(path):
         os.close(open_checked(path, network, create=True))
         return
@@ -87,24 +87,24 @@ def require_usable(path: Path, network: bool) -> None:
         pass
     if "\0" in str(path) or not os.path.isdir(path.parent):
         raise _refusal(path, "there is no such folder, and none that it would be in")
-    if why := why_unwritable(path.parent):
-        raise _refusal(path, why, YOURS)
+    if reason := why_unwritable(path.parent):
+        raise _refusal(path, reason, YOURS)
 
 
 def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield names and facts of all that is in a folder. Raises OSError."""
-    again = os.open(".", FOLDER_FLAGS, dir_fd=descriptor)  # its own place in the list
+    """Yield the name and the stat of each file in a folder. Raises OSError."""
+    scan_descriptor = os.open(".", FOLDER_FLAGS, dir_fd=descriptor)  # a descriptor with a scan position of its own
     try:
-        with os.scandir(again) as names:
+        with os.scandir(scan_descriptor) as names:
             for entry in names:
                 with suppress(FileNotFoundError):
                     yield entry.name, entry.stat(follow_symlinks=False)
     finally:
-        os.close(again)
+        os.close(scan_descriptor)
 
 
-def _refusal(path: Path, why: str, advice: str = EXISTS) -> CacheError:
-    return CacheError(f"{printable(path)} cannot be a disk cache ({why}); {advice}")
+def _refusal(path: Path, reason: str, advice: str = EXISTS) -> CacheError:
+    return CacheError(f"{printable(path)} cannot be a disk cache ({reason}); {advice}")
 
 
 def _require_private(path: Path, descriptor: int, create: bool) -> None:

@@ -1,9 +1,9 @@
-"""The KV cache of a prompt in a file, so that a second question on the same document starts at once.
+"""Prompt files: the KV cache of a prompt in a file, so that a second question on the same document starts at once.
 
-An entry of the disk cache's format (see `disk_cache.entry`), of the kind `prompt`, where its owner wants it: `ids` (N),
-and `keys.L` and `values.L` of each layer (G, N, D), of int8 KV with scales (see `kv_rows`); of a feature draft
-`FEATURES`, the last of them (N, C). Layers with a window may have the latest tokens alone. Written layer by layer, so
-that a cache larger than half the memory can be saved.
+A file has the format of a disk cache's entry (see `disk_cache.entry`), with the kind `prompt`, at a path of the user's
+choice. Its tensors are `ids` (N), then `keys.L` and `values.L` of each layer (G, N, D), with scales for int8 KV (see
+`kv_rows`), then `EAGLE_TENSORS` of an EAGLE head, the last of them (N, C). Layers with a window may have the latest
+tokens only. The file is written layer by layer, so that a cache larger than half the memory can be saved.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triforce.backends.kernel_api import PAGE, pages_for
 from triforce.backends.kv_rows import STORED_TYPES
 from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
 from triforce.errors import CacheError, argument
-from triforce.kvcache.feature_memory import FEATURES, FeatureSlots
+from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView
 from triforce.ragged import common_prefix
@@ -39,7 +39,7 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class CacheFingerprint(NamedTuple):
-    """Identity of what computed a cache. Another gives other bits, and so perhaps another text than a fresh prefill."""
+    """Identity of the model and kernels that computed a cache. KV of others has other bits, and may change the text."""
 
     model: str
     """The fingerprint of the checkpoint."""
@@ -48,7 +48,10 @@ class CacheFingerprint(NamedTuple):
 
 
 def reserve(path: Path, size: int) -> IO[bytes]:
-    """Hold room for `size` bytes at `path`, from before a long prefill until this is closed. Raises CacheError."""
+    """Reserve `size` bytes of disk space beside `path` until the returned file is closed. Raises CacheError.
+
+    It is called before a long prefill, so that saving its KV does not fail for lack of space.
+    """
     try:
         path = path.resolve()
     except FileNotFoundError as error:
@@ -75,17 +78,20 @@ def reserve(path: Path, size: int) -> IO[bytes]:
 
 
 def size_of(pool: PagePool, tokens: int) -> int:
-    """Bytes of K, V and ids of so many tokens, at most."""
-    features = pool.features.token_bytes if pool.features else 0
-    kept = sum(min(tokens, pool.windows.most * PAGE) if apart and pool.windows else tokens for apart in pool.apart)
-    return pool.token_bytes // pool.config.layers * kept + tokens * (features + torch.int64.itemsize)
+    """Return an upper bound of the bytes of K, V and ids of `tokens` tokens."""
+    eagle_bytes = pool.eagle_memory.token_bytes if pool.eagle_memory else 0
+    cached_tokens = sum(
+        min(tokens, pool.windows.max_pages * PAGE) if in_window and pool.windows else tokens
+        for in_window in pool.uses_window_pages
+    )
+    return pool.token_bytes // pool.config.layers * cached_tokens + tokens * (eagle_bytes + torch.int64.itemsize)
 
 
-def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
-    """Keep what row b of an exact view has seen of `prompt`. The file appears whole or not at all; else CacheError."""
+def save(path: Path, fingerprint: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
+    """Save row b's KV of `prompt` to a file, whole or not at all. Raises CacheError."""
     ids = prompt[: int(full.lengths_B[b])]
     pool = full.pool
-    header = _header(maker, pool, full.rows[b], len(ids))
+    header = _header(fingerprint, pool, full.rows[b], len(ids))
     try:
         with whole_file(path) as partial, open(os.open(partial, _NEW, 0o600), "wb") as file:
             _write(file, header, _tensors(full, b, ids))
@@ -96,28 +102,31 @@ def save(path: Path, maker: CacheFingerprint, full: FullView, b: int, prompt: li
 
 
 class SavedCache:
-    """A file that `save` wrote, checked. Raises CacheError."""
+    """A file that `save` wrote, with its checksum verified. Raises CacheError.
 
-    def __init__(self, path: Path, maker: CacheFingerprint) -> None:
+    fingerprint: identity of the present model and kernels; a file of others is refused.
+    """
+
+    def __init__(self, path: Path, fingerprint: CacheFingerprint) -> None:
         try:
-            path.open("rb").close()  # says in the system's words what safetensors says in others
+            path.open("rb").close()  # raises OSError with the system's message, which safetensors would not
             self._file = _open(path, framework="pt")
-            about = self._file.metadata() or {}
-            if (about.get("format"), about.get("kind")) != (FORMAT, KIND):
+            metadata = self._file.metadata() or {}
+            if (metadata.get("format"), metadata.get("kind")) != (FORMAT, KIND):
                 raise CacheError(
                     f"{path} is no prompt that this triforce saved; make one with {argument('save_cache')}"
                 )
-            if about.get("fingerprint") != maker.model:
+            if metadata.get("fingerprint") != fingerprint.model:
                 raise CacheError(
                     f"{path} was saved with another model, dtype, type of KV, context setting or draft of hidden "
                     f"states (none: {argument('draft', None)}); load it with the same ones, or make a new one with "
                     f"{argument('save_cache')}"
                 )
-            if about.get("kernels") != maker.kernels:
+            if metadata.get("kernels") != fingerprint.kernels:
                 raise CacheError(
-                    f"{path} was computed by other kernels ({about.get('kernels', 'unnamed')}; here {maker.kernels}), "
-                    f"whose bits differ; load it with the same ones ({VARIABLE} names them) and the same chunk, or "
-                    f"make a new one with {argument('save_cache')}"
+                    f"{path} was computed by other kernels ({metadata.get('kernels', 'unnamed')}; here "
+                    f"{fingerprint.kernels}), whose bits differ; load it with the same ones ({VARIABLE} names them) "
+                    f"and the same chunk, or make a new one with {argument('save_cache')}"
                 )
             if not _is_whole(path):
                 raise CacheError(
@@ -125,18 +134,18 @@ class SavedCache:
                 )
             self.ids: list[int] = self._file.get_tensor("ids").tolist()
         except OSError as error:
-            made = f"name a file that {argument('save_cache')} has written"
-            raise CacheError(f"cannot read the KV cache {path} ({error.strerror or error}); {made}") from error
+            advice = f"name a file that {argument('save_cache')} has written"
+            raise CacheError(f"cannot read the KV cache {path} ({error.strerror or error}); {advice}") from error
         except SafetensorError as error:
             raise CacheError(
                 f"{path} is damaged or no saved KV cache ({error}); make it anew with {argument('save_cache')}"
             ) from error
 
     def restore(self, full: FullView, b: int, prompt: list[int]) -> int:
-        """Let the fresh row b of an exact view see what `prompt` shares with the saved one; returns how many tokens.
+        """Restore the common prefix of `prompt` and the saved prompt into empty row b. Returns its tokens.
 
-        The prompt's last tokens are left to be fed, so that there are queries to select pages by. None are, where the
-        file has no window of what is before them.
+        The prompt's last `TAIL` tokens are left to be fed, as selections need their queries. Returns 0 where the file
+        lacks a window before the prefix's end.
         """
         length = min(common_prefix(self.ids, prompt), len(prompt) - 1 - TAIL)
         if length <= 0:
@@ -146,26 +155,28 @@ class SavedCache:
         read = self._file.get_slice
         starts = [len(self.ids) - read(f"keys.{n}").get_shape()[1] for n in range(pool.config.layers)]
         needed = [max(0, length - window + 1) if pool.windows else 0 for window in pool.config.windows]
-        if any(pages_for(start) * PAGE > first for start, first in zip(starts, needed, strict=True) if start):
+        if any(
+            pages_for(start) * PAGE > needed_token for start, needed_token in zip(starts, needed, strict=True) if start
+        ):
             return 0
         names = ((f"keys.{n}", f"values.{n}", length - start) for n, start in enumerate(starts))
         pool.write(row, length, ((read(k)[:, :stop], read(v)[:, :stop]) for k, v, stop in names), max(starts))
-        if pool.features:
-            keys, values, states = (read(name) for name in FEATURES)
-            some = FeatureSlots(keys[:, :length], values[:, :length], states[:length])
-            pool.features.write(pool.slots(row, 0, length), some)
+        if pool.eagle_memory:
+            keys, values, states = (read(name) for name in EAGLE_TENSORS)
+            eagle_slots = EagleHeadSlots(keys[:, :length], values[:, :length], states[:length])
+            pool.eagle_memory.write(pool.slots(row, 0, length), eagle_slots)
         return length
 
 
 def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
-    """Yield what a file holds, in its order: ids, and K and V of each layer, which are read when their turn comes."""
+    """Yield the tensors of a file in its order. K and V of each layer are read lazily."""
     yield torch.tensor(ids)
     pool = full.pool
     row = full.rows[b]
     for layer in range(pool.config.layers):
-        yield from pool.span(layer, row, pool.held_from(layer, row), len(ids))
-    if pool.features:
-        yield from pool.features.read(pool.slots(row, 0, len(ids)))
+        yield from pool.span(layer, row, pool.first_cached_token(layer, row), len(ids))
+    if pool.eagle_memory:
+        yield from pool.eagle_memory.read(pool.slots(row, 0, len(ids)))
 
 
 def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
@@ -176,24 +187,24 @@ def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
     os.fsync(file.fileno())
 
 
-def _header(maker: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
+def _header(fingerprint: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
     config = pool.config
-    facts = {"format": FORMAT, "kind": KIND, "fingerprint": maker.model, "kernels": maker.kernels}
-    kept = [tokens - pool.held_from(layer, row) for layer in range(config.layers)]
-    shapes_L = [(STORED_TYPES[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in kept]
+    facts = {"format": FORMAT, "kind": KIND, "fingerprint": fingerprint.model, "kernels": fingerprint.kernels}
+    tokens_L = [tokens - pool.first_cached_token(layer, row) for layer in range(config.layers)]
+    shapes_L = [(STORED_TYPES[pool.dtype], [config.kv_heads, tokens, config.row_size]) for tokens in tokens_L]
     layers = {f"{kind}.{layer}": shape for layer, shape in enumerate(shapes_L) for kind in ("keys", "values")}
-    if features := pool.features:
-        shapes = zip(FEATURES, features.shapes(tokens), strict=True)
-        layers |= {name: (STORED_TYPES[features.dtype], list(each)) for name, each in shapes}
+    if eagle_memory := pool.eagle_memory:
+        shapes = zip(EAGLE_TENSORS, eagle_memory.shapes(tokens), strict=True)
+        layers |= {name: (STORED_TYPES[eagle_memory.dtype], list(sizes)) for name, sizes in shapes}
     return beginning(facts, {"ids": ("I64", [tokens]), **layers})
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of what comes before. Where it lies is not for the header to say."""
+    """Whether the file ends in the checksum of all bytes before it. The header is not trusted for its place."""
     digest = hashlib.blake2b(digest_size=DIGEST)
-    left = path.stat().st_size - DIGEST
+    unread_bytes = path.stat().st_size - DIGEST
     with path.open("rb") as file:
-        while left > 0 and (block := file.read(min(_BLOCK, left))):
+        while unread_bytes > 0 and (block := file.read(min(_BLOCK, unread_bytes))):
             digest.update(block)
-            left -= len(block)
+            unread_bytes -= len(block)
         return file.read() == digest.digest()

@@ -1,4 +1,4 @@
-"""WriteQueue: writes behind the answers, in a thread of its own, with bounds on the bytes that wait and on the rate."""
+"""WriteQueue: asynchronous writes in a thread of its own, with bounds on the queued bytes and on the rate."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, argument, require_bool
 from triforce.interface.byte_size import cache_size_of, named_path, size_of
 
-MOST_BYTES = 256 << 20
-"""Bytes that wait to be written."""
+MAX_QUEUED_BYTES = 256 << 20
+"""Queued bytes at most."""
 RATE = 512 << 20
-"""Bytes written in a second, at most: the disk is for others, too."""
+"""Bytes written in a second at most: other programs use the disk too."""
 PATIENCE = 60.0
-"""Seconds that the end of a process waits for what is queued."""
+"""Seconds that the end of a process waits for queued writes."""
 
 Write = Callable[[], None]
 
 
 class WriteQueue:
-    """Calls what it is given, in order. A call that fails costs itself and what is queued, and one log line.
+    """Runs queued calls in order. A call that fails drops all queued calls, and is logged once.
 
-    The same failure is told again once a call has succeeded since.
+    The same failure is logged again only after a call has succeeded.
     """
 
-    def __init__(self, most_bytes: int = MOST_BYTES, rate: float = RATE) -> None:
-        self._most = most_bytes
+    def __init__(self, max_bytes: int = MAX_QUEUED_BYTES, rate: float = RATE) -> None:
+        self._max_bytes = max_bytes
         self._rate = rate
         self._waiting: deque[tuple[Write, int]] = deque()
         self._bytes = 0
@@ -42,15 +42,15 @@ class WriteQueue:
         self._open = True
         self._thread: threading.Thread | None = None
         self.failures = 0
-        self._told: tuple[type[Exception], int | str] | None = None  # the failure of the latest calls
+        self._last_failure: tuple[type[Exception], int | str] | None = None  # the failure of the latest calls
 
     def has_room(self, size: int) -> bool:
-        """Whether a call that writes so many bytes would be taken: one, however large, always is."""
+        """Whether a call that writes `size` bytes would be queued. An empty queue takes a call of any size."""
         with self._changed:
-            return self._open and (not self._bytes or self._bytes + size <= self._most)
+            return self._open and (not self._bytes or self._bytes + size <= self._max_bytes)
 
     def offer(self, write: Write, size: int) -> bool:
-        """Queue a call that writes so many bytes. Returns whether there was room."""
+        """Queue a call that writes `size` bytes. Returns whether there was room."""
         with self._changed:
             if not self.has_room(size):
                 return False
@@ -63,25 +63,26 @@ class WriteQueue:
         return True
 
     def wait(self, seconds: float = 0.05) -> bool:
-        """Wait for a call to be done, but not longer than so many seconds. Returns whether calls are taken."""
+        """Wait until a call is done, for `seconds` seconds at most. Returns whether the queue is open."""
         with self._changed:
-            before = self._bytes
-            self._changed.wait_for(lambda: self._bytes < before or not before, seconds)
+            queued_bytes = self._bytes
+            self._changed.wait_for(lambda: self._bytes < queued_bytes or not queued_bytes, seconds)
             return self._open
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Wait until nothing is queued. Returns whether that was so within so many seconds."""
+        """Wait until the queue is empty. Returns whether it was within `seconds` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, seconds)
 
     def close(self, seconds: float = PATIENCE) -> bool:
-        """Write what is queued, and end: nothing more is taken. Returns whether it was written in so many seconds."""
+        """Flush the queue and close it for good. Returns whether it was flushed within `seconds` seconds."""
         written = self.flush(seconds)
         with self._changed:
             self._open = False
             self._changed.notify_all()
         if written and self._thread not in (None, threading.current_thread()):
-            self._thread.join()  # an interpreter that ends kills threads which want its lock, at times with the process
+            # An interpreter that ends kills threads that wait for its lock, at times with the process.
+            self._thread.join()
         return written
 
     def _work(self) -> None:
@@ -94,22 +95,22 @@ class WriteQueue:
             started = perf_counter()
             try:
                 write()
-                self._told = None
-            except Exception as error:  # answers go on, whatever it is
-                self._tell(error, 1 + self._drop_queued())
+                self._last_failure = None
+            except Exception as error:  # answers go on after any error
+                self._log_failure(error, 1 + self._drop_queued())
             self._done(size)
             with self._changed:
                 pause = size / self._rate - (perf_counter() - started)
                 self._changed.wait_for(lambda: not self._open, max(pause, 0))
 
-    def _tell(self, error: Exception, dropped: int) -> None:
-        """Log a failure, unless it is that of the call before."""
+    def _log_failure(self, error: Exception, dropped: int) -> None:
+        """Log a failure, unless it is the failure of the call before."""
         code = error.errno if isinstance(error, OSError) else None
-        failure = type(error), code or str(error)  # texts of errors with a code name other files each time
-        if failure != self._told:
+        failure = type(error), code or str(error)  # messages of errors with a code name a different file each time
+        if failure != self._last_failure:
             expected = isinstance(error, OSError)
             LOG.warning("disk cache: %d entries are not kept: %s", dropped, error, exc_info=not expected)
-        self._told = failure
+        self._last_failure = failure
 
     def _done(self, size: int) -> None:
         with self._changed:
@@ -117,7 +118,7 @@ class WriteQueue:
             self._changed.notify_all()
 
     def _drop_queued(self) -> int:
-        """Forget what is queued; return how many calls."""
+        """Drop all queued calls, and return their count."""
         with self._changed:
             self.failures += 1
             dropped = len(self._waiting)
@@ -127,20 +128,20 @@ class WriteQueue:
 
 
 class DiskCache:
-    """Entries in a folder, of at most `size` bytes. What is queued is written before the process ends.
+    """Entries in a folder, at most `size` bytes. Queued writes are done before the process ends.
 
-    network: the folder may lie on a network's file system. Raises CacheError (see `CacheFolder`).
+    network: accept a folder on a network file system. Raises CacheError (see `CacheFolder`).
     """
 
     def __init__(self, folder: str | Path, size: int, network: bool = False) -> None:
         self.store = EntryStore(CacheFolder(Path(folder), network), size)
         self.queue = WriteQueue()
         self.close = weakref.finalize(self, _close, self.queue, self.store.folder)
-        """Writes what is queued, and closes the folder; done at the latest when nobody holds this any more."""
+        """Flushes the queue and closes the folder; called at the latest when this object is collected."""
 
 
 def _close(queue: WriteQueue, folder: CacheFolder) -> None:
-    if queue.close():  # else the thread still has files open there
+    if queue.close():  # else the thread still has files of the folder open
         folder.close()
 
 
@@ -148,7 +149,7 @@ USUAL_SIZE = "20GiB"
 
 
 class DiskCacheSettings(NamedTuple):
-    """Place and size of a disk cache, once they are known to be right; without a folder there is none."""
+    """Checked folder and size of a disk cache; without a folder there is no disk cache."""
 
     folder: Path | None = None
     size: int = 0
@@ -156,7 +157,7 @@ class DiskCacheSettings(NamedTuple):
 
     @staticmethod
     def parse(folder: str | Path | None, size: str | int, network: bool, ranks: TPGroup) -> DiskCacheSettings:
-        """Check a folder and its size in bytes; nothing is made. Raises RequestError, CacheError, or TypeError."""
+        """Check a folder and a size, without making the folder. Raises RequestError, CacheError, or TypeError."""
         path = named_path("disk_cache", folder)
         bytes_ = cache_size_of(size)
         require_bool("disk_cache_network", network)
@@ -176,5 +177,5 @@ class DiskCacheSettings(NamedTuple):
         return DiskCacheSettings(path, bytes_, network)
 
     def open(self) -> DiskCache | None:
-        """Return the cache, in a folder that is made where there is none. Raises CacheError."""
+        """Return the cache, or None without a folder. It makes the folder where there is none. Raises CacheError."""
         return None if self.folder is None else DiskCache(self.folder, self.size, self.network)

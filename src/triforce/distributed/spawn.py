@@ -1,6 +1,6 @@
-"""Spawn ranks as processes of one machine, none of which outlives the process that started it.
+"""Spawn ranks as processes of one machine; ranks end when the process that started them ends.
 
-This imports nothing heavy, as the process that starts ranks need not be one.
+This module imports nothing heavy, as the process that starts ranks need not be one.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ from triforce.errors import RequestError
 if TYPE_CHECKING:
     from triforce.distributed.torch_group import TorchGroup
 
-MEETING, LIFELINE = "TRIFORCE_MEETING", "TRIFORCE_LIFELINE"
-"""Environment variables of ranks: where they meet, and a pipe that closes when the process that started them dies."""
+MEETING = "TRIFORCE_MEETING"
+"""Environment variable of ranks: the URL where they meet."""
+LIFELINE = "TRIFORCE_LIFELINE"
+"""Environment variable of ranks: a pipe that closes when the process that started them dies."""
 
 
 def rank_environment(rank: int, count: int, folder: Path) -> dict[str, str]:
@@ -33,15 +35,15 @@ def rank_environment(rank: int, count: int, folder: Path) -> dict[str, str]:
 def start(
     run: str, arguments: Sequence[str], variables: dict[str, str], lifeline: int, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs a line of Python, with the modules of this one. lifeline: the end of a pipe to read."""
-    # As multiprocessing does, which would import the main module again: the same modules, whatever the folder.
+    """Start a process that runs the Python line `run`, with this process's sys.path. lifeline: read end of a pipe."""
+    # The same modules, whatever the folder; multiprocessing does so too, but would import the main module again.
     code = f"import sys; sys.path[:] = {sys.path!r}; {run}"
     environment = os.environ | variables | {LIFELINE: str(lifeline)}
     return subprocess.Popen([sys.executable, "-c", code, *arguments], env=environment, pass_fds=(lifeline,), **options)
 
 
 def own_device(device: str, local: int) -> str:
-    """Return the device of this rank, of a kind that all ranks were given. Raises RequestError."""
+    """Return this rank's device, of the kind `device` that all ranks share. Raises RequestError."""
     import torch
 
     if not (device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())):
@@ -53,7 +55,7 @@ def own_device(device: str, local: int) -> str:
 
 
 def join(count: int, device: str, exact: bool) -> TorchGroup:
-    """Join the group as the rank that the environment says, of so many. device: its own. Raises RankError."""
+    """Join the group of `count` ranks as the environment's rank. device: this rank's own. Raises RankError."""
     from triforce.distributed.torch_group import TorchGroup
 
     if lifeline := os.environ.pop(LIFELINE, ""):
@@ -64,7 +66,7 @@ def join(count: int, device: str, exact: bool) -> TorchGroup:
 
 
 def _end_with(lifeline: int) -> None:
-    """End this process when the other end of the pipe closes: a rank that waits for ever would stay otherwise."""
+    """End this process when the pipe's other end closes; a rank that waits for ever would otherwise stay."""
     os.read(lifeline, 1)
     sys.stderr.flush()
     os._exit(1)

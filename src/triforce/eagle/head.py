@@ -1,4 +1,4 @@
-"""The EAGLE head as it is handed around: its shape, its weights, and the contract of the kernels that run it.
+"""The EAGLE head as data: its shape, its weights, and the protocol of the passes that run it.
 
 Shape suffixes as in kernel_api.py.
 """
@@ -19,11 +19,11 @@ from triforce.ragged import Ints
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureDraftConfig:
-    """The shape of one feature draft."""
+class EagleHeadConfig:
+    """Shape of an EAGLE head."""
 
     vocab_size: int
-    """Of the target: rows of the embedding that it reads."""
+    """The target's: rows of the embedding that the head reads."""
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -31,28 +31,30 @@ class FeatureDraftConfig:
     head_dim: int
     norm_eps: float
     state_layers: tuple[int, ...]
-    """It reads the residual stream behind so many of the target's layers, in this order."""
+    """Counts of the target's layers behind which the head reads the residual stream, in the order of concatenation."""
     choices: int
-    """Tokens that it can propose."""
+    """Count of tokens that the head can propose."""
     rope: Rope
     sinks: int
     window: int
     """Each entry sees the first `sinks` entries and the `window` that end with itself."""
     fc_norm: bool
-    """Each state is normed by itself, before they are joined."""
+    """Whether each state is normed before the states are concatenated."""
     norm_output: bool
-    """The next guess reads the normed output in the place of states, not the residual stream (both EAGLE 3.1)."""
+    """Whether the next draft step reads the normed output as its state, not the residual stream.
+
+    This and `fc_norm` are of EAGLE 3.1."""
     norm_before_residual: bool
-    """The residual stream begins with the normed state."""
+    """Whether the residual stream begins with the normed state."""
     embedding_residual: bool = False
-    """And with the normed embedding times a matrix: through attention it comes by the few KV heads only (EAGLE, Li et
-    al. 2024, arXiv 2401.15077, joins the two likewise)."""
+    """Whether a projection of the normed embedding is added to the residual stream. Otherwise the embedding passes only
+    through attention's few KV heads (EAGLE, Li et al. 2024, arXiv 2401.15077, joins both likewise)."""
 
     @property
     def layer(self) -> ModelConfig:
-        """Return the shape of its one layer as KV memory needs it: it proposes what a model of `choices` tokens would.
+        """Return the head's one layer as a model config, as KV memory needs it, with a vocabulary of `choices` tokens.
 
-        It sees a window, wherever that is.
+        Its context is that of the sinks and the window.
         """
         return ModelConfig(
             self.choices, self.hidden_size, self.intermediate_size, 1, self.heads, self.kv_heads, self.head_dim,
@@ -61,8 +63,8 @@ class FeatureDraftConfig:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FeatureDraftWeights:
-    """Tensors of one type on one device; `None` where a draft has none."""
+class EagleHeadWeights:
+    """Tensors of an EAGLE head, of one dtype on one device; `None` where a head has none."""
 
     fc_CX: Tensor
     embedding_norm_C: Tensor
@@ -77,17 +79,19 @@ class FeatureDraftWeights:
     down_proj_CI: Tensor
     norm_C: Tensor
     tokens_M: Tensor
-    """int64, ascending: the tokens that it can propose, by the row of the head."""
+    """int64, ascending: the tokens that can be proposed, by row of `head_MC`."""
     fc_norm_SC: Tensor | None = None
     embedding_proj_CC: Tensor | None = None
     head_MC: Tensor | None = None
-    """None: the rows of these tokens in the target's head."""
+    """None: the rows of `tokens_M` in the target's output head."""
 
-    def to(self, dtype: torch.dtype, device: torch.device | str) -> FeatureDraftWeights:
-        """Return the weights as numbers of this type on a device."""
+    def to(self, dtype: torch.dtype, device: torch.device | str) -> EagleHeadWeights:
+        """Return the weights in this dtype on a device."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         moved = {
-            name: each.to(device, dtype) for name, each in named.items() if each is not None and name != "tokens_M"
+            name: tensor.to(device, dtype)
+            for name, tensor in named.items()
+            if tensor is not None and name != "tokens_M"
         }
         return replace(self, **moved, tokens_M=self.tokens_M.to(device))
 
@@ -99,45 +103,45 @@ class FeatureDraftWeights:
                 yield field.name, tensor
 
 
-def shapes(config: FeatureDraftConfig) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each trained tensor of such a draft, by its field."""
+def shapes(config: EagleHeadConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each trained tensor of a head, by its field."""
     C = config.hidden_size
     inner = config.intermediate_size
     S = len(config.state_layers)
     Q = config.heads * config.head_dim
     P = config.kv_heads * config.head_dim
     norms = dict.fromkeys(("embedding_norm_C", "hidden_norm_C", "post_norm_C", "norm_C"), (C,))
-    found: dict[str, tuple[int, ...]] = {
+    matrices: dict[str, tuple[int, ...]] = {
         "fc_CX": (C, S * C), "q_proj_QE": (Q, 2 * C), "k_proj_PE": (P, 2 * C), "v_proj_PE": (P, 2 * C),
         "o_proj_CQ": (C, Q), "gate_proj_IC": (inner, C), "up_proj_IC": (inner, C), "down_proj_CI": (C, inner),
     }  # fmt: skip
-    extra: dict[str, tuple[int, ...]] = {"fc_norm_SC": (S, C)} if config.fc_norm else {}
-    return found | norms | extra | ({"embedding_proj_CC": (C, C)} if config.embedding_residual else {})
+    fc_norms: dict[str, tuple[int, ...]] = {"fc_norm_SC": (S, C)} if config.fc_norm else {}
+    return matrices | norms | fc_norms | ({"embedding_proj_CC": (C, C)} if config.embedding_residual else {})
 
 
 class EntryMemory(Protocol):
-    """The memory of a feature draft, by slots of a pool: entries (one layer's keys and values), and states (slots, C).
+    """Memory of an EAGLE head by slots of a pool: entries (one layer's keys and values), and states (slots, C).
 
-    The state of slot 0 is zeros for good: the one before a text.
+    The state of slot 0 is always zeros: the one before a text.
     """
 
     kv: KVBackend
     states_NC: Tensor
 
 
-class FeaturePasses(Protocol):
-    """Passes of a feature draft; tensors of ids and columns are on the host."""
+class EagleHeadPasses(Protocol):
+    """Passes of an EAGLE head. Tensors of ids and columns are on the host."""
 
     weight_size: int
-    """Bytes of a weight as products read it."""
+    """Bytes of a weight as matrix products read it."""
 
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
-        """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
+        """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is written as a state."""
 
-    def note(
+    def record_entries(
         self, ids_N: Tensor, memory: EntryMemory, slots: tuple[Ints, Ints, Ints], columns_N: Ints, states_SBTC: Tensor
     ) -> None:
-        """Make states and entries of tokens of the target's pass, which stand at `columns_N` of its rows, flattened.
+        """Write states and entries of tokens of the target's pass. columns_N: their columns in its flattened rows.
 
-        slots: positions, own slots, and those before them, (N) each.
+        slots: positions of the tokens, their slots, and the slots of the tokens before them, (N) each.
         """

@@ -1,4 +1,4 @@
-"""The folder of an EAGLE head: its config and tensors, held to each other before weights are read, and written."""
+"""Folders of EAGLE heads: config and tensors, read, checked against each other, and written."""
 
 from __future__ import annotations
 
@@ -22,59 +22,59 @@ from triforce.checkpoint.model_families import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
 from triforce.checkpoint.weight_files import Archive, open_archives, require_shape
 from triforce.checkpoint.weights import SOURCES
-from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import numbers
 from triforce.whole_file import whole_file
 
-LAYER = "midlayer."
+LAYER_PREFIX = "midlayer."
 NAMES = {
     "fc_CX": "fc.weight",
-    "embedding_norm_C": f"{LAYER}input_layernorm.weight",
-    "hidden_norm_C": f"{LAYER}hidden_norm.weight",
-    "q_proj_QE": f"{LAYER}self_attn.q_proj.weight",
-    "k_proj_PE": f"{LAYER}self_attn.k_proj.weight",
-    "v_proj_PE": f"{LAYER}self_attn.v_proj.weight",
-    "o_proj_CQ": f"{LAYER}self_attn.o_proj.weight",
-    "post_norm_C": f"{LAYER}post_attention_layernorm.weight",
-    "gate_proj_IC": f"{LAYER}mlp.gate_proj.weight",
-    "up_proj_IC": f"{LAYER}mlp.up_proj.weight",
-    "down_proj_CI": f"{LAYER}mlp.down_proj.weight",
+    "embedding_norm_C": f"{LAYER_PREFIX}input_layernorm.weight",
+    "hidden_norm_C": f"{LAYER_PREFIX}hidden_norm.weight",
+    "q_proj_QE": f"{LAYER_PREFIX}self_attn.q_proj.weight",
+    "k_proj_PE": f"{LAYER_PREFIX}self_attn.k_proj.weight",
+    "v_proj_PE": f"{LAYER_PREFIX}self_attn.v_proj.weight",
+    "o_proj_CQ": f"{LAYER_PREFIX}self_attn.o_proj.weight",
+    "post_norm_C": f"{LAYER_PREFIX}post_attention_layernorm.weight",
+    "gate_proj_IC": f"{LAYER_PREFIX}mlp.gate_proj.weight",
+    "up_proj_IC": f"{LAYER_PREFIX}mlp.up_proj.weight",
+    "down_proj_CI": f"{LAYER_PREFIX}mlp.down_proj.weight",
     "norm_C": "norm.weight",
-    "embedding_proj_CC": f"{LAYER}embedding_proj.weight",
+    "embedding_proj_CC": f"{LAYER_PREFIX}embedding_proj.weight",
 }
-"""The last one is of our own drafts."""
+"""Names of tensors by field. The last one is in our own heads only."""
 FC_NORM = "fc_norm.{}.weight"
 HEAD = "lm_head.weight"
-OFFSETS = "d2t"
-CHOSEN = "t2d"
-TABLES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-IGNORED = ("embed_tokens.weight",)
-"""Published beside the rest at times; it is the target's."""
+TOKEN_OFFSETS = "d2t"
+TOKEN_MASK = "t2d"
+TABLE_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+IGNORED_TENSORS = ("embed_tokens.weight",)
+"""Tensors that some published heads have and that are the target's."""
 
 
-def read_draft_weights(folder: Path, config: FeatureDraftConfig) -> FeatureDraftWeights:
-    """Read the weights of a draft, float32. Raises ModelError naming the tensor that is missing, unknown or wrong."""
+def read_head_weights(folder: Path, config: EagleHeadConfig) -> EagleHeadWeights:
+    """Read the weights of a head, float32. Raises ModelError naming a tensor that is missing, unknown or wrong."""
     archives = open_archives(folder)
-    wanted = shapes(config)
-    norms = wanted.pop("fc_norm_SC", None)
-    found = {field: _take(folder, archives, NAMES[field], shape) for field, shape in wanted.items()}
+    tensor_shapes = shapes(config)
+    norms = tensor_shapes.pop("fc_norm_SC", None)
+    tensors = {field: _read_tensor(folder, archives, NAMES[field], shape) for field, shape in tensor_shapes.items()}
     if norms:
-        each = [_take(folder, archives, FC_NORM.format(i), norms[1:]) for i in range(norms[0])]
-        found["fc_norm_SC"] = torch.stack(each)
+        fc_norms = [_read_tensor(folder, archives, FC_NORM.format(i), norms[1:]) for i in range(norms[0])]
+        tensors["fc_norm_SC"] = torch.stack(fc_norms)
     extra = [HEAD] if HEAD in archives else []
     if extra:
-        found["head_MC"] = _take(folder, archives, HEAD, (config.choices, config.hidden_size))
-    names = {*(NAMES[field] for field in wanted), *extra, OFFSETS, CHOSEN, *IGNORED}
+        tensors["head_MC"] = _read_tensor(folder, archives, HEAD, (config.choices, config.hidden_size))
+    names = {*(NAMES[field] for field in tensor_shapes), *extra, TOKEN_OFFSETS, TOKEN_MASK, *IGNORED_TENSORS}
     names |= {FC_NORM.format(i) for i in range(norms[0] if norms else 0)}
     if unknown := sorted(set(archives) - names):
         raise ModelError(f"{folder}: tensor {unknown[0]} is not part of such a draft ({len(unknown)} unknown in all)")
-    return FeatureDraftWeights(**found, tokens_M=_tokens(folder, archives, config))
+    return EagleHeadWeights(**tensors, tokens_M=_tokens(folder, archives, config))
 
 
-def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> Tensor:
+def _read_tensor(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> Tensor:
     if name not in archives:
         raise ModelError(f"{folder}: the weights lack the tensor {name}; copy the whole folder again")
     require_shape(archives, name, shape)
@@ -86,18 +86,23 @@ def _take(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple
     return tensor.float()
 
 
-def _tokens(folder: Path, archives: Mapping[str, Archive], config: FeatureDraftConfig) -> Tensor:
-    """Return the token of each row of the head, int64 (M): its number and the offset in d2t, which t2d must confirm."""
-    if OFFSETS not in archives and config.choices == config.vocab_size:
+def _tokens(folder: Path, archives: Mapping[str, Archive], config: EagleHeadConfig) -> Tensor:
+    """Return the token of each row of the output head, int64 (M): the row's number plus its offset in d2t.
+
+    Where there is a t2d, it must name the same tokens. Raises ModelError.
+    """
+    if TOKEN_OFFSETS not in archives and config.choices == config.vocab_size:
         return torch.arange(config.choices)
-    wrong = ModelError(f"{folder}: the table {OFFSETS} does not name {config.choices} tokens; copy the folder again")
-    offsets_M = _table(archives, OFFSETS, config.choices)
+    wrong = ModelError(
+        f"{folder}: the table {TOKEN_OFFSETS} does not name {config.choices} tokens; copy the folder again"
+    )
+    offsets_M = _table(archives, TOKEN_OFFSETS, config.choices)
     if offsets_M is None:
         raise wrong
     tokens_M = torch.arange(config.choices) + offsets_M.long()
     fits = bool((tokens_M.diff() > 0).all()) and int(tokens_M[0]) >= 0 and int(tokens_M[-1]) < config.vocab_size
-    if fits and CHOSEN in archives:
-        chosen_V = _table(archives, CHOSEN, config.vocab_size)
+    if fits and TOKEN_MASK in archives:
+        chosen_V = _table(archives, TOKEN_MASK, config.vocab_size)
         fits = chosen_V is not None and torch.equal(chosen_V.nonzero().flatten(), tokens_M)
     if not fits:
         raise wrong
@@ -105,38 +110,40 @@ def _tokens(folder: Path, archives: Mapping[str, Archive], config: FeatureDraftC
 
 
 def _table(archives: Mapping[str, Archive], name: str, size: int) -> Tensor | None:
-    """Return a table of so many whole numbers; None where there is none, or another one."""
+    """Return a table of `size` integers; None where there is none, or one of another shape or dtype."""
     if name not in archives or archives[name].shape(name) != (size,):
         return None
     table = numbers(archives[name].glance(name))
-    return table if table.dtype in TABLES else None
+    return table if table.dtype in TABLE_DTYPES else None
 
 
 FORMAT = 1
 THETA = 10_000.0
-"""Of the rotations of a new draft: it sees a window, whatever its target's positions."""
-SINKS, WINDOW = 16, 496
-"""Entries that a new draft sees, or one whose file does not say: those of a streaming draft."""
-MOST_SEEN = 1 << 20
-"""Entries that a draft is thought to see."""
+"""RoPE base of a new head, which sees a window at any position of its target."""
+SINKS = 16
+"""Sink entries of a new head, and of one whose file has none: those of a streaming draft."""
+WINDOW = 496
+"""Window entries of a new head, and of one whose file has none: those of a streaming draft."""
+MAX_VISIBLE_ENTRIES = 1 << 20
+"""Largest count of sinks or window entries that is accepted."""
 
 
 @dataclass(frozen=True)
-class FeatureDraftFile:
-    """A draft, and what its folder says of it.
+class EagleHeadFile:
+    """An EAGLE head with the facts of its folder.
 
-    target: fingerprint of the model whose states it reads, None if it does not say. card: figures that training left.
+    target: fingerprint of the model whose states it reads; None if the folder does not say. card: figures of training.
     """
 
-    config: FeatureDraftConfig
-    weights: FeatureDraftWeights
+    config: EagleHeadConfig
+    weights: EagleHeadWeights
     target: str | None = None
     card: Mapping[str, Any] | None = None
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest: two drafts with the same one make the same entries and guesses of the same states."""
-        shape = [getattr(self.config, f.name) for f in fields(FeatureDraftConfig) if f.name != "rope"]
+        """Hex digest. Heads with the same digest compute the same entries and draft tokens from the same states."""
+        shape = [getattr(self.config, f.name) for f in fields(EagleHeadConfig) if f.name != "rope"]
         digest = hashlib.sha256(repr(shape).encode())
         rope = self.config.rope
         weights = self.weights
@@ -144,74 +151,76 @@ class FeatureDraftFile:
             rope.inv_freq_RF,
             torch.tensor(rope.scale),
             weights.tokens_M,
-            *(each for _, each in weights.trained()),
+            *(trained for _, trained in weights.trained()),
         ]
         for tensor in tensors + ([weights.head_MC] if weights.head_MC is not None else []):
             digest.update(tensor.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
 
-def states_of(layers: int) -> tuple[int, ...]:
-    """Behind which layers of a target the residual stream is read by a new draft: early, in the middle, and late.
+def default_state_layers(layers: int) -> tuple[int, ...]:
+    """Return the layers of a target behind which a new head reads the residual stream: early, in the middle, and late.
 
-    The last layer's is not: passes whose logits nobody wants do not finish it.
+    The last layer is none of them: passes without logits do not finish it.
     """
     return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1} - {0}))
 
 
-def new_config(target: ModelConfig, choices: int) -> FeatureDraftConfig:
-    """Return the shape of a new draft for a target, whose attention and MLP it has. Raises ModelError."""
+def new_config(target: ModelConfig, choices: int) -> EagleHeadConfig:
+    """Return the shape of a new head for a target, with the target's attention and MLP sizes. Raises ModelError."""
     if target.layers < 2:
-        raise ModelError("a model of one layer has no hidden states between layers, which a feature draft reads")
+        raise ModelError("a model of one layer has no hidden states between layers, which an EAGLE head reads")
     inv_freq_F, scale = Unscaled().frequencies(THETA, target.head_dim, target.context)
-    return FeatureDraftConfig(
+    return EagleHeadConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
-        target.head_dim, target.norm_eps, states_of(target.layers), choices, Rope(inv_freq_F, scale), SINKS, WINDOW,
-        fc_norm=True, norm_output=True, norm_before_residual=True, embedding_residual=True,
+        target.head_dim, target.norm_eps, default_state_layers(target.layers), choices,
+        Rope(inv_freq_F, scale), SINKS, WINDOW, fc_norm=True, norm_output=True, norm_before_residual=True,
+        embedding_residual=True,
     )  # fmt: skip
 
 
-def is_feature_draft(path: Path) -> bool:
-    """Whether a folder says that it holds such a draft."""
+def is_eagle_head(path: Path) -> bool:
+    """Whether a folder's config is that of an EAGLE head."""
     raw = read_json(path / "config.json") if (path / "config.json").is_file() else {}
     return "draft_vocab_size" in raw or "triforce" in raw
 
 
 def target_named(folder: Path) -> str | None:
-    """Return the fingerprint of the target that a draft was trained for; None if it does not say. Raises ModelError."""
-    found: str | None = Fields(read_json(folder / "config.json"), "config.json").within("triforce").get("target")
-    return found
+    """Return the fingerprint of the target that a head was trained for; None if the folder does not say.
+
+    Raises ModelError.
+    """
+    target: str | None = Fields(read_json(folder / "config.json"), "config.json").within("triforce").get("target")
+    return target
 
 
-def read_feature_draft(
-    folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False
-) -> FeatureDraftFile:
-    """Read a draft for a target, whose fingerprint is given; float32.
+def read_eagle_head(folder: Path, target: ModelConfig, fingerprint: str, *, finetune: bool = False) -> EagleHeadFile:
+    """Read an EAGLE head for a target, float32. fingerprint: the target's.
 
-    finetune: the target may be another than the file names, of the same shape. Raises ModelError naming what does not
-    fit, or the file that is corrupt.
+    finetune: accept a target of the same shape with another fingerprint than the file's. Raises ModelError naming the
+    size that does not fit, or the corrupt file.
     """
     raw = read_json(folder / "config.json")
-    if not is_feature_draft(folder):
+    if not is_eagle_head(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
                          f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
-    about = Fields(raw, "config.json").within("triforce")
-    about.require("format", (FORMAT,))
-    config = _config(Fields(raw, "config.json"), about, target)
+    own_fields = Fields(raw, "config.json").within("triforce")
+    own_fields.require("format", (FORMAT,))
+    config = _config(Fields(raw, "config.json"), own_fields, target)
     _require_fit(folder, config, target)
     if config.choices > target.vocab_size:
         raise ModelError(f"{folder} proposes {config.choices} tokens, but the target has {target.vocab_size}; it is a "
                          "draft for another model")  # fmt: skip
-    made_for = about.get("target")
-    if made_for not in (None, fingerprint) and not finetune:
+    trained_for = own_fields.get("target")
+    if trained_for not in (None, fingerprint) and not finetune:
         raise ModelError(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
             f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
         )
-    return FeatureDraftFile(config, read_draft_weights(folder, config), made_for, about.get("card"))
+    return EagleHeadFile(config, read_head_weights(folder, config), trained_for, own_fields.get("card"))
 
 
-def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftConfig:
+def _config(fields: Fields, own_fields: Fields, target: ModelConfig) -> EagleHeadConfig:
     for name, accepted in (("num_hidden_layers", (1,)), ("hidden_act", ("silu",)), ("attention_bias", (False,)),
                            ("mlp_bias", (False,)), ("target_hidden_size", (target.hidden_size,))):  # fmt: skip
         fields.require(name, accepted)
@@ -223,7 +232,7 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
     vocab_size = fields.whole("vocab_size")
     _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.whole("max_position_embeddings", target.context))
     inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
-    return FeatureDraftConfig(
+    return EagleHeadConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
         intermediate_size=fields.whole("intermediate_size"),
@@ -231,56 +240,68 @@ def _config(fields: Fields, about: Fields, target: ModelConfig) -> FeatureDraftC
         kv_heads=fields.whole("num_key_value_heads", heads),
         head_dim=head_dim,
         norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-12, most=1.0),
-        state_layers=_state_layers(fields, about, target.layers),
+        state_layers=_state_layers(fields, own_fields, target.layers),
         choices=fields.whole("draft_vocab_size", vocab_size, most=vocab_size),
         rope=Rope(inv_freq_F, scale),
-        sinks=about.whole("sinks", SINKS, most=MOST_SEEN),
-        window=about.whole("window", WINDOW, most=MOST_SEEN),
+        sinks=own_fields.whole("sinks", SINKS, most=MAX_VISIBLE_ENTRIES),
+        window=own_fields.whole("window", WINDOW, most=MAX_VISIBLE_ENTRIES),
         fc_norm=fields.flag("fc_norm", False),
         norm_output=fields.flag("norm_output", False),
         norm_before_residual=fields.flag("norm_before_residual", False),
-        embedding_residual=about.flag("embedding_residual", False),
+        embedding_residual=own_fields.flag("embedding_residual", False),
     )
 
 
-def _state_layers(fields: Fields, about: Fields, layers: int) -> tuple[int, ...]:
-    """Layers behind which states are read. Published configs count those before, or name the layer that gave one."""
-    found = about.get("state_layers")
-    more = 0
-    if found is None:
-        found = fields.get("eagle_aux_hidden_state_layer_ids")
-    if found is None and (named := fields.within("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None:
-        found = named
-        more = 1
-    if found is None:
-        found = [2, layers // 2, layers - 3]  # of EAGLE-3's own code
-    fits = isinstance(found, list) and 1 <= len(found) <= 3 and all(type(layer) is int for layer in found)
-    if not fits or not all(0 < layer + more < layers for layer in found):
+def _state_layers(fields: Fields, own_fields: Fields, layers: int) -> tuple[int, ...]:
+    """Return the counts of layers behind which states are read.
+
+    Published configs have these counts, or with `eagle_config` the index of the layer whose output is the state.
+    """
+    state_layers = own_fields.get("state_layers")
+    offset = 0
+    if state_layers is None:
+        state_layers = fields.get("eagle_aux_hidden_state_layer_ids")
+    if (
+        state_layers is None
+        and (named := fields.within("eagle_config").get("eagle_aux_hidden_state_layer_ids")) is not None
+    ):
+        state_layers = named
+        offset = 1
+    if state_layers is None:
+        state_layers = [2, layers // 2, layers - 3]  # defaults of EAGLE-3's own code
+    fits = (
+        isinstance(state_layers, list)
+        and 1 <= len(state_layers) <= 3
+        and all(type(layer) is int for layer in state_layers)
+    )
+    if not fits or not all(0 < layer + offset < layers for layer in state_layers):
         raise ModelError(
-            f"config.json: the draft reads states behind layers {found}, which a target of {layers} layers does not "
-            "have; it is a draft for another model"
+            f"config.json: the draft reads states behind layers {state_layers}, which a target of {layers} layers does "
+            "not have; it is a draft for another model"
         )
-    return tuple(layer + more for layer in found)
+    return tuple(layer + offset for layer in state_layers)
 
 
-def _require_fit(folder: Path, config: FeatureDraftConfig, target: ModelConfig) -> None:
+def _require_fit(folder: Path, config: EagleHeadConfig, target: ModelConfig) -> None:
     pairs = {
         "hidden size": (config.hidden_size, target.hidden_size),
         "KV heads": (config.kv_heads, target.kv_heads * target.ranks),
         "head size": (config.head_dim, target.head_dim),
     }
-    for what, (own, wanted) in pairs.items():
-        if own != wanted:
-            raise ModelError(f"{folder} is no draft for this model: its {what} is {own}, and the target's {wanted}")
+    for dimension, (draft_size, target_size) in pairs.items():
+        if draft_size != target_size:
+            raise ModelError(
+                f"{folder} is no draft for this model: its {dimension} is {draft_size}, and the target's {target_size}"
+            )
 
 
-def with_head(weights: FeatureDraftWeights, head_MC: Tensor) -> FeatureDraftWeights:
-    """Return the weights with the rows of the target's head, unless the draft has one of its own."""
+def with_head(weights: EagleHeadWeights, head_MC: Tensor) -> EagleHeadWeights:
+    """Return the weights with rows of the target's output head, unless they have an output head of their own."""
     return weights if weights.head_MC is not None else replace(weights, head_MC=head_MC)
 
 
-def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
-    """Write a draft in bfloat16: each file is there whole, or as it was before. Raises OSError."""
+def write_eagle_head(folder: Path, draft: EagleHeadFile) -> None:
+    """Write an EAGLE head in bfloat16. Each file is replaced atomically. Raises OSError."""
     config = draft.config
     weights = draft.weights
     named = dict(weights.trained())
@@ -290,24 +311,24 @@ def write_feature_draft(folder: Path, draft: FeatureDraftFile) -> None:
     stored = {name: tensor.detach().bfloat16().contiguous() for name, tensor in tensors.items()}
     chosen_V = torch.zeros(config.vocab_size, dtype=torch.bool)
     chosen_V[weights.tokens_M] = True
-    stored |= {OFFSETS: weights.tokens_M - torch.arange(config.choices), CHOSEN: chosen_V}
-    write_whole(folder / "model.safetensors", save(stored))
-    about: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
-    about |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
-    about |= {"embedding_residual": config.embedding_residual}
+    stored |= {TOKEN_OFFSETS: weights.tokens_M - torch.arange(config.choices), TOKEN_MASK: chosen_V}
+    write_atomically(folder / "model.safetensors", save(stored))
+    own_fields: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
+    own_fields |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
+    own_fields |= {"embedding_residual": config.embedding_residual}
     values = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
         "vocab_size": config.vocab_size, "draft_vocab_size": config.choices, "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size, "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": config.norm_eps,
         "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output,
-        "norm_before_residual": config.norm_before_residual, "triforce": about,
+        "norm_before_residual": config.norm_before_residual, "triforce": own_fields,
     }  # fmt: skip
-    write_whole(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
+    write_atomically(folder / "config.json", (json.dumps(values, indent=2) + "\n").encode())
 
 
-def write_whole(file: Path, data: bytes | memoryview) -> None:
-    """Write a file, whole or not at all. Raises RequestError."""
+def write_atomically(file: Path, data: bytes | memoryview) -> None:
+    """Write a file, whole or not at all, and sync it to disk. Raises RequestError."""
     try:
         with whole_file(file) as partial, partial.open("wb") as opened:
             opened.write(data)

@@ -1,4 +1,6 @@
-"""Passes of a feature draft in one native call each, or several guesses in one: a row's bits depend on that row alone.
+"""Passes of an EAGLE head in one native call each, or several draft steps in one call.
+
+A row's bits depend on that row alone.
 
 Shape suffixes as in eagle/eagle_draft.py; K drafted tokens.
 """
@@ -13,23 +15,23 @@ from triforce.backends.cpu import _native
 from triforce.backends.cpu.kv import NativeKV, rotations
 from triforce.backends.cpu.model import Draws, NativeEmbedding, native_view
 from triforce.backends.kernel_api import ForwardBatch
-from triforce.eagle.head import EntryMemory, FeatureDraftConfig, FeatureDraftWeights
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, EntryMemory
 from triforce.model.rope import BLOCK
 from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
 
-BITS = 8
-"""Of the weights where those of the target are bfloat16: it reads half, and a draft's bits change no text."""
+BF16_WEIGHT_BITS = 8
+"""Bits of the head's weights where the target's are bfloat16: half the bytes are read, and no text depends on them."""
 
 
-class NativeFeaturePasses:
-    """The residual stream is float32; what products read, entries and states are of the given type.
+class NativeEagleHeadPasses:
+    """Native passes. The residual stream is float32; inputs of products, entries and states are of `dtype`.
 
-    The draft's embedding is the target's. Raises ModelError for weights that cannot be packed.
+    target: gives the embedding. Raises ModelError for weights that cannot be packed.
     """
 
     def __init__(
-        self, config: FeatureDraftConfig, weights: FeatureDraftWeights, target: NativeEmbedding, dtype: torch.dtype
+        self, config: EagleHeadConfig, weights: EagleHeadWeights, target: NativeEmbedding, dtype: torch.dtype
     ) -> None:
         assert weights.head_MC is not None, "a draft that is run has a head"
         self.config = config
@@ -47,47 +49,50 @@ class NativeFeaturePasses:
             post_norm=weights.post_norm_C, norm=weights.norm_C, fc_norm=weights.fc_norm_SC,
             tokens=weights.tokens_M.tolist(), head_dim=config.head_dim, eps=config.norm_eps,
             norm_output=config.norm_output, norm_before_residual=config.norm_before_residual,
-            bits=BITS if dtype == torch.bfloat16 else 0,
+            bits=BF16_WEIGHT_BITS if dtype == torch.bfloat16 else 0,
         )  # fmt: skip
         self.weight_size = 1 if dtype == torch.bfloat16 else 4
 
     def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
-        """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is kept as a state."""
+        """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is written as a state."""
         cos, sin = rotations(self.config.rope, batch, ids_BT.shape[1])
         logits_BJV = torch.empty(*at_BJ.shape, self.config.vocab_size)
-        ((_, lists),) = batch.views
+        ((_, page_table),) = batch.views
         self._native.forward(
             entries=_pages(memory), states=memory.states_NC, ids=ids_BT.contiguous(), positions=batch.positions,
-            counts=lists.counts, cos=cos, sin=sin, view=_view(memory, batch), at=at_BJ.contiguous(), logits=logits_BJV,
+            counts=page_table.counts, cos=cos, sin=sin, view=_view(memory, batch), at=at_BJ.contiguous(),
+            logits=logits_BJV,
         )  # fmt: skip
         return logits_BJV
 
-    def note(
+    def record_entries(
         self, ids_N: Tensor, memory: EntryMemory, slots: tuple[Ints, Ints, Ints], columns_N: Ints, states_SBTC: Tensor
     ) -> None:
-        """Make states and entries of tokens of the target's pass. slots: positions, own slots, those before (N)."""
-        positions_N, own_N, before_N = slots
+        """Write states and entries of tokens of the target's pass, as `EagleHeadPasses.record_entries` says."""
+        positions_N, token_slots_N, previous_slots_N = slots
         cos, sin = self.config.rope.tables((np.unique(positions_N // BLOCK) * BLOCK).tolist(), 1)
         self._native.note(
             entries=_pages(memory), states=memory.states_NC, ids=ids_N.contiguous(), positions=positions_N,
-            slots=own_N, before=before_N, columns=columns_N, passed=states_SBTC.flatten(1, 2), cos=cos, sin=sin,
+            slots=token_slots_N, before=previous_slots_N, columns=columns_N, passed=states_SBTC.flatten(1, 2),
+            cos=cos, sin=sin,
         )  # fmt: skip
 
     def fused_draft(
         self, memory: EntryMemory, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> Tensor:
-        """Do what `NativeModel.fused_draft` does. Returns the laws (B, K, V)."""
-        (sampler, noise, laws), (ids_BS, lengths_B, live_B) = draws, texts
+        """Draft several tokens a row, as `NativeModel.fused_draft` does. Returns their distributions (B, K, V)."""
+        sampler, noise, probs_KBV = draws
+        ids_BS, lengths_B, live_B = texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
         drafted = _native.DraftedTexts(
             positions=batch.positions, cos=cos, sin=sin, view=_view(memory, batch), ids=ids_BS, lengths=lengths_B,
-            live=live_B, sampler=sampler, noise=noise, probs=laws, tokens=tokens_BK,
+            live=live_B, sampler=sampler, noise=noise, probs=probs_KBV, tokens=tokens_BK,
         )  # fmt: skip
-        unlawful = self._native.fused_draft(entries=_pages(memory), states=memory.states_NC, texts=drafted)
-        if unlawful:
-            raise non_finite_logits(unlawful[0], 0, unlawful[1])
-        return laws.transpose(0, 1)
+        fault = self._native.fused_draft(entries=_pages(memory), states=memory.states_NC, texts=drafted)
+        if fault:
+            raise non_finite_logits(fault[0], 0, fault[1])
+        return probs_KBV.transpose(0, 1)
 
 
 def _kv(memory: EntryMemory) -> NativeKV:
@@ -101,5 +106,5 @@ def _pages(memory: EntryMemory) -> _native.Pages:
 
 
 def _view(memory: EntryMemory, batch: ForwardBatch) -> _native.View:
-    ((layers, lists),) = batch.views
-    return native_view(_kv(memory), layers, lists)
+    ((layers, page_table),) = batch.views
+    return native_view(_kv(memory), layers, page_table)

@@ -1,4 +1,4 @@
-"""The view of a feature draft: entries of sinks and a window, in the pages of the full view's rows.
+"""View of an EAGLE head's memory: entries of sinks and a window, in the pages of the full view's rows.
 
 Shape suffixes: B rows, U units.
 """
@@ -17,83 +17,84 @@ from triforce.kvcache.views.streaming import steps_in_place
 from triforce.ragged import Ints, ints, to_device
 
 
-class FeatureView:
-    """A lower view of a `FullView`: each entry sees the first `sinks` entries and the `window` that end with itself.
+class EagleHeadView:
+    """Lower view of a `FullView`: each entry sees the first `sinks` entries and the `window` entries that end with it.
 
-    Passes of the tiers above leave entries of all tokens that they feed. So there is nothing to catch up with: its own
-    length never falls behind the committed one, and what it feeds beyond stays its own until it is written anew.
-    Distances to the sinks are those of `StreamingView`. reach: tokens that it may be ahead of the committed ones.
+    Passes of the tiers above write entries of all tokens that they feed. So the view has nothing to catch up with: its
+    length never falls behind the committed length. Entries that it writes beyond that length are drafts, until a pass
+    of an upper tier writes them anew. Distances to the sinks are those of `StreamingView`. reach: tokens that the view
+    may be ahead of the committed length.
     """
 
     def __init__(self, full: FullView, sinks: int, window: int, reach: int) -> None:
-        memory = full.pool.features
-        assert memory is not None, "a pool for a feature draft has room for its entries"
+        memory = full.pool.eagle_memory
+        assert memory is not None, "a pool for an EAGLE head has memory for its entries"
         self.full = full
         self.memory = memory
         self.kv = memory.kv
         self.sinks = sinks
         self.window = window
         self.unit = memory.unit
-        self._ahead_B = np.zeros(len(full.rows), dtype=np.int64)
-        self._length = ceil((sinks + window + reach) / self.unit) + 2  # of a list, in units
-        self._listed: tuple[list[int], Tensor, Tensor] | None = None  # for how many dropped, of which tables
+        self._fed_B = np.zeros(len(full.rows), dtype=np.int64)
+        self._length = ceil((sinks + window + reach) / self.unit) + 2  # of a page list, in units
+        self._cached_lists: tuple[list[int], Tensor, Tensor] | None = None  # key: dropped units and tables
 
     @property
     def lengths_B(self) -> Ints:
-        return np.maximum(self._ahead_B, self.full.lengths_B)
+        return np.maximum(self._fed_B, self.full.lengths_B)
 
-    def steps(self, counts_B: Ints, most: int) -> int:
-        """Count tokens, at most `most`, to feed one by one behind a pass of `counts_B` before its lists must move."""
-        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, most)
+    def steps(self, counts_B: Ints, limit: int) -> int:
+        """Return how many tokens to feed one by one after a pass of `counts_B`, until its lists move or at `limit`."""
+        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, limit)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts = self.lengths_B.tolist()
         rows = self.full.rows
         dropped = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
-        firsts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
+        list_starts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
         units_BU = self._lists(dropped)
-        lists = PageTable(units_BU, firsts, counts_B.tolist(), self.unit, self.sinks, self.window)
+        page_table = PageTable(units_BU, list_starts, counts_B.tolist(), self.unit, self.sinks, self.window)
         tables = self.full.pool.tables[rows.start : rows.stop]
-        return ForwardBatch(starts, [(1, lists)], tables=tables)
+        return ForwardBatch(starts, [(1, page_table)], tables=tables)
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
-        self._ahead_B = self.lengths_B + batch.views[0][1].counts
+        self._fed_B = self.lengths_B + batch.views[0][1].counts
 
     def rewind(self, lengths_B: Ints) -> None:
-        self._ahead_B = np.minimum(self._ahead_B, lengths_B)
+        self._fed_B = np.minimum(self._fed_B, lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
-        """The exact view sees to it."""
+        """Return an empty range: the exact view feeds the prompt."""
         return length, length
 
-    def row(self, b: int) -> FeatureView:
-        """Return this view: there is nothing to feed through one row."""
+    def row(self, b: int) -> EagleHeadView:
+        """Return this view: no prompt is fed through it."""
         return self
 
     def fork(self, source: int, row: int) -> None:
-        """The exact view copies entries with its pages."""
+        """Copy nothing: the exact view copies entries with its pages."""
 
     def select(self, rows: Sequence[int]) -> None:
-        self._ahead_B = self._ahead_B[list(rows)]
+        self._fed_B = self._fed_B[list(rows)]
 
-    def join(self, other: FeatureView) -> None:
-        self._ahead_B = np.concatenate((self._ahead_B, other._ahead_B))
+    def join(self, other: EagleHeadView) -> None:
+        self._fed_B = np.concatenate((self._fed_B, other._fed_B))
 
     def swap_out(self, b: int) -> int:
-        """Return how far a row is ahead: between two proposals not at all."""
-        return int(self._ahead_B[b])
+        """Return row b's own length, which between two proposals is not ahead of the committed length."""
+        return int(self._fed_B[b])
 
-    def swap_in(self, b: int, held: int) -> None:
-        self._ahead_B[b] = held
+    def swap_in(self, b: int, swapped_length: int) -> None:
+        self._fed_B[b] = swapped_length
 
     def _lists(self, dropped: list[int]) -> Tensor:
-        """Each row's sinks, and of its own what follows the units dropped behind these, int32 (B, U)."""
+        """Return each row's sinks, and then its units from the `dropped` ones behind the sinks on: int32 (B, U)."""
         pool = self.full.pool
         rows = self.full.rows
-        if self._listed is None or self._listed[0] != dropped or self._listed[1] is not pool.pages_BP:
+        if self._cached_lists is None or self._cached_lists[0] != dropped or self._cached_lists[1] is not pool.pages_BP:
             sinks = self.sinks // self.unit
             all_BU = pool.units(rows, self.unit)
-            at_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
-            seen_BU = to_device(np.minimum(at_BU, all_BU.shape[1] - 1), all_BU.device)
-            self._listed = dropped, pool.pages_BP, all_BU.gather(1, seen_BU)
-        return self._listed[2]
+            index_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
+            visible_BU = to_device(np.minimum(index_BU, all_BU.shape[1] - 1), all_BU.device)
+            self._cached_lists = dropped, pool.pages_BP, all_BU.gather(1, visible_BU)
+        return self._cached_lists[2]

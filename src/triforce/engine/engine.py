@@ -16,7 +16,7 @@ import numpy as np
 
 from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.disk_cache.prefixes import LEAST, SEGMENT, DiskPrefixes
+from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS, SEGMENT, DiskPrefixes
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.disk_cache.write_queue import PATIENCE
 from triforce.engine import MAX_ITL, MOST_ROWS
@@ -203,8 +203,8 @@ class ReadingHistory:
         """Record the tokens of a text: prompt and answer."""
         texts = self._latest(scope)
         texts.append(ints(list(text)))
-        if self._disk and len(text) >= LEAST:
-            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= LEAST])
+        if self._disk and len(text) >= MIN_TEXT_TOKENS:
+            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= MIN_TEXT_TOKENS])
 
     def _latest(self, scope: str) -> deque[Ints]:
         if scope not in self._texts:
@@ -378,8 +378,8 @@ class Engine:
         on_prefill: called with the progress of all prompts together. on_read: called with the full view of the first
         prompt. memory, saved: see `SequenceGroup`.
         """
-        if self._over:
-            raise RequestError(self._over)
+        if self._end_reason:
+            raise RequestError(self._end_reason)
         if isinstance(requests, Request):
             raise TypeError("submit takes a list of requests; pass [request]")
         rows = self.core.store.rows
@@ -464,7 +464,7 @@ class Engine:
 
     def close(self) -> None:
         """Cancel all requests. Later ones are refused."""
-        self._over = self._over or "this engine is closed; open another with LLM.open"
+        self._end_reason = self._end_reason or "this engine is closed; open another with LLM.open"
         self._requests.clear()
         self._streams.clear()
         self.core.close()

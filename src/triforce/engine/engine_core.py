@@ -55,7 +55,7 @@ def share_prefixes(
         )
         text = batch.prefix.ids_BS[b, : shared_tokens // store.whole * store.whole].copy()
         if batch.memory is None:
-            prefixes.note(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
+            prefixes.insert(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
             locate_pages = prefixes.locate(sequence.scope, text) if batch.memory is None else _pages_of(pool, b)
             sequence.disk.keep(text, locate_pages, midway)
@@ -182,7 +182,7 @@ class EngineCore:
         """Start the groups that the scheduler admits. Returns whether there are prompts to read."""
         while admitted := self.scheduler.admit():
             self._begin(*admitted)
-            self.store.pool.disown(*admitted[1])
+            self.store.pool.decref(*admitted[1])
         return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
@@ -231,7 +231,7 @@ class EngineCore:
             group.tokens_read = cached_tokens
             group.unread_tokens = progress[1] - progress[0] if progress else 0
             awaited = has_progress and self.scheduler.awaited(group)
-            if (windows_back := group.regained(cached_tokens)) or (disk and disk.lacks(cached_tokens)) or awaited:
+            if (windows_back := group.regained(cached_tokens)) or (disk and disk.has_unsaved(cached_tokens)) or awaited:
                 share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not windows_back)
             read = True
             if progress and group.on_prefill:
@@ -311,4 +311,4 @@ class EngineCore:
         """Forget all shared prefixes in memory. Files of the disk cache stay."""
         self.prefixes.close()
         if self.disk:
-            self.disk.forget()
+            self.disk.drop_pending()

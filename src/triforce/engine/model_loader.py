@@ -24,8 +24,8 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.weight_files import Archive, stamp
 from triforce.checkpoint.weights import fingerprint, of_weights, read_embedding, read_weights
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.eagle.eagle_draft import FeatureDraft
-from triforce.eagle.head_files import is_feature_draft, read_feature_draft, target_named, with_head
+from triforce.eagle.eagle_draft import EagleHead
+from triforce.eagle.head_files import is_eagle_head, read_eagle_head, target_named, with_head
 from triforce.engine.program_end import native_work
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
 from triforce.errors import ModelError, RequestError, argument, placed
@@ -133,11 +133,11 @@ def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) 
 
 
 @dataclass(frozen=True)
-class FeatureCheckpoint:
+class EagleHeadCheckpoint:
     """A loaded EAGLE head. fingerprint: hex digest of all that determines its entries and draft tokens."""
 
     path: Path
-    draft: FeatureDraft
+    draft: EagleHead
     fingerprint: str
 
 
@@ -167,7 +167,7 @@ def _whole_fingerprint(target: Target) -> str:
         return target.fingerprint
     if ranks.rank:
         return ranks.broadcast("")
-    config = target.decoder.config.whole
+    config = target.decoder.config.unsharded
     dtype = target.decoder.dtype
     weights = read_weights(
         target.files.path, _archives(target), config, rows=hf.vocab_size, device=torch.device("cpu"), dtype=dtype,
@@ -192,9 +192,9 @@ def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -
     return None if reads_states and speculation.offload.kind != "none" else draft
 
 
-def load_feature_draft(
+def load_eagle_head(
     name_or_path: str | Path, checkpoint: Target, speculation: SpeculativeConfig
-) -> FeatureCheckpoint | None:
+) -> EagleHeadCheckpoint | None:
     """Read an EAGLE head for a target; None if the draft is a model of its own. Each rank loads all of it.
 
     With the prefix `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
@@ -204,7 +204,7 @@ def load_feature_draft(
     name = str(name_or_path)
     path = model_path(name.removeprefix(FINETUNE))
     finetune = name.startswith(FINETUNE)
-    if not is_feature_draft(path):
+    if not is_eagle_head(path):
         if finetune:
             raise RequestError(f"{path.name} is a model of its own, which drafts for any target; leave out {FINETUNE}")
         return None
@@ -216,14 +216,14 @@ def load_feature_draft(
         )
     named = target_named(path) is not None and not finetune
     identity = of_weights(_whole_fingerprint(checkpoint)) if named else ""
-    file = read_feature_draft(path, target.config, identity, finetune=finetune)
+    file = read_eagle_head(path, target.config, identity, finetune=finetune)
     if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
         raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")
     weights = file.weights
     if weights.head_MC is None:
         weights = with_head(weights, target.head_rows(weights.tokens_M))
-    draft = FeatureDraft(file.config, weights, target, _whole_embedding(checkpoint))
-    return FeatureCheckpoint(path, draft, file.fingerprint)
+    draft = EagleHead(file.config, weights, target, _whole_embedding(checkpoint))
+    return EagleHeadCheckpoint(path, draft, file.fingerprint)
 
 
 @dataclass(frozen=True)
@@ -263,7 +263,7 @@ class ModelProfile:
     @property
     def weight_size(self) -> float:
         """Mean bytes of one weight."""
-        return self.files.weight_bytes / self.config.whole.parameters if self.packed else self.dtype.itemsize
+        return self.files.weight_bytes / self.config.unsharded.parameters if self.packed else self.dtype.itemsize
 
     def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
         """Return the work of the target's tiers. unions: of its experts, if it has any and something is known."""
@@ -315,7 +315,7 @@ class ModelPair:
 
     target: Checkpoint
     draft: Checkpoint | None
-    features: FeatureCheckpoint | None
+    eagle_head: EagleHeadCheckpoint | None
     load_seconds: float
     name: str
     """Display name of the target."""
@@ -325,18 +325,18 @@ class ModelPair:
     @property
     def decoders(self) -> ModelSet:
         """The models that the tiers run."""
-        features = self.features.draft if self.features else None
-        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower, features)
+        eagle_head = self.eagle_head.draft if self.eagle_head else None
+        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower, eagle_head)
 
     @property
     def cached_by(self) -> str:
         """Fingerprints of all models that write to the pages of the target's pool: others give other bits or shapes."""
-        return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.features) if checkpoint)
+        return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.eagle_head) if checkpoint)
 
     @property
     def fingerprints(self) -> list[str]:
         """The fingerprints of the models, the target's first."""
-        return [checkpoint.fingerprint for checkpoint in (self.target, self.draft, self.features) if checkpoint]
+        return [checkpoint.fingerprint for checkpoint in (self.target, self.draft, self.eagle_head) if checkpoint]
 
     @property
     def facts(self) -> tuple[object, ...]:
@@ -349,7 +349,7 @@ class ModelPair:
         """Return the profile of these models with `speculation`, whose file keeps the costs of passes."""
         target = self.target
         decoder = self.target.decoder
-        drafts = [checkpoint.path for checkpoint in (self.draft, self.features) if checkpoint]
+        drafts = [checkpoint.path for checkpoint in (self.draft, self.eagle_head) if checkpoint]
         where = decoder.dtype, decoder.device
         return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
 
@@ -360,10 +360,10 @@ class ModelPair:
         works = profile.works(decoder.unions)
         if self.draft:
             works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
-        if self.features:
-            features = self.features.draft
-            size = features.weight_size
-            works["draft"] = TierWork(1, size * features.weights_read, 0.0, size, number, sequential=True)
+        if self.eagle_head:
+            eagle_head = self.eagle_head.draft
+            size = eagle_head.weight_size
+            works["draft"] = TierWork(1, size * eagle_head.weights_read, 0.0, size, number, sequential=True)
         return CostModel(profile.path if decoder.ranks.rank == 0 else None, works, kernel_level(decoder.device))
 
 
@@ -393,10 +393,10 @@ def load_pair(
         raise RequestError(f"{argument('searched_layers')} names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = known_draft(model, target.files.path, speculation) if draft == "auto" else draft
     drafter: Checkpoint | None = None
-    features: FeatureCheckpoint | None = None
+    eagle_head: EagleHeadCheckpoint | None = None
     if draft is not None:
-        features = load_feature_draft(draft, target, speculation)
-        drafter = None if features else read(draft, beside=target)
+        eagle_head = load_eagle_head(draft, target, speculation)
+        drafter = None if eagle_head else read(draft, beside=target)
     seconds = perf_counter() - began
     if drafter:
         names = (str(target.path), str(drafter.path))
@@ -408,7 +408,7 @@ def load_pair(
                 "use a draft model with the target's own tokenizer"
             )
     draft_name = None if draft is None else model_name(draft)
-    return ModelPair(target, drafter, features, seconds, name, draft_name)
+    return ModelPair(target, drafter, eagle_head, seconds, name, draft_name)
 
 
 def load(
@@ -434,7 +434,7 @@ def load(
     source = located(
         name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=tokenizer_source
     )
-    config = source.config.shared(ranks.count)
+    config = source.config.shard(ranks.count)
     if beside:
         _require_no_windows(source.config, source.files.path)
     dispatch.claim_threads(source.config, source.precision, source.device)

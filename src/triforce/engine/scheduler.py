@@ -161,7 +161,7 @@ class Scheduler:
     def admit(self) -> tuple[SequenceGroup, PrefixPages] | None:
         """Return the next group to prefill, and cached pages that it begins with; None: no group can start.
 
-        The caller holds a reference to these pages until it calls `disown`.
+        The caller holds a reference to these pages until it calls `decref`.
         """
         prefilling = self.prefilling
         oldest = self._oldest_unread()
@@ -195,14 +195,14 @@ class Scheduler:
         """
         pool = self._store.pool
         groups = [group, *passed_by]
-        pool.own(*prefix)  # so that they are not evicted to make room
+        pool.incref(*prefix)  # so that they are not evicted to make room
         rows = sum(len(member.unfinished) for member in [*self.running, *self.prefilling, *groups])
         fits = rows <= self._store.rows and self._windows_fit(groups)
         new_pages = self.pages(group) - len(prefix.pages)
-        fits = fits and new_pages + sum(map(self.pages, passed_by)) <= self._prefixes.room
+        fits = fits and new_pages + sum(map(self.pages, passed_by)) <= self._prefixes.available_pages
         if fits and self._prefixes.make_room(new_pages):
             return True
-        pool.disown(*prefix)
+        pool.decref(*prefix)
         return False
 
     def next_to_read(self) -> SequenceGroup:
@@ -228,8 +228,8 @@ class Scheduler:
         if (windows := self._store.pool.windows) is None:
             return True
         owners = [group for group in groups if not group.memory]
-        pages = sum(windows.room(capacity) for group in owners for capacity in self._capacities(group))
-        return windows.store.promised + pages <= windows.store.pages
+        pages = sum(windows.reserved_pages(capacity) for group in owners for capacity in self._capacities(group))
+        return windows.allocator.reserved + pages <= windows.allocator.pages
 
     def to_swap_out(self) -> SequenceGroup | None:
         """Return the first running group that has had its turn, if others wait and the host has room for its KV.

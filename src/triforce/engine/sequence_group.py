@@ -21,7 +21,7 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError, argument
 from triforce.kvcache import PAGE, FullView, StreamingView
-from triforce.kvcache.prefix_cache import Found, PrefixCache
+from triforce.kvcache.prefix_cache import PrefixCache, PrefixMatch
 from triforce.ragged import common_prefix
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 
@@ -106,12 +106,12 @@ class SequenceGroup:
             )
         self.error = error
 
-    def cached_pages(self, prefixes: PrefixCache) -> Found:
+    def cached_pages(self, prefixes: PrefixCache) -> PrefixMatch:
         """Find pages of the pool with the beginning of its prompt, from other texts."""
         sequence = self.sequences[0]
         scored = sequence.params.prompt_logprobs is not None  # every position is needed
         if self.swapped or self.memory or self.saved or scored or sequence.scope is None:
-            return Found()
+            return PrefixMatch()
         return prefixes.find(sequence.scope, sequence.prompt)
 
     def regained(self, cached_tokens: int) -> bool:

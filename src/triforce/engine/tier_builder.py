@@ -17,12 +17,12 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import OffloadLayout, pages_for
 from triforce.eagle import eagle_draft
-from triforce.eagle.eagle_draft import FeatureDraft, NotingDecoder
-from triforce.eagle.view import FeatureView
+from triforce.eagle.eagle_draft import EagleHead, EntryRecordingDecoder
+from triforce.eagle.view import EagleHeadView
 from triforce.errors import RequestError, argument, require_bool, require_integer
 from triforce.kvcache import (
     PAGE,
-    FeatureMemory,
+    EagleHeadMemory,
     FullView,
     OffloadConfig,
     PagePool,
@@ -31,8 +31,8 @@ from triforce.kvcache import (
     StreamingView,
     page_store,
 )
-from triforce.kvcache.offload_sizing import needs_of
-from triforce.kvcache.pool import NO_PAGES, PrefixPages, WindowPages, pages_of_rows
+from triforce.kvcache.offload_sizing import kv_sizing
+from triforce.kvcache.pool import NO_PAGES, PrefixPages, WindowPages, window_pages_for_rows
 from triforce.kvcache.selection import POLICIES, Policy, Recent
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.planner import PlannedProposal
@@ -130,12 +130,12 @@ class ModelSet:
     draft: Decoder | None = None
     lower: Decoder | None = None
     """The target as lower tiers run it; None: `target`."""
-    features: FeatureDraft | None = None
+    eagle_head: EagleHead | None = None
 
     @property
     def drafts(self) -> bool:
         """Whether there is a draft of either kind."""
-        return self.draft is not None or self.features is not None
+        return self.draft is not None or self.eagle_head is not None
 
 
 @dataclass(frozen=True)
@@ -155,18 +155,18 @@ class SharedKV:
     def pool(self) -> PagePool:
         """The pool of all views of the target, without rows."""
         if self.existing_pool:
-            return self.existing_pool.more(0)
+            return self.existing_pool.new_rows(0)
         target = self.models.target
         unit = self._unit
         speculation = self.speculation
         padding = self.speculation.padding(self.rows)
         int8 = speculation.lower_bits > 0
         windows = self._windows()
-        layout = self._room(windows.store.pages if windows else 0)
-        features = self._features()
+        layout = self._room(windows.allocator.pages if windows else 0)
+        eagle_memory = self._eagle_memory()
         pages = self.pages
         where = (target.dtype, target.device)
-        return PagePool(target.config, 0, pages, *where, unit, int8, padding, layout, features, windows)
+        return PagePool(target.config, 0, pages, *where, unit, int8, padding, layout, eagle_memory, windows)
 
     @property
     def _unit(self) -> int:
@@ -178,16 +178,16 @@ class SharedKV:
         target = self.models.target
         windows = self.models.target.config.windows
         widest = max(prefill_chunk(target.device), self.speculation.reach)
-        pages = pages_of_rows(windows, self.pages, self.rows, widest)
+        pages = window_pages_for_rows(windows, self.pages, self.rows, widest)
         return WindowPages(max(windows), pages, widest, target.device) if pages else None
 
-    def _features(self) -> FeatureMemory | None:
+    def _eagle_memory(self) -> EagleHeadMemory | None:
         """Return the memory of an EAGLE head; None: there is none."""
-        if (draft := self.models.features) is None:
+        if (draft := self.models.eagle_head) is None:
             return None
         target = self.models.target
         unit = gcd(draft.config.sinks, PAGE)
-        return FeatureMemory(draft.config.layer, self.pages, target.dtype, target.device, unit)
+        return EagleHeadMemory(draft.config.layer, self.pages, target.dtype, target.device, unit)
 
     @property
     def whole(self) -> int:
@@ -202,12 +202,12 @@ class SharedKV:
         where = target.config, target.dtype, target.device
         read = (speculation.reach, speculation.retrieval.budget)
         (padded, _) = speculation.padding(self.rows)
-        needs = needs_of(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
+        needs = kv_sizing(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
         if offload.kind == "none":
             needs.require_all()
             return None
         dispatch.require_offload(*where, offload.kind)
-        return page_store.room(offload, needs, target.ranks)
+        return page_store.plan_offload(offload, needs, target.ranks)
 
     @cached_property
     def streaming(self) -> StreamingView:
@@ -253,9 +253,9 @@ class TierBuilder:
 
     @cached_property
     def _full(self) -> FullView:
-        full = self.memory or FullView(self.store.pool.more(len(self.capacities)))
+        full = self.memory or FullView(self.store.pool.new_rows(len(self.capacities)))
         if self.beginning.pages:
-            full.pool.adopt(0, self.beginning)
+            full.pool.attach_prefix(0, self.beginning)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
         full.observe(0)  # a tier that needs observed attention turns it on, see `middle`
@@ -264,8 +264,8 @@ class TierBuilder:
     def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target with all of its KV."""
         target = self.models.target
-        by_layer = full.pool.by_layer
-        model = self._noting(target, full)
+        by_layer = full.pool.layerwise_prefill
+        model = self._recording_entries(target, full)
         read = target.read_by_layer if by_layer else model.read
         return Tier("full", model, full, below=below, read=read, whole_prompt=by_layer)
 
@@ -276,27 +276,27 @@ class TierBuilder:
         view = RetrievalView(full, policy, self.speculation.retrieval)
         if view.observes:
             full.observe(view.unit, view.setting.budget)
-        model = self._noting(self.models.lower or self.models.target, full)
+        model = self._recording_entries(self.models.lower or self.models.target, full)
         return Tier(name, model, view, self.speculation.speculative_tokens, below)
 
-    def _noting(self, decoder: Decoder, full: FullView) -> Decoder | NotingDecoder:
+    def _recording_entries(self, decoder: Decoder, full: FullView) -> Decoder | EntryRecordingDecoder:
         """The decoder for a tier on the rows of `full`. With an EAGLE head its passes also write the head's entries."""
-        draft = self.models.features
-        memory = full.pool.features
-        return NotingDecoder(decoder, draft, memory) if draft and memory else decoder
+        draft = self.models.eagle_head
+        memory = full.pool.eagle_memory
+        return EntryRecordingDecoder(decoder, draft, memory) if draft and memory else decoder
 
-    def lowest(self) -> Tier[StreamingView] | Tier[FeatureView]:
+    def lowest(self) -> Tier[StreamingView] | Tier[EagleHeadView]:
         """Make the tier of the draft, which reads sinks and a window. Raises RequestError without a draft."""
-        if (features := self.models.features) is None:
+        if (eagle_head := self.models.eagle_head) is None:
             return self.draft_model()
-        view = FeatureView(self.full(), features.config.sinks, features.config.window, self.speculation.reach)
-        run = eagle_draft.fused_features_with(features.passes, view.memory)
+        view = EagleHeadView(self.full(), eagle_head.config.sinks, eagle_head.config.window, self.speculation.reach)
+        run = eagle_draft.fused_eagle_draft_with(eagle_head.passes, view.memory)
         fused = partial(fused_draft, lambda width: run) if run else None
-        return Tier("draft", features, view, self.speculation.draft_tokens, fused_draft=fused)
+        return Tier("draft", eagle_head, view, self.speculation.draft_tokens, fused_draft=fused)
 
     def draft_model(self) -> Tier[StreamingView]:
         """Make the tier of a draft model. Raises RequestError without one."""
-        view = self.store.streaming.more(len(self.capacities))
+        view = self.store.streaming.new_rows(len(self.capacities))
         draft = self.models.draft
         assert draft is not None, "the store has seen to it"
         kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
@@ -306,7 +306,7 @@ class TierBuilder:
 
 def fused_draft(
     kernels: Callable[[int], dispatch.FusedDraft | None],
-    tier: Tier[StreamingView] | Tier[FeatureView],
+    tier: Tier[StreamingView] | Tier[EagleHeadView],
     prefix: SequenceState,
     sampling: TokenSampler,
     live_B: Bools,

@@ -27,7 +27,7 @@ WARPING = 5e-7
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return the mean probability that a drafted token is kept, by coupling, temperature and kind of text."""
-    if subject.llm.features:
+    if subject.llm.eagle_head:
         return {"skipped": "the card of a draft that reads hidden states has its figures, in its config.json"}
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}

@@ -1,7 +1,7 @@
 """KV caches: one pool of pages per model, and the views of tiers (see `speculation.protocols.Cache`)."""
 
 from triforce.backends.kernel_api import PAGE
-from triforce.kvcache.feature_memory import FeatureMemory
+from triforce.kvcache.eagle_memory import EagleHeadMemory
 from triforce.kvcache.offload_sizing import OffloadConfig
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget, RetrievalConfig
@@ -12,7 +12,7 @@ from triforce.kvcache.views.streaming import StreamingView
 __all__ = [
     "PAGE",
     "Budget",
-    "FeatureMemory",
+    "EagleHeadMemory",
     "FullView",
     "OffloadConfig",
     "PagePool",

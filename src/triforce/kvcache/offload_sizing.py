@@ -1,4 +1,4 @@
-"""KV memory that is larger than what stays: settings of users, and how many pages stay on a CPU or on a device."""
+"""Sizing of offloaded KV: the user's settings, and how many pages stay in memory on a CPU or on a device."""
 
 from __future__ import annotations
 
@@ -21,21 +21,25 @@ from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
 KINDS = ("none", "host", "file")
-SPLIT = 64
-"""Pages that the kernels take at a time at least."""
-BUFFER = 2 << 20
-"""Bytes of a buffer: what a disk reads about as fast as anything larger."""
-AHEAD = 2  # buffers beyond those of the head that is worked on
-SPARE = 1.25  # times what the retrieval tier reads: what comes into favour lies beside what was
-WHOLE, LAYER = 272, 512
-"""Tokens of a prompt that are read at a time in all layers, where it is scored, or else in one.
-
-Where layers have windows of their own, as many are read in all layers as else in one."""
+MIN_KERNEL_PAGES = 64
+"""Pages that the kernels take in one call at least."""
+BUFFER_BYTES = 2 << 20
+"""Bytes of a read-ahead buffer. A disk reads larger blocks hardly faster."""
+READ_AHEAD = 2  # buffers beyond those of the KV head that is being computed
+SELECTION_SLACK = 1.25  # factor on the frames of the retrieval tier: newly selected pages lie beside the old ones
+PROMPT_TOKENS_ALL_LAYERS = 272
+"""Tokens of a prompt in one pass through all layers, where the prompt is scored."""
+PROMPT_TOKENS_ONE_LAYER = 512
+"""Tokens of a prompt in one pass through one layer, otherwise; through all layers, where some have window pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadConfig:
-    """Place of KV pages, bytes of them in memory (None: it depends), and whole layers (None: as many as fit)."""
+    """Settings of KV offloading.
+
+    kind: one of `KINDS`. memory: bytes of KV in memory; None: see `memory_for`. layers: layers that stay in memory
+    whole; None: as many as fit.
+    """
 
     kind: str = "none"
     memory: int | None = None
@@ -59,9 +63,11 @@ class OffloadConfig:
 
 @dataclass(frozen=True, slots=True)
 class KVSizing:
-    """Memory that KV needs on each rank: so many pages in all, for rows that a retrieval tier reads by a budget.
+    """Memory that KV needs on each rank. A frame is the memory of one page of one layer and KV head.
 
-    window_pages: those of layers with a window, if these have pages of their own: they stay.
+    pages: pages of all rows. reach: tokens that tiers write beyond the committed length at most. budget: tokens that
+    the retrieval tier reads. window_pages: pages of layers with a window, if these have pages of their own; they stay
+    in memory.
     """
 
     config: ModelConfig
@@ -72,10 +78,10 @@ class KVSizing:
     budget: Budget
     window_pages: int
 
-    share = 0.5
-    """Of what is free, where nobody says how much stays."""
+    memory_share = 0.5
+    """Share of the free memory that KV takes where the user sets no limit."""
     reader: ClassVar[torch.device | None] = None
-    """Device that reads what does not stay: it lies in memory that is pinned."""
+    """Device that reads offloaded pages: the host memory that holds them is pinned for it."""
 
     @property
     def page_bytes(self) -> int:
@@ -84,135 +90,149 @@ class KVSizing:
 
     @property
     def layers(self) -> int:
-        """Layers whose pages may leave."""
+        """Count of layers whose pages may be offloaded."""
         return self.config.windows.count(0) if self.window_pages else self.config.layers
 
     @property
     def heads(self) -> int:
-        """KV heads of these layers."""
+        """Count of KV heads of all `layers`."""
         return self.layers * self.config.kv_heads
 
     @property
     def bytes(self) -> int:
-        """Bytes of pages that may leave."""
+        """Bytes of the pages that may be offloaded."""
         return self.heads * (self.pages + 1) * self.page_bytes
 
     @property
-    def windows(self) -> int:
-        """Bytes of layers with a window."""
-        others = self.config.layers - self.layers
-        return others * self.config.kv_heads * (self.window_pages + 1) * self.page_bytes
+    def window_bytes(self) -> int:
+        """Bytes of the pages of layers with a window."""
+        window_layers = self.config.layers - self.layers
+        return window_layers * self.config.kv_heads * (self.window_pages + 1) * self.page_bytes
 
-    def stored(self, layers: int) -> int:
-        """Bytes of the store where so many layers stay whole."""
+    def store_bytes(self, layers: int) -> int:
+        """Bytes of the backing store while `layers` layers stay whole in memory."""
         return self.bytes
 
     @property
-    def sector(self) -> int:
-        """Pages that fill whole sectors."""
+    def sector_pages(self) -> int:
+        """Smallest count of pages that fills whole sectors."""
         return SECTOR // gcd(SECTOR, self.page_bytes)
 
     @property
     def buffer_frames(self) -> int:
-        least = round_up(SPLIT * max(1, SECTOR // self.page_bytes), self.sector)
-        return max(least, min(BUFFER // self.page_bytes, self.pages) // least * least)
+        min_frames = round_up(MIN_KERNEL_PAGES * max(1, SECTOR // self.page_bytes), self.sector_pages)
+        return max(min_frames, min(BUFFER_BYTES // self.page_bytes, self.pages) // min_frames * min_frames)
 
     @property
-    def layer(self) -> int:
+    def layer_frames(self) -> int:
         """Frames of a whole layer."""
         return self.config.kv_heads * self.pages
 
     @property
-    def moving(self) -> int:
-        """Frames of a layer's pages that are being written: they cannot leave."""
-        read = (LAYER + PAGE if self.window_pages else WHOLE) // PAGE  # of a prompt
-        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + read, self.pages)
+    def written_frames(self) -> int:
+        """Frames of a layer's pages that are being written. They cannot be offloaded."""
+        prompt_pages = (PROMPT_TOKENS_ONE_LAYER + PAGE if self.window_pages else PROMPT_TOKENS_ALL_LAYERS) // PAGE
+        return self.config.kv_heads * min(self.rows * (ceil(self.reach / PAGE) + 2) + prompt_pages, self.pages)
 
     @property
-    def selected(self) -> int:
-        """Frames of a layer that a retrieval tier reads, and what may take their places."""
-        each = min(self.budget.of(self.pages * PAGE) // PAGE, self.pages)
-        return self.config.kv_heads * min(ceil(SPARE * self.rows * each), self.pages)
+    def selected_frames(self) -> int:
+        """Frames of a layer that the retrieval tier reads, and spare ones for newly selected pages."""
+        row_pages = min(self.budget.of(self.pages * PAGE) // PAGE, self.pages)
+        return self.config.kv_heads * min(ceil(SELECTION_SLACK * self.rows * row_pages), self.pages)
 
     @property
-    def least(self) -> int:
-        """Bytes with which it works at all."""
-        frames = self.layers * self.moving + self.selected + self.config.kv_heads * (LAYER // PAGE + 1) + 1
-        return (frames + 2 * self.buffer_frames + 3 * self.sector) * self.page_bytes + self.windows
+    def min_bytes(self) -> int:
+        """Least bytes of KV in memory with which decoding works."""
+        frames = (
+            self.layers * self.written_frames
+            + self.selected_frames
+            + self.config.kv_heads * (PROMPT_TOKENS_ONE_LAYER // PAGE + 1)
+            + 1
+        )
+        return (frames + 2 * self.buffer_frames + 3 * self.sector_pages) * self.page_bytes + self.window_bytes
 
     @property
-    def free_of_all(self) -> int:
-        """Bytes of memory that are free for all ranks together."""
+    def free_bytes_all_ranks(self) -> int:
+        """Free bytes of memory for all ranks together."""
         return free_memory()
 
     def require_all(self) -> None:
-        """Raises CacheError where it is known that memory has no room for all of it."""
+        """Raises CacheError where all of KV certainly does not fit into memory."""
 
     def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
-        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few."""
+        """Return how `memory` bytes are used: frames, buffers, and layers that stay whole. Raises CacheError."""
         self.require(memory)
-        pages = (memory - self.windows) // self.page_bytes
-        wanted = ceil(self.pages / self.buffer_frames) + AHEAD
-        spare = pages - self.layers * (self.moving + self.selected) - 3 * self.sector
-        # A whole layer is never read again, which more buffers than those ahead are not worth.
-        few = max(2, min(wanted, AHEAD + 1, spare // self.buffer_frames))
-        frames = self._frames(pages, few)
-        whole = min(offload.layers, self.layers) if offload.layers is not None else self._whole(frames)
-        left = self._left(frames, whole)
-        if whole and left < 0:
-            raise self.too_many_whole(whole, -left)
-        buffers = max(few, min(wanted, few + (left - self.sector) // self.buffer_frames))
-        return self._frames(pages, buffers), buffers, whole
+        pages = (memory - self.window_bytes) // self.page_bytes
+        useful_buffers = ceil(self.pages / self.buffer_frames) + READ_AHEAD
+        spare_pages = pages - self.layers * (self.written_frames + self.selected_frames) - 3 * self.sector_pages
+        # A whole layer is never read from the store again: it is worth more than buffers beyond the read-ahead.
+        min_buffers = max(2, min(useful_buffers, READ_AHEAD + 1, spare_pages // self.buffer_frames))
+        frames = self._frames(pages, min_buffers)
+        resident_layers = (
+            min(offload.layers, self.layers) if offload.layers is not None else self._fitting_layers(frames)
+        )
+        unused_frames = self._unused_frames(frames, resident_layers)
+        if resident_layers and unused_frames < 0:
+            raise self.resident_layers_error(resident_layers, -unused_frames)
+        buffers = max(
+            min_buffers, min(useful_buffers, min_buffers + (unused_frames - self.sector_pages) // self.buffer_frames)
+        )
+        return self._frames(pages, buffers), buffers, resident_layers
 
     def _frames(self, pages: int, buffers: int) -> int:
-        """Frames beside so many buffers, of so many pages in all."""
-        left = min(pages - buffers * self.buffer_frames, self.heads * self.pages + 2 * self.sector)
-        return left // self.sector * self.sector
+        """Return the frames that `pages` pages leave beside `buffers` buffers."""
+        available_pages = min(pages - buffers * self.buffer_frames, self.heads * self.pages + 2 * self.sector_pages)
+        return available_pages // self.sector_pages * self.sector_pages
 
-    def _whole(self, frames: int) -> int:
-        """Layers that can stay whole."""
-        return max((n for n in range(self.layers + 1) if self._left(frames, n) >= 0), default=0)
+    def _fitting_layers(self, frames: int) -> int:
+        """Return how many layers can stay whole."""
+        return max((n for n in range(self.layers + 1) if self._unused_frames(frames, n) >= 0), default=0)
 
     def require(self, memory: int) -> None:
         """Raises CacheError for too few bytes."""
-        if memory < self.least:
-            what, fewer = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
+        if memory < self.min_bytes:
+            texts, advice = ("one text", "") if self.rows == 1 else (f"{self.rows} texts at a time", ", or fewer texts")
             raise CacheError(
-                f"{argument('kv_memory')} is {self._of_all(memory)}, too little for {what} of this context and "
-                f"{argument('retrieval_budget')}; give {self._of_all(self.least)} or more, or a smaller "
-                f"{argument('retrieval_budget')}{fewer}"
+                f"{argument('kv_memory')} is {self._all_ranks(memory)}, too little for {texts} of this context and "
+                f"{argument('retrieval_budget')}; give {self._all_ranks(self.min_bytes)} or more, or a smaller "
+                f"{argument('retrieval_budget')}{advice}"
             )
 
-    def too_many_whole(self, layers: int, missing: int) -> CacheError:
-        """Return the error to raise where so many frames are missing for so many whole layers."""
+    def resident_layers_error(self, layers: int, missing: int) -> CacheError:
+        """Return the error to raise where `missing` frames are missing for `layers` whole layers."""
         return CacheError(
             f"{layers} whole layers of KV do not fit into {argument('kv_memory')}; give "
-            f"{self._of_all(missing * self.page_bytes)} more, or a smaller {argument('kv_resident_layers')}"
+            f"{self._all_ranks(missing * self.page_bytes)} more, or a smaller {argument('kv_resident_layers')}"
         )
 
-    def _of_all(self, mine: int) -> str:
-        """Format bytes of one rank as what users write for all."""
-        return describe(round_up(self.config.ranks * mine, 1 << 20 if mine >= 1 << 20 else 1))
+    def _all_ranks(self, rank_bytes: int) -> str:
+        """Format the bytes of one rank as the size that users write for all ranks."""
+        return describe(round_up(self.config.ranks * rank_bytes, 1 << 20 if rank_bytes >= 1 << 20 else 1))
 
-    def _left(self, frames: int, whole: int) -> int:
-        """Frames beside so many whole layers and what the others need."""
-        others = self.layers - whole
-        return frames - 1 - whole * self.layer - others * (self.moving + self.selected)
+    def _unused_frames(self, frames: int, resident_layers: int) -> int:
+        """Return the frames that whole layers and the least frames of the other layers leave; negative: missing."""
+        partial_layers = self.layers - resident_layers
+        return (
+            frames
+            - 1
+            - resident_layers * self.layer_frames
+            - partial_layers * (self.written_frames + self.selected_frames)
+        )
 
 
-def memory_for(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> int | None:
-    """Bytes of all ranks' KV that stay in memory; None is all of them: none can leave, or none has to."""
-    if offload.kind == "none" or not needs.layers:
+def memory_for(offload: OffloadConfig, sizing: KVSizing, ranks: TPGroup = ALONE) -> int | None:
+    """Return the bytes of all ranks' KV that stay in memory; None: all, as none can or need be offloaded."""
+    if offload.kind == "none" or not sizing.layers:
         return None
     if offload.memory is not None:
         return offload.memory
-    free = ranks.broadcast(needs.free_of_all)
-    everything = (needs.bytes + needs.windows) * needs.config.ranks
-    return None if everything <= needs.share * free else int(needs.share * free)
+    free = ranks.broadcast(sizing.free_bytes_all_ranks)
+    everything = (sizing.bytes + sizing.window_bytes) * sizing.config.ranks
+    return None if everything <= sizing.memory_share * free else int(sizing.memory_share * free)
 
 
 def free_memory() -> int:
-    """Bytes of memory that are free; 0 if the system does not say."""
+    """Return the free bytes of memory; 0 if the system does not say."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
@@ -221,24 +241,24 @@ def free_memory() -> int:
 
 
 def describe(bytes_: float) -> str:
-    """Bytes as users write them."""
+    """Format bytes as users write them."""
     if bytes_ >= 2**30:
         return f"{bytes_ / 2**30:.1f}GiB"
     return f"{ceil(bytes_ / 2**20)}MiB" if bytes_ >= 2**20 else f"{ceil(bytes_ / 2**10)}KiB"
 
 
-def round_up(n: int, to: int) -> int:
-    return -(-n // to) * to
+def round_up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
-BUFFERS = 2
-AT_ONCE = 8192
-"""Tokens of a prompt whose activations lie beside one another, at most."""
-AS_NUMBERS = 10
-"""Bytes that a number of a layer's int8 KV takes while a prompt is read, with those that it is made of."""
+CUDA_BUFFERS = 2
+MLP_TOKENS = 8192
+"""Tokens of a prompt whose MLP activations are in memory at once, at most."""
+INT8_PREFILL_BYTES = 10
+"""Bytes for each number of a layer's int8 KV while a prompt is read, with the numbers that it is rounded from."""
 
 
-def needs_of(
+def kv_sizing(
     config: ModelConfig,
     dtype: torch.dtype,
     device: torch.device,
@@ -251,22 +271,24 @@ def needs_of(
     padded_rows: int = 1,
     unit: int = PAGE,
 ) -> KVSizing:
-    """Return the memory that KV of so many pages needs; `weights`: bytes that are not there yet.
+    """Return the sizing of KV for a device. For `pages` to `window_pages` see `KVSizing`.
 
-    window_pages: see `KVSizing`. padded_rows: those that a pass has at least. unit: tokens whose mass is one number.
+    weights: bytes of weights that are not loaded yet. padded_rows: rows of a pass at least. unit: tokens whose
+    attention mass is one number.
     """
-    kept = pages, rows, reach, budget, window_pages
+    shape = pages, rows, reach, budget, window_pages
     if dispatch.layered(config, dtype, device):
-        return CudaKVSizing(config, dtype.itemsize, *kept, device, weights, padded_rows, unit)
-    return KVSizing(config, dtype.itemsize, *kept)
+        return CudaKVSizing(config, dtype.itemsize, *shape, device, weights, padded_rows, unit)
+    return KVSizing(config, dtype.itemsize, *shape)
 
 
 def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: int, unit: int = PAGE) -> int:
-    """Return its bytes in a pass that observes the mass: of so many rows, tokens a row, and pages of the longest row.
+    """Return the bytes of a pass's workspace while it observes attention mass.
 
-    All are padded as passes are. Each query has float32 sums, a peak and a total of each split, and a log-sum-exp of
-    each unit, so many tokens of a page. What a pass tells is the mass of each layer's units and its queries, of which
-    there are two copies while those of the layers become one, and logits. itemsize: bytes of a query's number.
+    rows, width, pages: rows, tokens a row, and pages of the longest row; padded as passes are. unit: tokens whose mass
+    is one number. itemsize: bytes of a query's number. Each query has float32 sums, a maximum and a total of each
+    split, and a log-sum-exp of each unit. A pass returns logits, and for each layer the mass of its units and its
+    queries; there are two copies of these while the layers are concatenated.
     """
     rows = bucket(rows)
     width = bucket(width)
@@ -275,20 +297,23 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
     units = pages * PAGE // unit
     sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + units + 1)
     queries = itemsize * width * config.heads * config.head_dim
-    told = 2 * config.layers * rows * (4 * config.kv_heads * units + queries)
-    return sums + told + 4 * rows * width * config.vocab_size
+    outputs = 2 * config.layers * rows * (4 * config.kv_heads * units + queries)
+    return sums + outputs + 4 * rows * width * config.vocab_size
 
 
 @dataclass(frozen=True, slots=True)
 class CudaKVSizing(KVSizing):
-    """A layer is whole, or has frames for what is written and for what a retrieval tier reads."""
+    """Sizing on a CUDA device. A layer stays whole, or has frames for written pages and for the retrieval tier.
+
+    weights, padded_rows, unit: see `kv_sizing`.
+    """
 
     device: torch.device
     weights: int
     padded_rows: int = 1
     unit: int = PAGE
 
-    share = 0.9
+    memory_share = 0.9
 
     @property
     def reader(self) -> torch.device | None:  # type: ignore[override]
@@ -296,67 +321,77 @@ class CudaKVSizing(KVSizing):
 
     @property
     def buffer_frames(self) -> int:
-        """Frames of a layer, and a page of scratch for each KV head."""
+        """Frames of a layer with a scratch page for each KV head."""
         return self.config.kv_heads * (self.pages + 1)
 
-    def stored(self, layers: int) -> int:
-        """Whole layers are not in the store."""
+    def store_bytes(self, layers: int) -> int:
+        """Bytes of the backing store, which does not hold the `layers` whole layers."""
         return (self.config.layers - layers) * self.buffer_frames * self.page_bytes
 
     @property
-    def part(self) -> int:
+    def partial_layer_frames(self) -> int:
         """Frames of a layer that is not whole."""
-        return self.config.kv_heads + self.moving + self.selected
+        return self.config.kv_heads + self.written_frames + self.selected_frames
 
     @property
-    def passing(self) -> int:
-        """Bytes of the activations of a prompt, roughly, and of what a verification works with."""
+    def activation_bytes(self) -> int:
+        """Bytes of a prompt's activations, roughly, and of a verification's workspace."""
         config = self.config
         tokens = self.pages * PAGE
-        at_once = 4 * config.hidden_size + 3 * config.intermediate_size
-        read = self.itemsize * (tokens * config.hidden_size + min(tokens, AT_ONCE) * at_once)
+        token_values = 4 * config.hidden_size + 3 * config.intermediate_size
+        prompt_bytes = self.itemsize * (tokens * config.hidden_size + min(tokens, MLP_TOKENS) * token_values)
         rows = max(self.rows, self.padded_rows)
-        read += AS_NUMBERS * tokens * config.kv_heads * config.head_dim * config.kv_int8
-        return read + workspace(config, self.itemsize, rows, self.reach // 2 - 1, self.pages, self.unit)
+        prompt_bytes += INT8_PREFILL_BYTES * tokens * config.kv_heads * config.head_dim * config.kv_int8
+        return prompt_bytes + workspace(config, self.itemsize, rows, self.reach // 2 - 1, self.pages, self.unit)
 
     @property
-    def free(self) -> int:
-        """Bytes on the device beside weights and activations."""
-        return max(0, free_on(self.device) - self.passing - self.weights)
+    def free_bytes(self) -> int:
+        """Free bytes on the device beside weights and activations."""
+        return max(0, free_on(self.device) - self.activation_bytes - self.weights)
 
     @property
-    def free_of_all(self) -> int:
-        """Each rank has a device of its own."""
-        return self.config.ranks * self.free
+    def free_bytes_all_ranks(self) -> int:
+        """Free bytes on the devices of all ranks."""
+        return self.config.ranks * self.free_bytes
 
     @property
-    def least(self) -> int:
+    def min_bytes(self) -> int:
         layers = self.config.layers
-        parts = layers * self.part + BUFFERS * self.buffer_frames
-        return min(layers * self.buffer_frames, parts) * self.page_bytes
+        partial_frames = layers * self.partial_layer_frames + CUDA_BUFFERS * self.buffer_frames
+        return min(layers * self.buffer_frames, partial_frames) * self.page_bytes
 
     def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
-        """Frames, buffers, and layers that stay whole, of so many bytes. Raises CacheError for too few or too many."""
+        """Return how `memory` bytes are used: frames, buffers, and layers that stay whole.
+
+        Raises CacheError for too few bytes, or for more than the device has.
+        """
         self._require_free(memory)
         self.require(memory)
         frames = memory // self.page_bytes
         layers = self.config.layers
-        home = self.buffer_frames
-        asked = layers if offload.layers is None else min(offload.layers, layers)
-        if asked == layers and frames >= layers * home:
-            return layers * home, 0, layers
-        frames -= BUFFERS * home
-        fits = max((n for n in range(layers) if n * home + (layers - n) * self.part <= frames), default=-1)
-        if fits < 0 or (offload.layers is not None and asked > fits):
-            more = asked * home + (layers - asked) * self.part - frames
-            raise self.too_many_whole(asked, more)
-        whole = min(asked, fits)
-        most = whole * home + (layers - whole) * (self.config.kv_heads + self.moving + self.layer)
-        return min(frames, most), BUFFERS, whole
+        resident_frames = self.buffer_frames
+        requested_layers = layers if offload.layers is None else min(offload.layers, layers)
+        if requested_layers == layers and frames >= layers * resident_frames:
+            return layers * resident_frames, 0, layers
+        frames -= CUDA_BUFFERS * resident_frames
+        fitting_layers = max(
+            (n for n in range(layers) if n * resident_frames + (layers - n) * self.partial_layer_frames <= frames),
+            default=-1,
+        )
+        if fitting_layers < 0 or (offload.layers is not None and requested_layers > fitting_layers):
+            missing_frames = (
+                requested_layers * resident_frames + (layers - requested_layers) * self.partial_layer_frames - frames
+            )
+            raise self.resident_layers_error(requested_layers, missing_frames)
+        resident_layers = min(requested_layers, fitting_layers)
+        useful_frames = resident_layers * resident_frames + (layers - resident_layers) * (
+            self.config.kv_heads + self.written_frames + self.layer_frames
+        )
+        return min(frames, useful_frames), CUDA_BUFFERS, resident_layers
 
     def require_all(self) -> None:
-        """Check a CUDA device before a prompt is read for minutes. Raises CacheError."""
-        if self.reader and self.bytes > (free := self.free):
+        """Raises CacheError before a prompt is read for minutes, if KV does not fit onto the CUDA device."""
+        if self.reader and self.bytes > (free := self.free_bytes):
             tokens = free // (self.heads * self.page_bytes) * PAGE
             raise CacheError(
                 f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
@@ -365,27 +400,27 @@ class CudaKVSizing(KVSizing):
             )
 
     def _require_free(self, memory: int) -> None:
-        """Check what is to stay, as `require_all` does."""
-        if not self.reader or max(memory, self.least) <= (free := self.free):
+        """Raises CacheError where `memory` bytes of KV do not fit onto the CUDA device."""
+        if not self.reader or max(memory, self.min_bytes) <= (free := self.free_bytes):
             return
-        if self.least > free:
+        if self.min_bytes > free:
             raise CacheError(
-                f"offloaded KV needs at least {describe(self.least)} on {self.device}, and {describe(free)} are free "
-                f"beside weights and a prompt's activations; use a smaller {argument('context')}, a smaller "
+                f"offloaded KV needs at least {describe(self.min_bytes)} on {self.device}, and {describe(free)} are "
+                f"free beside weights and a prompt's activations; use a smaller {argument('context')}, a smaller "
                 f"{argument('retrieval_budget')}, or fewer texts"
             )
-        every = self.config.ranks
-        where = self.device if every == 1 else f"{every} devices"
-        asked = describe(every * memory)
-        fits = describe(every * free)
+        rank_count = self.config.ranks
+        device_names = self.device if rank_count == 1 else f"{rank_count} devices"
+        requested = describe(rank_count * memory)
+        available = describe(rank_count * free)
         raise CacheError(
-            f"{argument('kv_memory')} is {asked}, more than the {fits} that are free on {where} beside weights and a "
-            f"prompt's activations; give {fits} or less, or a smaller {argument('context')}"
+            f"{argument('kv_memory')} is {requested}, more than the {available} that are free on {device_names} beside "
+            f"weights and a prompt's activations; give {available} or less, or a smaller {argument('context')}"
         )
 
 
 def free_on(device: torch.device) -> int:
-    """Bytes that this process may still take on a CUDA device, as far as its share goes if it has one."""
+    """Return the bytes that this process may still take on a CUDA device, within its memory fraction if it has one."""
     free, total = torch.cuda.mem_get_info(device)
     used = torch.cuda.memory_allocated(device)
     share = int(torch.cuda.get_per_process_memory_fraction(device) * total)

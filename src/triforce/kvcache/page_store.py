@@ -1,4 +1,4 @@
-"""Stores of KV pages that memory has no room for: a file, or other memory."""
+"""Backing stores of offloaded KV pages: a file, or other memory."""
 
 from __future__ import annotations
 
@@ -10,39 +10,45 @@ from weakref import finalize
 import torch
 from torch import Tensor
 
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, argument
 from triforce.kvcache.offload_sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, round_up
 
 
-def room(offload: OffloadConfig, needs: KVSizing, ranks: TPGroup = ALONE) -> OffloadLayout | None:
-    """A place for a rank's pages, and what stays; None where all fit and nobody said otherwise. Raises CacheError."""
-    memory = memory_for(offload, needs, ranks)
+def plan_offload(offload: OffloadConfig, sizing: KVSizing, ranks: TPGroup = ALONE) -> OffloadLayout | None:
+    """Create the backing store of a rank's pages, and plan how much of them stays in memory.
+
+    Returns None where all pages fit and the user set no limit. Raises CacheError.
+    """
+    memory = memory_for(offload, sizing, ranks)
     if memory is None:
         return None
-    frames, buffers, layers = needs.split(offload, memory // ranks.count)
+    frames, buffers, layers = sizing.split(offload, memory // ranks.count)
     if offload.kind == "file":
-        store: PageStore = FileStore(needs)
+        store: PageStore = FileStore(sizing)
     else:
-        size = needs.stored(layers)
-        if needs.reader and ranks.count * size > ranks.broadcast(free_memory()):
-            raise _too_much(
+        size = sizing.store_bytes(layers)
+        if sizing.reader and ranks.count * size > ranks.broadcast(free_memory()):
+            raise _too_large(
                 ranks.count * size,
                 f"a larger {argument('kv_memory')}, a smaller {argument('context')}, or fewer texts at a time",
             )
-        store = HostStore(size, needs.reader)
-    return OffloadLayout(store, needs.page_bytes, frames, buffers, needs.buffer_frames, layers, needs.moving)
+        store = HostStore(size, sizing.reader)
+    return OffloadLayout(store, sizing.page_bytes, frames, buffers, sizing.buffer_frames, layers, sizing.written_frames)
 
 
 class FileStore:
-    """A file that nobody else can open, and that is gone with its last descriptor, however the process ends."""
+    """An unlinked file: no other process can open it, and it is gone with its last descriptor.
+
+    That holds however the process ends.
+    """
 
     memory = None
 
-    def __init__(self, needs: KVSizing) -> None:
-        self.bytes = needs.bytes
+    def __init__(self, sizing: KVSizing) -> None:
+        self.bytes = sizing.bytes
         try:
             self.file, path = tempfile.mkstemp(prefix="triforce-kv-")  # 0600, in TMPDIR
         except OSError as error:
@@ -50,7 +56,7 @@ class FileStore:
                 f"the file for KV cannot be made ({error}); set TMPDIR to a folder you may write"
             ) from error
         try:
-            aligned = needs.page_bytes % SECTOR == 0 or SECTOR % needs.page_bytes == 0
+            aligned = sizing.page_bytes % SECTOR == 0 or SECTOR % sizing.page_bytes == 0
             self.direct = _open_direct(path) if aligned else -1
         finally:
             os.unlink(path)
@@ -64,9 +70,9 @@ class FileStore:
 
 
 class HostStore:
-    """Memory. On a CPU it has no use of its own: it shows what memory beside a GPU's would do.
+    """Host memory. On a CPU it has no use but to show what host memory beside a GPU would do.
 
-    Beside a GPU it is pinned: copies run at the rate of the bus, beside what is computed, and kernels may read it.
+    Beside a GPU it is pinned: copies run at the rate of the bus while kernels compute, and kernels may read it.
     """
 
     file = direct = -1
@@ -76,7 +82,7 @@ class HostStore:
         try:
             self.memory = torch.empty(size, dtype=torch.uint8)
         except RuntimeError as error:
-            raise _too_much(size, argument("kv_offload", "file")) from error
+            raise _too_large(size, argument("kv_offload", "file")) from error
         if reader and size:
             unpin = finalize(self, _unpin, _pin(self.memory, reader), reader)
             unpin.atexit = False  # the end of a process unpins by itself
@@ -86,14 +92,17 @@ class HostStore:
         return self.memory.numel(), 0
 
 
-def _too_much(size: int, instead: str) -> CacheError:
-    return CacheError(f"the KV cache needs {describe(size)} of memory, more than there is; use {instead}")
+def _too_large(size: int, advice: str) -> CacheError:
+    return CacheError(f"the KV cache needs {describe(size)} of memory, more than there is; use {advice}")
 
 
 def _pin(memory: Tensor, reader: torch.device) -> int:
-    """Pin memory and return where it begins: torch's own allocation rounds up to a power of two. Raises CacheError."""
+    """Pin memory and return its address. Raises CacheError.
+
+    torch would pin only what it allocates itself, and rounds that up to a power of two.
+    """
     address = memory.data_ptr()
-    with current(reader):  # or device 0 would be set up for it
+    with device_context(reader):  # else CUDA would create a context on device 0
         code = int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), 0))
     if code:
         raise CacheError(
@@ -104,15 +113,15 @@ def _pin(memory: Tensor, reader: torch.device) -> int:
 
 
 def _unpin(address: int, reader: torch.device) -> None:
-    torch.cuda.synchronize(reader)  # copies from and to it may be under way
-    with current(reader):
+    torch.cuda.synchronize(reader)  # copies from and to the memory may be under way
+    with device_context(reader):
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
 def _open_direct(path: str) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_DIRECT | os.O_CLOEXEC)
-    except (OSError, AttributeError):  # a file system, or a system, without such reads
+    except (OSError, AttributeError):  # the file system, or the system, has no direct reads
         return -1
 
 

@@ -2,12 +2,14 @@
 
 A page leaves memory in one of five ways:
 
-- its last owner drops it (`PagePool.release` at the end of a row, `PageOwners.disown`): it is free;
-- the prefix cache needs room (`prefix_cache.py: PrefixCache.make_room`): pages that no row owns, least recent first;
-- it is behind a row's window (`WindowPages.cover`), or is a window that no row owns (`WindowOwners.evict`);
-- its row is swapped out to the host (`engine/engine_core.py: EngineCore.swap_out`), and then dropped as above;
-- KV is offloaded: it keeps its owner, and its frame is given to another page (`csrc/frame_table.cpp: take` on a CPU,
-  `backends/cuda/offload/frames.py` on a GPU).
+- Its last reference is dropped (`PagePool.release` at the end of a row, `PageAllocator.decref`): the page is free.
+- The prefix cache needs free pages (`prefix_cache.py: PrefixCache.make_room`): it evicts pages that no row references,
+  least recently used first.
+- The page lies behind a row's window (`WindowPages.prepare_pass`), or holds a window that no row references
+  (`WindowAllocator.evict`).
+- Its row is swapped out to the host (`engine/engine_core.py: EngineCore.swap_out`), and then dropped as above.
+- KV is offloaded: the page keeps its row, and its frame is given to another page (`csrc/frame_table.cpp: take` on a
+  CPU, `backends/cuda/offload/frames.py` on a GPU).
 
 Shape suffixes: B rows, P pages of a row, N tokens, G KV heads, D head size.
 """
@@ -29,14 +31,15 @@ from triforce.backends.kernel_api import PAGE, KeysValues, OffloadLayout, pages_
 from triforce.backends.kv_rows import kv_dtype, kv_name
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
-from triforce.kvcache.feature_memory import FeatureMemory
+from triforce.kvcache.eagle_memory import EagleHeadMemory
 from triforce.model.config import ModelConfig
 
 
 class PrefixPages(NamedTuple):
-    """Pages of the beginning of a text, all of whose tokens are committed.
+    """Pages of a text's prefix. All of its tokens are committed.
 
-    window_pages: those of layers with a window, if these have pages of their own: as many, and 0 for what is gone.
+    window_pages: pages of the layers with a window, if these have pages of their own. There is one entry for each entry
+    of `pages`; 0 stands for a page that was evicted.
     """
 
     pages: Sequence[int] = ()
@@ -46,10 +49,10 @@ class PrefixPages(NamedTuple):
 NO_PAGES = PrefixPages()
 
 
-class PageOwners:
-    """Pages 1 to `pages` of a memory, whose page 0 is scratch.
+class PageAllocator:
+    """Allocator of pages 1 to `pages` of a memory. Page 0 is scratch.
 
-    A page may have several owners, rows and others, as nobody writes to it once it is full of what is committed.
+    Rows and caches may share a page: a page that is full of committed tokens is never written to again.
     """
 
     def __init__(self, pages: int) -> None:
@@ -57,205 +60,215 @@ class PageOwners:
 
     @cached_property
     def free(self) -> list[int]:
-        """Pages that nobody owns. The list is made when somebody asks: a memory that has no room is refused before."""
+        """Pages without a reference, ascending.
+
+        The list is made on first use: a memory that is too large is refused before that.
+        """
         return list(range(1, self.pages + 1))
 
     @cached_property
-    def owners(self) -> list[int]:
-        """Count of those who need each page."""
+    def refcounts(self) -> list[int]:
+        """Count of references to each page, by page number."""
         return [0] * (self.pages + 1)
 
-    def find(self, wanted: int, after: int | None = None) -> list[int]:
-        """Return so many of the free pages: consecutive ones where there are such, behind page `after` if possible."""
-        candidates = self.free[: len(self.free) - wanted + 1]
-        starts = [i for i, page in enumerate(candidates) if self.free[i + wanted - 1] - page == wanted - 1]
-        following = [i for i in starts if after is not None and self.free[i] == after + 1]
-        i = (following or starts or [0])[0]
-        return self.free[i : i + wanted]
+    def find_free(self, page_count: int, previous_page: int | None = None) -> list[int]:
+        """Return `page_count` free pages: consecutive ones if there are such, right after `previous_page` if possible.
 
-    def take(self, pages: Sequence[int]) -> None:
-        """Give free pages their first owner."""
+        It does not allocate them.
+        """
+        candidates = self.free[: len(self.free) - page_count + 1]
+        starts = [i for i, page in enumerate(candidates) if self.free[i + page_count - 1] - page == page_count - 1]
+        following = [i for i in starts if previous_page is not None and self.free[i] == previous_page + 1]
+        i = (following or starts or [0])[0]
+        return self.free[i : i + page_count]
+
+    def allocate(self, pages: Sequence[int]) -> None:
+        """Take these free pages out of the free list, with one reference each."""
         taken = set(pages)
         self.free[:] = [page for page in self.free if page not in taken]
-        self.own(pages)
+        self.incref(pages)
 
-    def own(self, pages: Sequence[int]) -> None:
-        """Somebody more needs these pages."""
+    def incref(self, pages: Sequence[int]) -> None:
+        """Add one reference to each of these pages."""
         for page in pages:
-            self.owners[page] += 1
+            self.refcounts[page] += 1
 
-    def disown(self, pages: Sequence[int]) -> list[int]:
-        """Somebody less; returns those that nobody needs: they are free."""
+    def decref(self, pages: Sequence[int]) -> list[int]:
+        """Drop one reference of each of these pages. Pages at zero become free; returns them."""
         for page in pages:
-            self.owners[page] -= 1
-        if free := [page for page in pages if not self.owners[page]]:
+            self.refcounts[page] -= 1
+        if free := [page for page in pages if not self.refcounts[page]]:
             self.free[:] = sorted(self.free + free)
         return free
 
 
 SLACK = 1024
-"""Tokens behind a window that are kept, too: a text that branches off so far from its end still finds its window."""
+"""Tokens behind a window that are kept as well: a text that branches off at most this far before its end still finds
+its window."""
 
 
-def most_pages(window: int, widest: int) -> int:
-    """Pages that a row holds at most, however long it is, whose passes have at most `widest` tokens."""
+def max_window_pages(window: int, widest: int) -> int:
+    """Pages of a row of any length at most. widest: tokens of a pass at most."""
     return pages_for(window - 1 + SLACK + widest) + 1
 
 
-def pages_of_rows(windows: Sequence[int], pages: int, rows: int, widest: int) -> int:
-    """Pages for what so many rows keep of layers with these windows, and for windows of as much that no row needs.
+def window_pages_for_rows(windows: Sequence[int], pages: int, rows: int, widest: int) -> int:
+    """Pages of layers with these windows: those of `rows` rows, and those of one more row for evictable windows.
 
-    They are no more than `pages`, those of other layers; 0 where no layer has a window.
+    The count is at most `pages`, that of the other layers; it is 0 where no layer has a window.
     """
-    return min(pages, (rows + 1) * most_pages(max(windows), widest)) if any(windows) else 0
+    return min(pages, (rows + 1) * max_window_pages(max(windows), widest)) if any(windows) else 0
 
 
-class WindowOwners(PageOwners):
-    """Pages that rows are promised. What they hold is never more, so all others can be had."""
+class WindowAllocator(PageAllocator):
+    """Allocator that reserves pages for rows. Rows hold at most what is reserved, so all other pages are evictable."""
 
     def __init__(self, pages: int) -> None:
         super().__init__(pages)
-        self.promised = 0
-        self._loans = list[dict[Any, int]]()
+        self.reserved = 0
+        self._evictable = list[dict[Any, int]]()
 
-    def lend(self, loan: dict[Any, int]) -> None:
-        """Let the pages in `loan` stay while no row needs their room. `evict` takes the first of them out first."""
-        self._loans.append(loan)
+    def add_evictable(self, pages_by_key: dict[Any, int]) -> None:
+        """Register the dict of a cache. `evict` removes its entries when rows need pages, first entries first."""
+        self._evictable.append(pages_by_key)
 
-    def end_loan(self, loan: dict[Any, int]) -> None:
-        """Take all pages out of a loan, and add none any more."""
-        self.disown(list(loan.values()))
-        loan.clear()
-        self._loans = [other for other in self._loans if other is not loan]
+    def drop_evictable(self, pages_by_key: dict[Any, int]) -> None:
+        """Drop all pages of a registered dict, clear it and unregister it."""
+        self.decref(list(pages_by_key.values()))
+        pages_by_key.clear()
+        self._evictable = [registered for registered in self._evictable if registered is not pages_by_key]
 
     def evict(self, pages: int) -> None:
-        """Take pages that no row owns out of loans, until `pages` are free."""
-        for loan in self._loans:
-            idle = (key for key, page in loan.items() if self.owners[page] == 1)
-            self.disown([loan.pop(key) for key in list(islice(idle, max(0, pages - len(self.free))))])
+        """Remove pages that no row references from the registered dicts, until `pages` pages are free."""
+        for pages_by_key in self._evictable:
+            idle = (key for key, page in pages_by_key.items() if self.refcounts[page] == 1)
+            self.decref([pages_by_key.pop(key) for key in list(islice(idle, max(0, pages - len(self.free))))])
 
-    def promise(self, more: int) -> None:
-        """Promise rows so many pages more. Raises CacheError, and promises none, where there are too few."""
-        if self.promised + more > self.pages:
+    def reserve(self, page_count: int) -> None:
+        """Reserve `page_count` more pages for rows. Raises CacheError, and reserves none, where there are too few."""
+        if self.reserved + page_count > self.pages:
             raise CacheError(
-                f"the layers with a window have {self.pages - self.promised} pages of KV left, {more} more are needed. "
-                "Use fewer rows at once"
+                f"the layers with a window have {self.pages - self.reserved} pages of KV left, {page_count} more are "
+                "needed. Use fewer rows at once"
             )
-        self.promised += more
+        self.reserved += page_count
 
-    def next(self, after: int | None) -> int:
-        """Take a page, behind page `after` if possible."""
+    def allocate_next(self, previous_page: int | None) -> int:
+        """Allocate one page, right after `previous_page` if possible. It evicts a page where none is free."""
         if not self.free:
             self.evict(1)
-        (page,) = self.find(1, after)
-        self.take([page])
+        (page,) = self.find_free(1, previous_page)
+        self.allocate([page])
         return page
 
 
 class WindowPages:
-    """Pages by row. window: the largest of the layers. widest: tokens of a pass at most, beyond the committed length.
+    """Pages by row of the layers with a window.
 
-    Before a pass `cover` gives back what lies `SLACK` tokens behind the window of the committed length, which never
-    falls but where somebody asks `holds` first, and takes what the pass writes to.
+    window: the largest of the layers' windows. widest: tokens of a pass at most, beyond the committed length.
+
+    Before a pass `prepare_pass` frees the pages that lie more than `SLACK` tokens behind the window of the committed
+    length, and allocates the pages that the pass writes to. The committed length never falls unless the caller has
+    asked `holds` first.
     """
 
     def __init__(self, window: int, pages: int, widest: int, device: torch.device) -> None:
         self.window = window
-        self.most = most_pages(window, widest)
+        self.max_pages = max_window_pages(window, widest)
         self.device = device
-        self.store = WindowOwners(pages)
+        self.allocator = WindowAllocator(pages)
         self._set_rows(0)
 
     def _set_rows(self, rows: int) -> None:
         self.tables: list[list[int]] = [[] for _ in range(rows)]
-        self.firsts = [0] * rows
-        """The first page of each row that is still there; pages from there on hold all of their committed tokens."""
-        self._rooms = [0] * rows  # pages that each row is promised
+        self.first_pages = [0] * rows
+        """Index of each row's first page that is still there. Pages from there on hold all their committed tokens."""
+        self._reserved = [0] * rows  # pages that are reserved for each row
         self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
 
-    def more(self, rows: int) -> WindowPages:
-        """Fresh rows of the same pages."""
-        other = copy(self)
-        other._set_rows(rows)
-        return other
+    def new_rows(self, rows: int) -> WindowPages:
+        """Return `rows` empty rows of the same pages."""
+        new_pages = copy(self)
+        new_pages._set_rows(rows)
+        return new_pages
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was. The others have been released."""
+        """Make row i what row `rows[i]` was. The caller has released the other rows."""
         self.tables = [self.tables[b] for b in rows]
-        self.firsts, self._rooms = ([each[b] for b in rows] for each in (self.firsts, self._rooms))
+        self.first_pages, self._reserved = ([counts[b] for b in rows] for counts in (self.first_pages, self._reserved))
 
     def join(self, other: WindowPages) -> None:
-        """The rows of others of the same pages follow these."""
+        """Append the rows of `other`, which has the same pages."""
         self.tables += other.tables
-        self.firsts += other.firsts
-        self._rooms += other._rooms
+        self.first_pages += other.first_pages
+        self._reserved += other._reserved
 
-    def tabulate(self, most: int) -> None:
-        """Make `pages_BP` anew, of so many pages for each row."""
-        padded = [table + [0] * (most - len(table)) for table in self.tables]
-        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), most)
+    def tabulate(self, width: int) -> None:
+        """Rebuild `pages_BP` with `width` pages a row."""
+        padded = [table + [0] * (width - len(table)) for table in self.tables]
+        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), width)
 
-    def room(self, tokens: int) -> int:
-        """Pages that a row of so many tokens is promised."""
-        return min(pages_for(tokens), self.most)
+    def reserved_pages(self, tokens: int) -> int:
+        """Return the pages that are reserved for a row of `tokens` tokens."""
+        return min(pages_for(tokens), self.max_pages)
 
     def reserve(self, b: int, tokens: int) -> None:
-        """Promise row b what it needs to grow to so many tokens. Raises CacheError, and changes nothing."""
-        more = max(self.room(tokens) - self._rooms[b], 0)
-        self.store.promise(more)
-        self._rooms[b] += more
+        """Reserve the pages that row b needs to grow to `tokens` tokens. Raises CacheError, and changes nothing."""
+        missing_pages = max(self.reserved_pages(tokens) - self._reserved[b], 0)
+        self.allocator.reserve(missing_pages)
+        self._reserved[b] += missing_pages
 
     def release(self, b: int) -> None:
-        """Take back the pages of row b, and what it was promised."""
-        self.forget(b)
-        self.store.promised -= self._rooms[b]
-        self._rooms[b] = 0
+        """Drop the pages of row b and its reservation."""
+        self.clear(b)
+        self.allocator.reserved -= self._reserved[b]
+        self._reserved[b] = 0
 
-    def forget(self, b: int) -> None:
-        """Take back the pages of row b, whose text is read from its start again."""
-        self.store.disown([page for page in self.tables[b] if page])
+    def clear(self, b: int) -> None:
+        """Drop the pages of row b, whose text is read from its start again."""
+        self.allocator.decref([page for page in self.tables[b] if page])
         self.tables[b] = []
-        self.firsts[b] = 0
+        self.first_pages[b] = 0
         self.pages_BP[b] = 0
 
-    def adopt(self, b: int, table: Sequence[int]) -> None:
-        """A fresh row begins with pages that others own, too; 0 where there are none."""
+    def attach_prefix(self, b: int, table: Sequence[int]) -> None:
+        """Start empty row b with shared pages; 0 stands for a page that is not there."""
         self.tables[b] = list(table)
-        self.firsts[b] = next((i for i, page in enumerate(table) if page), len(table))
-        self.store.own(table[self.firsts[b] :])
+        self.first_pages[b] = next((i for i, page in enumerate(table) if page), len(table))
+        self.allocator.incref(table[self.first_pages[b] :])
 
-    def cover(self, b: int, committed: int, stop: int) -> None:
-        """Row b, of so many committed tokens, will write tokens up to `stop`, and read what its windows show.
+    def prepare_pass(self, b: int, committed: int, stop: int) -> None:
+        """Prepare row b of `committed` tokens for a pass that writes tokens up to `stop` and reads its windows.
 
-        Raises CacheError for a pass that is wider than what the row was promised.
+        Raises CacheError for a pass that is wider than the row's reservation.
         """
         table = self.tables[b]
-        first = max(self.firsts[b], self.kept_from(committed))
-        if pages_for(stop) - first > self._rooms[b]:
+        first_page = max(self.first_pages[b], self.first_kept_page(committed))
+        if pages_for(stop) - first_page > self._reserved[b]:
             raise CacheError(
-                f"a pass up to token {stop} behind {committed} is wider than the {self._rooms[b]} pages of its row's "
-                "windows; feed fewer tokens at once"
+                f"a pass up to token {stop} behind {committed} is wider than the {self._reserved[b]} pages of its "
+                "row's windows; feed fewer tokens at once"
             )
-        behind = range(self.firsts[b], min(first, len(table)))
-        self.store.disown([table[i] for i in behind])
-        for i in behind:
+        expired = range(self.first_pages[b], min(first_page, len(table)))
+        self.allocator.decref([table[i] for i in expired])
+        for i in expired:
             table[i] = 0
-        self.pages_BP[b, behind.start : behind.stop] = 0
-        self.firsts[b] = first
+        self.pages_BP[b, expired.start : expired.stop] = 0
+        self.first_pages[b] = first_page
         self._extend(b, stop)
 
-    def place(self, b: int, start: int, stop: int) -> None:
-        """Fresh row b will be written its tokens from `start` to `stop`, the latest of which it keeps."""
-        self.firsts[b] = max(pages_for(start), self.kept_from(stop))
-        self.tables[b] = [0] * self.firsts[b]
+    def allocate_row(self, b: int, start: int, stop: int) -> None:
+        """Allocate pages of empty row b for its tokens from `start` to `stop`, as far as these are kept."""
+        self.first_pages[b] = max(pages_for(start), self.first_kept_page(stop))
+        self.tables[b] = [0] * self.first_pages[b]
         self._extend(b, stop)
 
     def holds(self, b: int, length: int) -> bool:
-        """Whether row b holds what a pass behind so many of its tokens reads."""
-        return self.firsts[b] <= self.needed_from(length)
+        """Whether row b holds all that a pass behind its first `length` tokens reads."""
+        return self.first_pages[b] <= self.first_needed_page(length)
 
-    def needed_from(self, length: int) -> int:
-        """The first page that a pass behind so many tokens reads."""
+    def first_needed_page(self, length: int) -> int:
+        """Return the first page that a pass behind `length` tokens reads."""
         return max(0, length - self.window + 1) // PAGE
 
     def slots(self, b: int, start: int, stop: int) -> Tensor:
@@ -264,30 +277,30 @@ class WindowPages:
         slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
         return slots_N[start % PAGE : start % PAGE + stop - start]
 
-    def kept_from(self, committed: int) -> int:
-        """The first page that is kept of a row of so many committed tokens."""
-        return self.needed_from(max(0, committed - SLACK))
+    def first_kept_page(self, committed: int) -> int:
+        """Return the first page that is kept of a row of `committed` tokens."""
+        return self.first_needed_page(max(0, committed - SLACK))
 
     def _extend(self, b: int, stop: int) -> None:
         table = self.tables[b]
         for i in range(len(table), pages_for(stop)):
-            table.append(self.store.next(table[-1] if table else None))
+            table.append(self.allocator.allocate_next(table[-1] if table else None))
             self.pages_BP[b, i] = table[i]
 
 
 class PagePool:
-    """Pages of a model's KV memory by row, and how much of them is committed.
+    """Pages of a model's KV memory by row, and the committed length of each row.
 
-    `more` gives other rows of the same memory: pages are taken from, and given back to, one store.
+    `new_rows` gives other rows of the same memory: all rows share one allocator.
 
-    Slots below `lengths_B` hold exact, committed values and are written once; slots at or beyond it are working space
-    of whichever view runs. Page 0 is scratch: padding is written there and nothing counts that is read from it.
+    Slots below `lengths_B` hold exact, committed values and are written once. Slots at or beyond it are working space
+    of the view that runs. Page 0 is scratch: padding is written there, and no result depends on what is read from it.
 
-    `unit`: tokens that views pick together at least (see `kernel_api.PageTable`). `int8`: lower views read int8 copies
-    of what is committed, or half of each number where that is int8 itself. `least`: the shape to which passes of the
-    exact view are padded (see `ForwardBatch`). `room`: pages lie in a store, and so much of them stays. `features`:
-    what a feature draft holds of the same pages. `windows`: pages of layers with a window; without it all layers have
-    the same ones.
+    unit: tokens that views select together at least (see `kernel_api.PageTable`). int8: lower views read int8 copies of
+    committed KV, or half of each number where KV is int8 itself. min_pass_shape: the shape to which passes of the exact
+    view are padded (see `ForwardBatch`). layout: where offloaded pages lie, and how much of them stays in memory; None:
+    KV is not offloaded. eagle_memory: KV and states of an EAGLE head, in the same pages. windows: pages of the layers
+    with a window; without it all layers share the same pages.
     """
 
     def __init__(
@@ -299,46 +312,46 @@ class PagePool:
         device: torch.device | str = "cpu",
         unit: int = PAGE,
         int8: bool = False,
-        least: tuple[int, int] = (1, 1),
-        room: OffloadLayout | None = None,
-        features: FeatureMemory | None = None,
+        min_pass_shape: tuple[int, int] = (1, 1),
+        layout: OffloadLayout | None = None,
+        eagle_memory: EagleHeadMemory | None = None,
         windows: WindowPages | None = None,
     ) -> None:
         self.config = config
         self.device = torch.device(device)
         self.unit = unit
-        self.least = least
+        self.min_pass_shape = min_pass_shape
         self.dtype = kv_dtype(config, dtype)
-        """Of the rows that its memory reads and writes."""
-        self.features = features
-        window_pages = windows.store.pages if windows else 0
-        self.offloaded = dispatch.offloaded(config, pages, dtype, device, room, window_pages) if room else None
+        """Type of the rows that the memory reads and writes."""
+        self.eagle_memory = eagle_memory
+        window_pages = windows.allocator.pages if windows else 0
+        self.offloaded = dispatch.offloaded(config, pages, dtype, device, layout, window_pages) if layout else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8, window_pages)
-        self.store = PageOwners(pages)
+        self.allocator = PageAllocator(pages)
         self.windows = windows
-        self.apart = [bool(window and windows) for window in config.windows]
-        """Of each layer whether its pages are those of `windows`."""
+        self.uses_window_pages = [bool(window and windows) for window in config.windows]
+        """For each layer, whether its pages are those of `windows`."""
         self.windowed = any(config.windows)
         """Whether some layers see a window."""
         self._set_rows(rows)
 
     def _set_rows(self, rows: int) -> None:
-        self.windows = self.windows and self.windows.more(rows)
+        self.windows = self.windows and self.windows.new_rows(rows)
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
         self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
-        """The tables, with scratch pages behind the shorter ones."""
+        """The tables as a tensor. Shorter rows are padded with the scratch page."""
         self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=self.device) for _ in range(rows)]
-        self._first_slot: list[int | None] = [None] * rows  # where the pages of a row are consecutive
+        self._first_slot: list[int | None] = [None] * rows  # of rows whose pages are consecutive
 
-    def more(self, rows: int) -> PagePool:
-        """Fresh rows of the same memory."""
-        other = copy(self)
-        other._set_rows(rows)
-        return other
+    def new_rows(self, rows: int) -> PagePool:
+        """Return `rows` empty rows of the same memory."""
+        new_pool = copy(self)
+        new_pool._set_rows(rows)
+        return new_pool
 
     def select(self, rows: Sequence[int]) -> None:
-        """Row i is from now on what row `rows[i]` was; the pages of the others are free."""
+        """Make row i what row `rows[i]` was, and release all other rows."""
         for b in set(range(len(self.tables))) - set(rows):
             self.release(b)
         if self.windows:
@@ -350,7 +363,7 @@ class PagePool:
         self._tabulate()
 
     def join(self, other: PagePool) -> None:
-        """The rows of another pool of the same memory follow these."""
+        """Append the rows of `other`, a pool of the same memory."""
         if self.windows and other.windows:
             self.windows.join(other.windows)
         self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
@@ -361,13 +374,13 @@ class PagePool:
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        """Bytes of K and V by where they lie, of all rows."""
+        """Bytes of K and V of all rows, by where they lie."""
         if self.offloaded:
             return self.offloaded.bytes
-        beside = self.features.bytes if self.features else 0
-        spaces = (self.store, self.windows.store if self.windows else self.store)
-        tokens = sum((spaces[apart].pages + 1) * PAGE for apart in self.apart)
-        return KVMemoryUsage(self.token_bytes // self.config.layers * tokens + beside)
+        eagle_bytes = self.eagle_memory.bytes if self.eagle_memory else 0
+        allocators = (self.allocator, self.windows.allocator if self.windows else self.allocator)
+        tokens = sum((allocators[in_window].pages + 1) * PAGE for in_window in self.uses_window_pages)
+        return KVMemoryUsage(self.token_bytes // self.config.layers * tokens + eagle_bytes)
 
     @property
     def token_bytes(self) -> int:
@@ -381,86 +394,89 @@ class PagePool:
 
     @property
     def free_pages(self) -> int:
-        return len(self.store.free)
+        return len(self.allocator.free)
 
     @property
-    def by_layer(self) -> bool:
-        """Whether prompts are read layer by layer, so that each page leaves memory once; windows go with the tokens."""
+    def layerwise_prefill(self) -> bool:
+        """Whether prompts are read layer by layer, so that each offloaded page leaves memory once.
+
+        Windows move with the tokens, so a pool with windows reads all layers of a part before the next part.
+        """
         return self.offloaded is not None and not self.windows
 
     def reserve(self, b: int, tokens: int) -> None:
-        """Give row b the pages for `tokens` tokens in all; consecutive ones where there are such.
+        """Give row b the pages for `tokens` tokens in all: consecutive ones if there are such.
 
-        Raises CacheError, and changes nothing, when too few are free, or their store has no room for them.
+        Raises CacheError, and changes nothing, when too few pages are free or the backing store has no room for them.
         """
-        wanted = max(pages_for(tokens) - len(self.tables[b]), 0)
-        if wanted > self.free_pages:
+        missing_pages = max(pages_for(tokens) - len(self.tables[b]), 0)
+        if missing_pages > self.free_pages:
             raise CacheError(
-                f"the KV pool has {self.free_pages} free pages of {PAGE} tokens, {wanted} more are needed. "
+                f"the KV pool has {self.free_pages} free pages of {PAGE} tokens, {missing_pages} more are needed. "
                 "Use a shorter prompt, a smaller max_tokens or fewer rows at once"
             )
         if self.windows:
             self.windows.reserve(b, tokens)
-        if not wanted:
+        if not missing_pages:
             return
-        run = self.store.find(wanted, after=self.tables[b][-1] if self.tables[b] else None)
+        run = self.allocator.find_free(missing_pages, previous_page=self.tables[b][-1] if self.tables[b] else None)
         if self.offloaded:
             self.offloaded.reserve(run)
-        self.store.take(run)
+        self.allocator.allocate(run)
         self._set_table(b, self.tables[b] + run)
 
     def release(self, b: int) -> None:
-        """Take back the pages of row b; it holds no tokens from now on."""
-        self.disown(self.tables[b])
+        """Drop the pages of row b, which holds no tokens from now on."""
+        self.decref(self.tables[b])
         if self.windows:
             self.windows.release(b)
         self._set_table(b, [])
         self.lengths_B[b] = 0
 
-    def adopt(self, b: int, prefix: PrefixPages) -> None:
-        """A fresh row begins with pages that others own, too: all of their tokens are committed."""
-        self.store.own(prefix.pages)
+    def attach_prefix(self, b: int, prefix: PrefixPages) -> None:
+        """Start empty row b with shared pages. All of their tokens are committed."""
+        self.allocator.incref(prefix.pages)
         if self.windows:
-            self.windows.adopt(b, prefix.window_pages)
+            self.windows.attach_prefix(b, prefix.window_pages)
         self._set_table(b, list(prefix.pages))
         self.lengths_B[b] = len(prefix.pages) * PAGE
 
-    def own(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
-        """Somebody more needs these pages."""
-        self.store.own(pages)
+    def incref(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
+        """Add one reference to each of these pages; `window_pages` may hold 0 for pages that are not there."""
+        self.allocator.incref(pages)
         if self.windows:
-            self.windows.store.own([page for page in window_pages if page])
+            self.windows.allocator.incref([page for page in window_pages if page])
 
-    def disown(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
-        """Somebody less; those that nobody needs are free."""
-        free = self.store.disown(pages)
+    def decref(self, pages: Sequence[int], window_pages: Sequence[int] = ()) -> None:
+        """Drop one reference of each of these pages. Pages at zero become free."""
+        free = self.allocator.decref(pages)
         if self.offloaded and free:
             self.offloaded.forget(free)
         if self.windows:
-            self.windows.store.disown([page for page in window_pages if page])
+            self.windows.allocator.decref([page for page in window_pages if page])
 
-    def cover(self, rows: range, stops: Sequence[int]) -> None:
-        """See that there are pages for passes that write tokens up to `stops`, and give back what none reads again."""
+    def prepare_pass(self, rows: range, stops: Sequence[int]) -> None:
+        """Prepare the window pages of rows for passes that write tokens up to `stops`; see `WindowPages`."""
         if self.windows:
             for b, stop in zip(rows, stops, strict=True):
-                self.windows.cover(b, int(self.lengths_B[b]), stop)
+                self.windows.prepare_pass(b, int(self.lengths_B[b]), stop)
 
     def layers(self, windows: bool) -> list[int]:
-        """Return the layers whose pages are those of `windows`, or the others."""
-        return [layer for layer, apart in enumerate(self.apart) if apart == windows]
+        """Return the layers with pages in `windows`, or with `windows=False` all others."""
+        return [layer for layer, in_window in enumerate(self.uses_window_pages) if in_window == windows]
 
-    def held_from(self, layer: int, b: int) -> int:
-        """Return from which token on a layer holds row b."""
-        return self.windows.firsts[b] * PAGE if self.windows and self.apart[layer] else 0
+    def first_cached_token(self, layer: int, b: int) -> int:
+        """Return the first token of row b that a layer still holds."""
+        return self.windows.first_pages[b] * PAGE if self.windows and self.uses_window_pages[layer] else 0
 
     def slots(self, b: int, start: int, stop: int, layer: int | None = None) -> Tensor:
-        """Return the slots (N) of tokens [start, stop) of row b in a layer; in those without a window."""
-        if self.windows and layer is not None and self.apart[layer]:
+        """Return the slots (N) of tokens [start, stop) of row b in a layer; None: in layers without a window."""
+        if self.windows and layer is not None and self.uses_window_pages[layer]:
             return self.windows.slots(b, start, stop)
         return self._slots[b][start:stop]
 
     def units(self, rows: range, unit: int, windows: bool = False) -> Tensor:
-        """All of the tokens of some rows as units of a list: int32 (B, U). windows: for layers that have one."""
+        """Return all tokens of `rows` as units of a page list: int32 (B, U). windows: for layers that have one."""
         all_BP = self.windows.pages_BP if self.windows and windows else self.pages_BP
         pages_BP = all_BP[rows.start : rows.stop]
         if unit == PAGE:
@@ -469,23 +485,23 @@ class PagePool:
         return (pages_BP[..., None] * (PAGE // unit) + parts).flatten(1)
 
     def span(self, layer: int, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Rows of K and V of tokens [start, stop) of row b, each (G, N, D); without a copy where that is possible."""
-        first = self._first_slot[b]
-        if first is None or self.apart[layer]:
+        """Return K and V of tokens [start, stop) of row b, each (G, N, D); a view of the memory where possible."""
+        first_slot = self._first_slot[b]
+        if first_slot is None or self.uses_window_pages[layer]:
             return self.kv.read(layer, self.slots(b, start, stop, layer))
-        return self.kv.view(layer, first + start, stop - start)
+        return self.kv.view(layer, first_slot + start, stop - start)
 
     def write(self, b: int, length: int, layers: Iterable[KeysValues], start: int = 0) -> None:
-        """Let a fresh row go on behind `length` tokens: K and V of each layer's last ones, (G, N, D), bit for bit.
+        """Fill an empty row with `length` tokens, bit for bit. layers: K and V of each layer's last tokens, (G, N, D).
 
-        start: the token from which on layers with a window bring theirs; the others bring all.
+        start: first token that layers with a window bring; other layers bring all tokens.
         """
         if self.windows:
-            self.windows.place(b, start, length)
+            self.windows.allocate_row(b, start, length)
         for layer, (keys_GND, values_GND) in enumerate(layers):
-            slots_N = self.slots(b, self.held_from(layer, b), length, layer)
-            last = slice(keys_GND.shape[1] - len(slots_N), None)
-            self.kv.write(layer, slots_N, keys_GND[:, last].to(self.device), values_GND[:, last].to(self.device))
+            slots_N = self.slots(b, self.first_cached_token(layer, b), length, layer)
+            tail = slice(keys_GND.shape[1] - len(slots_N), None)
+            self.kv.write(layer, slots_N, keys_GND[:, tail].to(self.device), values_GND[:, tail].to(self.device))
         self.lengths_B[b] = length
 
     def _set_table(self, b: int, table: list[int]) -> None:
@@ -497,40 +513,43 @@ class PagePool:
         self._first_slot[b] = table[0] * PAGE if consecutive else None
 
     def _tabulate(self) -> None:
-        most = max(map(len, self.tables), default=0)
-        padded = [pages + [0] * (most - len(pages)) for pages in self.tables]
-        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), most)
+        width = max(map(len, self.tables), default=0)
+        padded = [pages + [0] * (width - len(pages)) for pages in self.tables]
+        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), width)
         if self.windows:
-            self.windows.tabulate(most)
+            self.windows.tabulate(width)
 
 
-class WindowMark:
-    """Windows of a row of a pool, of layers that have pages of their own. They go when rows need their room."""
+class WindowSnapshot:
+    """References to the windows of a row, of layers that have pages of their own. Rows may evict these pages."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: dict[int, int] = {}
-        """Kept pages by their place in the row. The pool takes some out where rows need their room."""
+        """Pages by their index in the row. The pool evicts some where rows need pages."""
         self._length = 0
 
     def take(self, b: int) -> None:
-        """Keep the windows of row b as it is now, in the place of those that were kept."""
+        """Reference the windows of row b as it is now, in place of those of the snapshot before."""
         if windows := self._pool.windows:
-            windows.store.end_loan(self._pages)
+            windows.allocator.drop_evictable(self._pages)
             self._length = int(self._pool.lengths_B[b])
-            self._pages |= {i: windows.tables[b][i] for i in range(windows.firsts[b], pages_for(self._length))}
-            windows.store.own(list(self._pages.values()))
-            windows.store.lend(self._pages)
+            self._pages |= {i: windows.tables[b][i] for i in range(windows.first_pages[b], pages_for(self._length))}
+            windows.allocator.incref(list(self._pages.values()))
+            windows.allocator.add_evictable(self._pages)
 
-    def go_back(self, b: int, length: int) -> None:
-        """Give row b, which forgets what is behind `length` tokens, the windows before them, if it lacks them."""
+    def restore(self, b: int, length: int) -> None:
+        """Give row b, which is about to be rewound to `length` tokens, the windows before them if it lacks them.
+
+        The row is unchanged where the snapshot lacks them too.
+        """
         windows = self._pool.windows
         if windows and not windows.holds(b, length) and length <= self._length:
-            first = stop = pages_for(length)
-            while first - 1 in self._pages:
-                first -= 1
-            if first <= windows.needed_from(length):
-                windows.forget(b)
-                windows.adopt(b, [0] * first + [self._pages[i] for i in range(first, stop)])
+            first_page = stop = pages_for(length)
+            while first_page - 1 in self._pages:
+                first_page -= 1
+            if first_page <= windows.first_needed_page(length):
+                windows.clear(b)
+                windows.attach_prefix(b, [0] * first_page + [self._pages[i] for i in range(first_page, stop)])
                 windows.tabulate(self._pool.pages_BP.shape[1])
-        self._length = min(self._length, length)  # the row may write to these pages
+        self._length = min(self._length, length)  # the row may write to pages behind `length`

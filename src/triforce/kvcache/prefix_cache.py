@@ -1,7 +1,7 @@
-"""Pages of texts that have been read, for others that begin alike: computed once, shared without a copy.
+"""Prefix cache: pages of texts that have been read, shared without a copy with texts that begin alike.
 
-A full page is known by all tokens up to its end, and by a scope: what one scope has read, another never finds. Pages
-that no row needs are kept as long as nobody wants their room; the least recently used go first.
+The key of a full page is a hash of a scope and of all tokens up to the page's end: one scope never finds the pages of
+another. Pages that no row references are kept until their memory is needed; the least recently used are evicted first.
 """
 
 from __future__ import annotations
@@ -22,28 +22,34 @@ from triforce.ragged import Ints
 Tokens = Sequence[int] | Ints
 
 
-class Found(NamedTuple):
-    """The beginning of a prompt that is known. lost: tokens that are, too, but for the windows behind them."""
+class PrefixMatch(NamedTuple):
+    """Longest cached prefix of a prompt.
+
+    tokens_without_windows: tokens of a longer prefix whose window pages are evicted; 0 if there is none.
+    """
 
     prefix: PrefixPages = NO_PAGES
-    lost: int = 0
+    tokens_without_windows: int = 0
 
 
 class PrefixCache:
-    """Beside rows an owner of pages of a pool. Texts are shared in whole multiples of `whole` tokens."""
+    """Cache that references pages of a pool, as rows do. Prefixes are multiples of `granularity` tokens."""
 
-    def __init__(self, pool: PagePool, whole: int = PAGE) -> None:
+    def __init__(self, pool: PagePool, granularity: int = PAGE) -> None:
         self._pool = pool
-        self._pages_shared = whole // PAGE
+        self._pages_shared = granularity // PAGE
         self.pages: dict[bytes, int] = {}
-        """Oldest first; of a text its end is older than its beginning, without which nobody would find it."""
+        """Pages by key, least recently used first. Of one text the last page comes first: `find` needs its start."""
         self.window_pages: dict[bytes, int] = {}
-        """Of layers with a window, where these have pages of their own. Rows may need them back at any time."""
+        """Pages of layers with a window, where these have pages of their own. The pool evicts them for rows."""
         if pool.windows:
-            pool.windows.store.lend(self.window_pages)
+            pool.windows.allocator.add_evictable(self.window_pages)
 
-    def find(self, scope: str, prompt: Tokens) -> Found:
-        """Find the beginning of a prompt. Its last tokens are left to be fed, as a selection goes by them."""
+    def find(self, scope: str, prompt: Tokens) -> PrefixMatch:
+        """Return the longest cached prefix of a prompt, without its last `TAIL` tokens.
+
+        Those are fed, as the first selection needs their queries.
+        """
         keys: list[bytes] = []
         for key in _keys(scope, prompt, len(prompt) - 1 - TAIL):
             if key not in self.pages:
@@ -51,90 +57,93 @@ class PrefixCache:
             keys.append(key)
         common = len(keys) - len(keys) % self._pages_shared
         stop = self._with_windows(keys[:common])
-        return Found(self._prefix(keys[:stop]), common * PAGE if stop < common else 0)
+        return PrefixMatch(self._prefix(keys[:stop]), common * PAGE if stop < common else 0)
 
     def _prefix(self, keys: list[bytes]) -> PrefixPages:
         pages = [self.pages[key] for key in keys]
         if (windows := self._pool.windows) is None:
             return PrefixPages(pages)
-        first = windows.needed_from(len(keys) * PAGE)
-        return PrefixPages(pages, [0] * first + [self.window_pages[key] for key in keys[first:]])
+        first_window_page = windows.first_needed_page(len(keys) * PAGE)
+        return PrefixPages(
+            pages, [0] * first_window_page + [self.window_pages[key] for key in keys[first_window_page:]]
+        )
 
     def _with_windows(self, keys: list[bytes]) -> int:
-        """Count the first of these pages that a text can go on behind, as their windows are there."""
+        """Return the length of the longest prefix of `keys` whose windows are cached, so that a text can go on."""
         if (windows := self._pool.windows) is None:
             return len(keys)
-        longest = there = 0
+        longest = present_windows = 0
         for stop, key in enumerate(keys, 1):
-            there = there + 1 if key in self.window_pages else 0
-            if stop - there <= windows.needed_from(stop * PAGE) and stop % self._pages_shared == 0:
+            present_windows = present_windows + 1 if key in self.window_pages else 0
+            if stop - present_windows <= windows.first_needed_page(stop * PAGE) and stop % self._pages_shared == 0:
                 longest = stop
         return longest
 
-    def note(self, scope: str, text: Tokens, table: Sequence[int], window_table: Sequence[int] = ()) -> None:
-        """Keep the full pages of a text, all of it committed, which lie in the pages of these tables."""
+    def insert(self, scope: str, text: Tokens, table: Sequence[int], window_table: Sequence[int] = ()) -> None:
+        """Add the full pages of a committed text. table, window_table: its row's pages."""
         keys = list(_keys(scope, text, len(text)))
-        new, windows = (self._keep(*each, keys) for each in ((self.pages, table), (self.window_pages, window_table)))
-        self._pool.own(new, windows)
-        if self._pool.offloaded:  # no pass of their row may follow, with which they would leave
+        new_pages = self._insert(self.pages, table, keys)
+        new_window_pages = self._insert(self.window_pages, window_table, keys)
+        self._pool.incref(new_pages, new_window_pages)
+        if self._pool.offloaded:  # a page is stored with the next pass of its row, and there may be none
             with suppress(CacheError):
-                self._pool.offloaded.commit(new)
+                self._pool.offloaded.commit(new_pages)
 
-    def _keep(self, known: dict[bytes, int], table: Sequence[int], keys: list[bytes]) -> list[int]:
-        """Return pages of a table that are new, those of tokens that were not known. They are the latest ones now."""
-        new: list[int] = []
+    def _insert(self, pages_by_key: dict[bytes, int], table: Sequence[int], keys: list[bytes]) -> list[int]:
+        """Add the pages of a table, or mark them as used last. Returns the pages that are new."""
+        new_pages: list[int] = []
         for key, page in reversed([pair for pair in zip(keys, table, strict=False) if pair[1]]):
-            if (held := known.pop(key, None)) is None:
-                new.append(page)
-            known[key] = page if held is None else held
-        return new
+            if (cached_page := pages_by_key.pop(key, None)) is None:
+                new_pages.append(page)
+            pages_by_key[key] = page if cached_page is None else cached_page
+        return new_pages
 
     def locate(self, scope: str, text: Tokens) -> Callable[[int, int], PrefixPages | None]:
-        """Return a function that gives the pages of tokens [start, stop) of a text, or None once some are gone.
+        """Return a function that gives the pages of tokens [start, stop) of a text; None once some are evicted.
 
-        Those of layers with a window are 0 once they are gone.
+        Pages of layers with a window are 0 once they are evicted.
         """
         keys = list(_keys(scope, text, len(text)))
 
         def pages(start: int, stop: int) -> PrefixPages | None:
-            some = keys[start // PAGE : stop // PAGE]
-            found = [self.pages[key] for key in some if key in self.pages]
-            windows = [self.window_pages.get(key, 0) for key in some]
-            return PrefixPages(found, windows) if len(found) == (stop - start) // PAGE else None
+            range_keys = keys[start // PAGE : stop // PAGE]
+            cached_pages = [self.pages[key] for key in range_keys if key in self.pages]
+            window_pages = [self.window_pages.get(key, 0) for key in range_keys]
+            return PrefixPages(cached_pages, window_pages) if len(cached_pages) == (stop - start) // PAGE else None
 
         return pages
 
     @property
-    def room(self) -> int:
-        """Pages that are free, or that no row needs."""
+    def available_pages(self) -> int:
+        """Count of pages that are free or evictable."""
         return self._pool.free_pages + len(self._idle())
 
     def _idle(self) -> list[bytes]:
-        """Keys of pages that no row needs, the oldest first."""
-        return [key for key, page in self.pages.items() if self._pool.store.owners[page] == 1]
+        """Return the keys of pages that no row references, the least recently used first."""
+        return [key for key, page in self.pages.items() if self._pool.allocator.refcounts[page] == 1]
 
     def make_room(self, pages: int) -> bool:
-        """See that so many pages are free, if that can be had."""
+        """Evict pages until `pages` pages are free. Returns False, and evicts none, where there are too few."""
         pool = self._pool
         idle = self._idle()
         missing = pages - pool.free_pages
         if missing > len(idle):
             return False
-        gone = idle[: max(missing, 0)]
-        without = [self.window_pages.pop(key) for key in gone if key in self.window_pages]
-        pool.disown([self.pages.pop(key) for key in gone], without)
+        evicted_keys = idle[: max(missing, 0)]
+        evicted_windows = [self.window_pages.pop(key) for key in evicted_keys if key in self.window_pages]
+        pool.decref([self.pages.pop(key) for key in evicted_keys], evicted_windows)
         return True
 
     def close(self) -> None:
-        """Forget all texts, and keep no pages any more."""
-        self._pool.disown(list(self.pages.values()))
+        """Drop all pages. The pool evicts no pages of this cache afterwards."""
+        self._pool.decref(list(self.pages.values()))
         self.pages.clear()
         if self._pool.windows:
-            self._pool.windows.store.end_loan(self.window_pages)
+            self._pool.windows.allocator.drop_evictable(self.window_pages)
 
 
 def _keys(scope: str, text: Tokens, tokens: int) -> Iterator[bytes]:
-    """Keys of the full pages among the first `tokens`."""
+    """Yield the keys of the full pages of the first `tokens` tokens, each a hash of the key before it."""
     key = scope.encode()
     ids = np.asarray(text, dtype=np.int64)
     for start in range(0, tokens - PAGE + 1, PAGE):

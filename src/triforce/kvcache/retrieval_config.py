@@ -1,4 +1,4 @@
-"""Budget and selection of a retrieval view: what users write, checked."""
+"""Settings of a retrieval view, its budget and its selection, parsed from what users write."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from triforce.errors import RequestError, argument, require_integer
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """KV tokens a lower tier of the target may read per head: a number of them, or a share of the context.
+    """KV tokens that a lower tier of the target reads per head at most: a count, or a share of the context.
 
-    open: nobody asked for it, so that a plan may read half or twice as much (see planner.forecast).
+    open: the user set no budget, so a plan may read half or twice as much (see planner.forecast).
     """
 
     tokens: int = 0
@@ -23,9 +23,9 @@ class Budget:
 
     @staticmethod
     def parse(text: str | int) -> Budget:
-        """`2048`, `3%` or `auto`. Raises RequestError."""
+        """Parse `2048`, `3%` or `auto`. Raises RequestError."""
         if text == "auto":
-            return USUAL
+            return DEFAULT_BUDGET
         try:
             if isinstance(text, str) and text.endswith("%"):
                 budget = Budget(share=float(text[:-1]) / 100)
@@ -40,19 +40,21 @@ class Budget:
             )
         return budget
 
-    def of(self, context: int, times: float = 1.0) -> int:
-        """Tokens for a context of so many, rounded up to whole pages; `times` as many as usual."""
-        return PAGE * max(2, pages_for(ceil(times * (self.tokens or self.share * context))))
+    def of(self, context: int, factor: float = 1.0) -> int:
+        """Return the tokens to read of `context` tokens, rounded up to whole pages. factor: multiplies the budget."""
+        return PAGE * max(2, pages_for(ceil(factor * (self.tokens or self.share * context))))
 
 
-USUAL = Budget(2048, open=True)
+DEFAULT_BUDGET = Budget(2048, open=True)
 
 
 @dataclass(frozen=True, slots=True)
 class RetrievalConfig:
-    """Settings of a selection. `refresh`: verifications between selections; 0 is once, None is after a rejection.
+    """Settings of a selection.
 
-    `searched_layers`: the layers that read everything; with None some search (see planner.searched_layers).
+    chunk: tokens that are selected together. refresh: verifications between selections; 0: select once, None: select
+    after a rejection. searched_layers: layers that read all tokens; None: the planner chooses layers that search (see
+    planner.searched_layers).
     """
 
     budget: Budget = Budget(2048)
@@ -75,13 +77,13 @@ class RetrievalConfig:
 
 
 MOST_LAYERS = 1 << 16
-"""More than a model has."""
+"""Bound of a layer's number, above that of any model."""
 
 
-def _layers(given: str | Sequence[int]) -> frozenset[int] | None:
-    if given == "auto":
+def _layers(option: str | Sequence[int]) -> frozenset[int] | None:
+    if option == "auto":
         return None
-    text = ",".join(map(str, given)) if isinstance(given, list | tuple) else str(given)
+    text = ",".join(map(str, option)) if isinstance(option, list | tuple) else str(option)
     try:
         ends = [[int(end) for end in part.split("-")] for part in text.split(",") if text != "none"]
     except ValueError:

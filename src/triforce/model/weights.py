@@ -1,4 +1,4 @@
-"""The weights of a model, as plain tensors.
+"""Weights of a model, as plain tensors.
 
 Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
 """
@@ -14,32 +14,32 @@ from torch import Tensor
 from triforce.errors import RequestError
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""The GGUF types whose weights are numbers, each by itself."""
+"""GGUF types whose weights are single numbers, not blocks."""
 
 
-def _stay() -> None:
-    """Release nothing: these bytes lie in no file."""
+def _no_release() -> None:
+    """Release nothing: the bytes lie in no file."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A matrix of a GGUF type, for kernels that multiply with it as it is."""
+    """Matrix of a GGUF type, for kernels that multiply with its packed form."""
 
     kind: str
-    """The type, such as Q4_K."""
+    """GGUF type, such as Q4_K."""
     blocks: Tensor
     """uint8 (outputs, bytes of a row)"""
     inputs: int
-    release: Callable[[], None] = _stay
-    """Lets the pages of the file that hold it leave memory, once it was packed."""
+    release: Callable[[], None] = _no_release
+    """Function that lets the file's pages of this matrix leave memory, for use after it was packed."""
 
     narrow = True
     dtype = torch.bfloat16
-    """Of the input of its products."""
+    """Type of the inputs of its products."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Outputs and inputs."""
+        """Shape as (outputs, inputs)."""
         return len(self.blocks), self.inputs
 
     @property
@@ -51,39 +51,39 @@ class QuantizedWeight:
 
     @property
     def block(self) -> int:
-        """Inputs that only come together."""
+        """Inputs of a block, which cannot be split."""
         return 1 if self.kind in PLAIN else 256 if self.kind.endswith("_K") else 32
 
     def part(self, outputs: slice | Tensor, inputs: slice = slice(None)) -> QuantizedWeight:
-        """Return some of its outputs and inputs. Raises RequestError where these are no whole blocks."""
-        first, last, _ = inputs.indices(self.inputs)
-        if first % self.block or last % self.block:
+        """Return the submatrix of `outputs` and `inputs`. Raises RequestError where the inputs are no whole blocks."""
+        start, stop, _ = inputs.indices(self.inputs)
+        if start % self.block or stop % self.block:
             raise RequestError(
                 f"weights of type {self.kind} are in blocks of {self.block} inputs, and a process's share of "
-                f"{self.inputs} would be {first} to {last}; leave out --tp-all-reduce, or take a file of other types"
+                f"{self.inputs} would be {start} to {stop}; leave out --tp-all-reduce, or take a file of other types"
             )
         size = self.blocks.shape[1]
-        columns = slice(first * size // self.inputs, last * size // self.inputs)
-        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=last - first)
+        columns = slice(start * size // self.inputs, stop * size // self.inputs)
+        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=stop - start)
 
 
 Matrix = Tensor | QuantizedWeight
 
 
 def numbers(weight: Matrix | None) -> Tensor:
-    """Return a matrix of numbers, (M, K): one of few bits is never given to who computes with these."""
+    """Return a matrix of numbers, (M, K), as it is: code that computes with numbers never gets packed weights."""
     assert isinstance(weight, Tensor)
     return weight
 
 
 def nbytes(weight: Matrix) -> int:
-    """Return the bytes of a weight as it lies in memory or in its file."""
+    """Return the bytes of a weight in memory or in its file."""
     return weight.nbytes if isinstance(weight, Tensor) else weight.blocks.nbytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mlp:
-    """The projections of one expert."""
+    """Projections of one expert."""
 
     gate_proj_IC: Matrix
     up_proj_IC: Matrix
@@ -99,9 +99,9 @@ class Mlp:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layer:
-    """The weights of one block; `None` where the family has none.
+    """Weights of one decoder layer; `None` where the family has none.
 
-    Norms of queries and keys are of each head (D), or of all of them together, (Q) and (P).
+    Norms of queries and keys are of each head (D), or of all heads at once, (Q) and (P).
     """
 
     input_norm_C: Tensor | None
@@ -110,7 +110,7 @@ class Layer:
     v_proj_PC: Matrix
     o_proj_CQ: Matrix
     post_norm_C: Tensor | None
-    """Of what the MLP reads."""
+    """Norm of the MLP's input."""
     gate_proj_IC: Matrix | None
     up_proj_IC: Matrix | None
     down_proj_CI: Matrix | None
@@ -122,7 +122,7 @@ class Layer:
     attn_out_norm_C: Tensor | None = None
     mlp_out_norm_C: Tensor | None = None
     router_EC: Tensor | None = None
-    """float32, with a row for each expert that it chooses from; so are its bias and the correction of scores."""
+    """float32, with a row for each expert that the router chooses from; bias and correction of scores likewise."""
     router_bias_E: Tensor | None = None
     router_correction_E: Tensor | None = None
     o_bias_C: Tensor | None = None
@@ -153,8 +153,10 @@ class Weights:
     @property
     def attention_sink_logits_LH(self) -> Tensor | None:
         """The sink logits of all layers, float32 (L, H), if the family has any."""
-        each = [layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None]
-        return torch.stack(each) if each else None
+        logits_by_layer = [
+            layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None
+        ]
+        return torch.stack(logits_by_layer) if logits_by_layer else None
 
     def tensors(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
@@ -166,12 +168,12 @@ class Weights:
             yield self.head_VC
 
     def multiplied(self) -> Iterator[Matrix]:
-        """Every matrix that products read, but for routers, which stay what they are."""
+        """Every matrix that products read, without routers, which are never packed."""
         yield self.head_VC
         for layer in self.layers:
             yield from (part for part in layer.weights() if len(part.shape) == 2 and part is not layer.router_EC)
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a matrix that products read holds numbers, of which kernels can make copies of fewer bits."""
+        """Whether a matrix that products read holds numbers, which kernels can round to fewer bits."""
         return any(isinstance(weight, Tensor) or weight.kind in PLAIN for weight in self.multiplied())

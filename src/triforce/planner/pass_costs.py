@@ -88,7 +88,7 @@ class TierWork:
         experts = config.architecture.experts
         expert_bytes = 0.0
         if experts:
-            expert_bytes = weight * config.expert_weights * experts.read
+            expert_bytes = weight * config.expert_weights * experts.active
             unions = unions or ExpertUnions(experts)
         return TierWork(config.layers, weights, key, weight, number, group, sequential, expert_bytes, unions)
 

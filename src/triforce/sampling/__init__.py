@@ -1,4 +1,4 @@
-"""Logits to probabilities (`LogitsProcessor`), what a text may go on with (`Constraint`), and the `Noise` of a seed."""
+"""Logits to probabilities (`LogitsProcessor`), tokens that may follow a text (`Constraint`), and a seed's `Noise`."""
 
 from triforce.sampling.logits import Constraint, LogitsProcessor
 from triforce.sampling.rng import Noise

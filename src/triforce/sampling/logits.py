@@ -1,12 +1,12 @@
-"""Logits to the probabilities that are sampled, for each tier at each position; and what restricts them.
+"""Logits to the probabilities that are sampled, for each tier at each position, and the constraints on them.
 
 Order: repetition penalty (Keskar et al. 2019, as in transformers) > presence and frequency penalties (as OpenAI's) >
-logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). What no row uses is not
-computed, and on a CPU a row's probabilities have the same bits in any batch.
+logit bias > temperature > min-p (Nguyen et al. 2024) > top-k > top-p (Holtzman et al. 2020). Steps that no row uses are
+not computed, and on a CPU a row's probabilities have the same bits in any batch.
 
 Equal scores at the edge of top-k or top-p: the lowest ids stay, so that nothing depends on how a sort breaks ties.
 
-Shapes: B rows, R the rows that use a step, J columns, V vocabulary, S text capacity, W the largest values looked at.
+Shapes: B rows, R rows that use a step, J columns, V vocabulary, S text capacity, W largest values that are sorted.
 """
 
 import math
@@ -22,19 +22,19 @@ from triforce.errors import ModelError, RequestError, argument
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints
 
-_HEAD = 1024  # a nucleus of at most so many tokens is found without sorting the vocabulary
+_HEAD = 1024  # a nucleus of at most this many tokens is found without sorting the vocabulary
 _LOWEST = -math.inf
 _Params = Sequence[SamplingParams]
 _Device = torch.device | str
 
 
 class _Setting:
-    """A step of processing: the rows that use it, and its parameters there, float64 (R, 1, 1). False without such."""
+    """Step of processing: the rows that use it, and its parameters there, float64 (R, 1, 1). False without rows."""
 
     def __init__(self, params: _Params, uses: Callable[[SamplingParams], bool], *names: str, device: _Device) -> None:
         rows = [b for b, p in enumerate(params) if uses(p)]
         self.count = len(rows)
-        # All rows: a view will do, without a copy.
+        # All rows: a slice makes a view, without a copy.
         self.rows = slice(None) if len(rows) == len(params) else torch.tensor(rows, dtype=torch.int64, device=device)
         columns = [[float(getattr(params[b], name)) for b in rows] for name in names]
         self.values = [torch.tensor(c, dtype=torch.float64, device=device)[:, None, None] for c in columns]
@@ -49,24 +49,24 @@ class _Setting:
 
 
 class Constraint(Protocol):
-    """Restricts the distribution of one row to tokens that its text, and draft tokens behind it, may go on with.
+    """Restriction of one row's distribution to tokens that may follow its text and the draft tokens after it.
 
-    What is allowed is a function of the text alone, so that all tiers restrict alike, which keeps couplings exact.
+    The allowed tokens are a function of the text alone, so that all tiers restrict alike, which keeps couplings exact.
     """
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
-        """Tokens that may follow the text (its prompt left out) and each of the draft tokens: (J, V), J = K + 1.
+        """Return a mask (J, V) of tokens that may follow the text (without its prompt) and each draft token: J = K + 1.
 
-        At least one in each column. Behind a draft token that is not allowed, and behind the end of a text, any is.
+        Each column allows at least one token. After a banned draft token, and after a text's end, any token may be.
         """
 
     @property
     def failure(self) -> str:
-        """Reason why the text cannot be followed any more, though it was ended; empty if it can."""
+        """Reason why the text, though ended, breaks the constraint; empty if it does not."""
 
 
 class LogitsProcessor:
-    """Makes probabilities of rows' next tokens. Raises RequestError if a bias names a token beyond the vocabulary."""
+    """Processor from logits to probabilities. Raises RequestError if a bias names a token beyond the vocabulary."""
 
     def __init__(
         self, params: _Params, prompt_lengths: Sequence[int], vocab_size: int, device: _Device = "cpu"
@@ -90,15 +90,15 @@ class LogitsProcessor:
     def __call__(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> Tensor:
         """Return probabilities, float64 (B, J, V): each row sums to 1 and is never empty.
 
-        Column j is for the token that follows ids_BS[b, : lengths_B[b] + j]; what lies beyond may be anything. Logits
-        of -inf are allowed. Raises ModelError for NaN, +inf or nothing but -inf in any column, padding included.
+        Column j is for the token that follows ids_BS[b, : lengths_B[b] + j]; later ids are ignored. Logits of -inf are
+        allowed. Raises ModelError for NaN, +inf or nothing but -inf in any column, padding included.
         """
         probs_BJV, peaks_BJ = self.unchecked(logits_BJV, ids_BS, lengths_B)
         check(peaks_BJ)
         return probs_BJV
 
     def unchecked(self, logits_BJV: Tensor, ids_BS: Tensor, lengths_B: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the same unchecked, and each column's peak (B, J) for `check`: where it raises, they mean nothing."""
+        """Return probabilities, unchecked, and each column's peak (B, J) for `check`; invalid where that raises."""
         scores_BJV = self.adjusted(logits_BJV, ids_BS, lengths_B)
         peaks_BJ1 = scores_BJV.amax(-1, keepdim=True)
         peaks_BJ = peaks_BJ1.squeeze(-1)
@@ -136,7 +136,7 @@ class LogitsProcessor:
                 setting.apply(scores_BJV, partial(penalty, counts_RJV))
 
     def _probabilities(self, scores_BJV: Tensor) -> Tensor:
-        """Return the probabilities of scores whose largest is 0; these are overwritten."""
+        """Return the probabilities of scores whose largest is 0; the scores are overwritten."""
         self._temperature.apply(scores_BJV, torch.div)
         self._min_p.apply(scores_BJV, _min_p)
         self._top_k.apply(scores_BJV, partial(_top_k, self._widest))
@@ -150,12 +150,12 @@ class LogitsProcessor:
 def _counts(ids_RS: Tensor, firsts_R: Tensor, lengths_R: Tensor, columns: int, vocab_size: int) -> Tensor:
     """Count each token in ids[first : length + j]: float64 (R, J, V)."""
     place_S = torch.arange(ids_RS.shape[1], device=ids_RS.device)
-    column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first that has this place in its past
+    column_RS = (place_S - lengths_R[:, None] + 1).clamp_(min=0)  # the first column whose past includes this place
     counts_RS = (place_S >= firsts_R[:, None]) & (column_RS < columns)
     cell_RS = torch.where(counts_RS, column_RS * vocab_size + ids_RS.clamp(0, vocab_size - 1), 0)
-    new = torch.zeros(len(ids_RS), columns * vocab_size, dtype=torch.float64, device=ids_RS.device)
-    new.scatter_add_(1, cell_RS, counts_RS.double())
-    return new.view(-1, columns, vocab_size).cumsum(1)
+    counts_RN = torch.zeros(len(ids_RS), columns * vocab_size, dtype=torch.float64, device=ids_RS.device)
+    counts_RN.scatter_add_(1, cell_RS, counts_RS.double())
+    return counts_RN.view(-1, columns, vocab_size).cumsum(1)
 
 
 def _repetition(counts_RJV: Tensor, scores_RJV: Tensor, penalty_R11: Tensor) -> Tensor:
@@ -184,10 +184,12 @@ def _bias(params: _Params, vocab_size: int, device: _Device) -> tuple[Tensor, Te
 
 
 def check_bias(params: _Params, size: int) -> None:
-    """Raise RequestError if a bias names a token outside the vocabulary, which has so many."""
-    unknown = next((token for p in params for token in p.logit_bias or {} if token >= size), None)
-    if unknown is not None:
-        raise RequestError(f"{argument('logit_bias')} names token {unknown}, but the vocabulary ends at {size - 1}")
+    """Raise RequestError if a bias names a token outside the vocabulary of `size` tokens."""
+    unknown_token = next((token for p in params for token in p.logit_bias or {} if token >= size), None)
+    if unknown_token is not None:
+        raise RequestError(
+            f"{argument('logit_bias')} names token {unknown_token}, but the vocabulary ends at {size - 1}"
+        )
 
 
 def _min_p(scores_RJV: Tensor, share_R11: Tensor) -> Tensor:
@@ -207,14 +209,14 @@ def _top_p(scores_RJV: Tensor, mass_R11: Tensor) -> Tensor:
     # softmax works row by row; a plain sum may be split among threads, and its last bit then depends on the batch.
     probs_RJV = scores_RJV.softmax(-1)
     head_RJW = _descending(probs_RJV, mass_R11)
-    short_RJ1 = (head_RJW.cumsum(-1) < mass_R11).sum(-1, keepdim=True)
-    keep_RJV = _largest(probs_RJV, head_RJW, (short_RJ1 + 1).clamp_(max=head_RJW.shape[-1]))
+    below_RJ1 = (head_RJW.cumsum(-1) < mass_R11).sum(-1, keepdim=True)
+    keep_RJV = _largest(probs_RJV, head_RJW, (below_RJ1 + 1).clamp_(max=head_RJW.shape[-1]))
     return scores_RJV.masked_fill(~keep_RJV, _LOWEST)
 
 
 def _descending(probs_RJV: Tensor, mass_R11: Tensor) -> Tensor:
     """Return the largest probabilities in order, (R, J, W): enough to hold the mass."""
-    if probs_RJV.device.type == "cpu" and probs_RJV.shape[-1] > _HEAD:  # elsewhere to look is a sync, and sorting cheap
+    if probs_RJV.device.type == "cpu" and probs_RJV.shape[-1] > _HEAD:  # elsewhere a check is a sync, sorting cheap
         head_RJW = probs_RJV.topk(_HEAD).values
         if bool((head_RJW.cumsum(-1)[..., -1:] >= mass_R11).all()):
             return head_RJW
@@ -245,7 +247,7 @@ def check(peaks_BJ: Tensor) -> None:
 
 def non_finite_logits(row: int, column: int, peak: float) -> ModelError:
     """Return the error to raise where the largest of the logits is not finite."""
-    what = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
+    problem = "NaN" if math.isnan(peak) else "+inf" if peak > 0 else "all -inf"
     return ModelError(
-        f"the model's logits are {what} (row {row}, column {column}): check its weights, or try a wider dtype"
+        f"the model's logits are {problem} (row {row}, column {column}): check its weights, or try a wider dtype"
     )

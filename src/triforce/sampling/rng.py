@@ -1,4 +1,4 @@
-"""Noise by counters: the same numbers for the same (seed, choice, position), whatever else is in the batch.
+"""Counter-based noise: the same numbers for the same (seed, choice, position), whatever else is in the batch.
 
 Philox4x32-10 (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"), in torch's int64
 arithmetic: a product of two 32-bit words wraps into the sign bit, and shifting and masking give back both halves.
@@ -27,7 +27,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _ROUNDS = 10
 _TIERS = 8
 _REMEMBERED = 32  # positions a row, on average: several rounds of all tiers, and 2 MiB at V = 8192
-_BLOCK = 4  # positions made together: the next ones will be asked for too, and a call costs as much as two of them
+_BLOCK = 4  # positions made at once: the next ones will be needed too, and a call costs as much as two positions
 _TILE = 1 << 14  # blocks at once on a CPU: beyond it the temporaries leave the cache and each costs an mmap
 
 
@@ -52,18 +52,18 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], keys_R2: Tensor) -> t
         p1 = c2 * _MULTIPLIERS[1]
         c0 = ((p1 >> 32) ^ c1).bitwise_xor_(k0).bitwise_and_(_MASK)
         c2 = ((p0 >> 32) ^ c3).bitwise_xor_(k1).bitwise_and_(_MASK)
-        # Not yet masked: their high halves only reach xors that are masked anyway, and so two passes a round are saved.
+        # Not masked yet: high halves only reach xors that are masked later; two operations a round are saved.
         c1 = p1
         c3 = p0
     return c0, c1 & _MASK, c2, c3 & _MASK
 
 
 class Noise:
-    """The noise of a batch, one stream a row.
+    """Noise of a batch, one stream a row.
 
     seeds: B integers in [0, 2**64). choices: B integers in [0, 2**32), each row's index among the `n` of its request.
     `draws` (int64, tiers x B) counts the uniforms each row has used; save and restore it to continue a row elsewhere.
-    Sets of kernels have their own, which make the same numbers (`backends.token_sampler.make_noise`).
+    Kernel backends have their own classes, which make the same numbers (`backends.token_sampler.make_noise`).
     """
 
     def __init__(self, seeds: Sequence[int], choices: Sequence[int], device: torch.device | str = "cpu") -> None:
@@ -76,27 +76,31 @@ class Noise:
     def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
         """Return independent Exp(1) variates, float64 (B, J, V), keyed (seed, choice, position, token).
 
-        positions_BJ: int64 in [0, 2**32). argmax(p / E) follows p: it is the Gumbel-max draw. They lie in
+        positions_BJ: int64 in [0, 2**32). argmax(p / E) follows p: it is the Gumbel-max draw. Variates lie in
         [2**-53, 36.8], never 0 nor infinite. The random bits are the same on every device, the log to its last place.
         """
-        if positions_BJ.device.type != "cpu":  # cheaper to make again than to ask the device which are known
+        if positions_BJ.device.type != "cpu":  # cheaper to make again than to look up cached keys, a device sync
             rows_BJ = torch.arange(len(positions_BJ), device=positions_BJ.device)[:, None].expand_as(positions_BJ)
-            fresh_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
-            return fresh_NV.reshape(*positions_BJ.shape, vocab_size)
-        wanted = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
-        missing = [key for key in dict.fromkeys(wanted) if key not in self.recent]
-        if missing:
-            self._make(missing)
-        found = torch.cat([self.recent[key] for key in wanted]) if wanted else torch.empty(0, dtype=torch.float64)
+            new_NV = self._exponentials(rows_BJ.flatten(), positions_BJ.flatten(), vocab_size)
+            return new_NV.reshape(*positions_BJ.shape, vocab_size)
+        requested_keys = [(b, p, vocab_size) for b, row in enumerate(positions_BJ.tolist()) for p in row]
+        missing_keys = [key for key in dict.fromkeys(requested_keys) if key not in self.recent]
+        if missing_keys:
+            self._make(missing_keys)
+        exponentials_NV = (
+            torch.cat([self.recent[key] for key in requested_keys])
+            if requested_keys
+            else torch.empty(0, dtype=torch.float64)
+        )
         for key in list(self.recent)[: max(0, len(self.recent) - _REMEMBERED * self.draws.shape[1])]:  # the oldest ones
             del self.recent[key]
-        return found.view(*positions_BJ.shape, vocab_size)
+        return exponentials_NV.view(*positions_BJ.shape, vocab_size)
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         """Return the next n uniforms of each row for a tier: float64 in [0, 1), (B, n), by (seed, choice, tier, draw).
 
-        tier: in [0, 8). used_B: how many of the n each row uses up; the rest come again at its next call. So a row's
-        noise does not depend on how many its batch neighbours ask for.
+        tier: in [0, 8). used_B: how many of the n each row uses up; the others come again at its next call. So a row's
+        noise does not depend on how many its batch neighbours need.
         """
         draw_Bn = self.draws[tier, :, None] + torch.arange(n, device=self.draws.device)
         counter = (draw_Bn & _MASK, draw_Bn >> 32, self.choices_B[:, None], torch.full_like(draw_Bn, 1 + tier))
@@ -104,28 +108,28 @@ class Noise:
         self.draws[tier] += to_device(used_B, self.draws.device)
         return _bits(high, low).double() * 2.0**-53
 
-    def _make(self, missing: list[tuple[int, int, int]]) -> None:
-        """Make and keep the exponentials of these (row, position, vocabulary) and of neighbours in their blocks."""
-        blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing for i in range(_BLOCK))
+    def _make(self, missing_keys: list[tuple[int, int, int]]) -> None:
+        """Make and cache the exponentials of (row, position, vocabulary) keys and of the other keys in their blocks."""
+        blocks = ((b, p - p % _BLOCK + i, v) for b, p, v in missing_keys for i in range(_BLOCK))
         keys = list(dict.fromkeys(blocks))
         rows_N, positions_N, _ = torch.tensor(keys).unbind(1)
         self.recent.update(zip(keys, self._exponentials(rows_N, positions_N, keys[0][2]), strict=True))
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-        """Make exponentials of N places, float64 (N, V), made tile by tile."""
+        """Return the exponentials of N places, float64 (N, V), made tile by tile."""
         pairs = (vocab_size + 1) // 2
         out_NP2 = torch.empty(len(rows_N), pairs, 2, dtype=torch.float64, device=rows_N.device)
         tile = _TILE if rows_N.device.type == "cpu" else out_NP2.numel()
-        tall = max(tile // max(pairs, 1), 1)
-        wide = max(min(pairs, tile), 1)
-        for n, i in product(range(0, len(rows_N), tall), range(0, pairs, wide)):
-            pairs_P = torch.arange(i, min(i + wide, pairs), device=rows_N.device)
-            places = slice(n, n + tall)
-            out_NP2[places, i : i + wide] = self._tile(rows_N[places], positions_N[places], pairs_P)
+        tile_places = max(tile // max(pairs, 1), 1)
+        tile_pairs = max(min(pairs, tile), 1)
+        for n, i in product(range(0, len(rows_N), tile_places), range(0, pairs, tile_pairs)):
+            pairs_P = torch.arange(i, min(i + tile_pairs, pairs), device=rows_N.device)
+            places = slice(n, n + tile_places)
+            out_NP2[places, i : i + tile_pairs] = self._tile(rows_N[places], positions_N[places], pairs_P)
         return out_NP2.flatten(1)[:, :vocab_size]
 
     def _tile(self, rows_N: Tensor, positions_N: Tensor, pairs_P: Tensor) -> Tensor:
-        """Make exponentials of N places and P pairs of tokens, (N, P, 2)."""
+        """Return the exponentials of N places and P pairs of tokens, (N, P, 2)."""
         choices_N1 = self.choices_B[rows_N, None]
         counter = (pairs_P[None], positions_N[:, None], choices_N1, torch.zeros_like(choices_N1))
         w0, w1, w2, w3 = philox(counter, self._keys_R2B[..., rows_N, None])
@@ -135,5 +139,5 @@ class Noise:
 
 
 def _bits(high: Tensor, low: Tensor) -> Tensor:
-    """53 random bits from two 32-bit words."""
+    """Return 53 random bits from two 32-bit words."""
     return (high << 21).bitwise_or_(low >> 11)

@@ -171,7 +171,7 @@ class GrammarPool:
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
         """Return a grammar compiled, at once if it was before. Raises RequestError, or ApiError beyond the share."""
-        if known := self._compiler.known(grammar):
+        if known := self._compiler.cached(grammar):
             return known
         trial = GrammarTrial(grammar)
         return await self._slots.run(key, partial(self._compiler.compile, grammar, trial), trial.cancel)

@@ -17,10 +17,10 @@ from triforce.interface.grammar import Grammar
 from triforce.sandbox import Trial, TrialError, TrialLimitError
 from triforce.structured_output.matcher import Matcher, NumberLimits
 
-PURE = '%llguidance {"no_forcing": true}\n'
-"""Otherwise a text that can go on in one way only would have to be cut into tokens in one way only, too."""
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+"""Without forced tokens: otherwise a text with only one continuation would have to have one tokenization only."""
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
-"""JSON may be indented, but no text is lost in white space; a keyword that is not understood is refused."""
+"""JSON may be indented, with a bounded count of spaces; a keyword that is not supported is refused."""
 
 LARGEST = 2**63 - 1
 ONE_OF = "oneOf is kept to only where its alternatives cannot overlap, by their types; write anyOf"
@@ -38,7 +38,7 @@ class Vocabulary:
         self.eos_token_id = eos
 
     def __call__(self, text: str) -> list[int]:
-        """Return the tokens of a text that is forced. None ever is, see `PURE`."""
+        """Return the tokens of a forced text. No text is forced, see `NO_FORCING`."""
         return []
 
 
@@ -47,7 +47,7 @@ def new_matcher(tokenizer: Any, kind: str, source: str) -> Any:
     from llguidance import LLMatcher, LLParserLimits
 
     limits = LLParserLimits(verbose_errors=False)
-    written = LLMatcher.grammar_from_lark(PURE + _as_lark(kind, source))
+    written = LLMatcher.grammar_from_lark(NO_FORCING + _as_lark(kind, source))
     matcher = LLMatcher(tokenizer, written, log_level=0, limits=limits)
     if matcher.is_error():
         raise ValueError(_in_words(matcher.get_error(), kind))
@@ -59,14 +59,14 @@ _LINE = re.compile(r"line (\d+), column \d+: ")
 
 
 def _in_words(error: str, kind: str) -> str:
-    """Return an error of llguidance in terms of what was sent: lines of Lark are counted without that of `PURE`."""
+    """Return an error of llguidance in terms of the request: lines of Lark are counted without that of `NO_FORCING`."""
     place_format = "line {}, column {}: " if kind == "lark" else ""
     error = _PLACE.sub(lambda place: place_format.format(int(place[1]) - 1, place[2]), error)
     return re.sub(r"oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
 
 
 def schema_grammar(schema: Any) -> str:
-    """Return a schema as a part of a grammar. Raises ValueError unless it is an object, true or false."""
+    """Return a schema as a grammar's rule body. Raises ValueError unless it is an object, true or false."""
     if not isinstance(schema, dict | bool):
         raise ValueError("a schema is a JSON object")
     text = json.dumps(schema | {"x-guidance": JSON_OPTIONS} if isinstance(schema, dict) else schema)
@@ -97,7 +97,10 @@ def _as_lark(kind: str, source: str) -> str:
 
 
 def trial(grammar: tuple[str, str]) -> None:
-    """Compile a grammar, its kind and its source, for letters. Raises ValueError or RecursionError for a wrong one."""
+    """Compile a grammar for a vocabulary of bytes. grammar: its kind and its source.
+
+    Raises ValueError or RecursionError for a wrong grammar.
+    """
     from llguidance import LLTokenizer
 
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
@@ -107,12 +110,12 @@ def trial(grammar: tuple[str, str]) -> None:
         raise ValueError(matcher.get_error())
 
 
-REMEMBERED = 64
-"""Compiled grammars that are kept: those used last."""
+CACHED_GRAMMARS = 64
+"""Compiled grammars that are cached, the most recently used ones."""
 
 
 class CompiledGrammar:
-    """A grammar in the tokens of one tokenizer. matcher: an LLMatcher at the beginning of a text, which stays there."""
+    """A grammar in the tokens of one tokenizer. matcher: an LLMatcher that always stays at the beginning of a text."""
 
     def __init__(self, matcher: Any, tokenizer: Tokenizer, numbers: NumberLimits | None) -> None:
         self._matcher = matcher
@@ -120,19 +123,19 @@ class CompiledGrammar:
         self._numbers = numbers
 
     def follow(self) -> Matcher:
-        """Return a constraint for one row, at the beginning of its text. It costs nothing."""
+        """Return a constraint for one row, at the beginning of its text. Its cost is negligible."""
         ends = self._tokenizer.eos_ids
         size = self._tokenizer.vocab_size
         return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
 
     def accepts(self, ids: Sequence[int]) -> bool:
-        """Whether the grammar describes the text of these tokens as it is, so that it may end there."""
+        """Whether the grammar accepts the text of these tokens, so that the text may end there."""
         (allowed_V,) = self.follow().allowed(np.array(ids, dtype=np.int64), np.zeros(0, dtype=np.int64))
         return bool(allowed_V[list(self._tokenizer.eos_ids)].any())
 
 
 class GrammarTrial:
-    """Compiles a grammar in a process of its own, which may die, or be given up from another thread."""
+    """Trial compilation of a grammar in a process of its own, which may crash, or be cancelled by another thread."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._task = grammar.kind, grammar.source
@@ -140,7 +143,7 @@ class GrammarTrial:
         self._cancelled = False
 
     def run(self) -> str:
-        """Return what is wrong with the grammar; empty if nothing is. Called once."""
+        """Return the grammar's fault; empty if it has none. It is called once."""
         self._trial = Trial(f"{__name__}:trial", self._task)
         if self._cancelled:
             self._trial.stop()
@@ -153,34 +156,34 @@ class GrammarTrial:
         return ""
 
     def cancel(self) -> None:
-        """Give it up: `run` returns at once, and says that something is wrong."""
+        """Cancel the trial: `run` returns a fault at once."""
         self._cancelled = True
         if self._trial:
             self._trial.stop()
 
 
 class GrammarCompiler:
-    """Compiles grammars, and keeps those used last. Methods may be called from any thread."""
+    """Compiles grammars and caches them. Methods may be called from any thread."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
         self._vocabulary: Any = None
         self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
-        # a text need not wait for another one's grammar
+        # two locks, so that a look-up does not wait for the compilation of another grammar
         self._table = Lock()
         self._compiling = Lock()
 
-    def known(self, grammar: Grammar) -> CompiledGrammar | None:
-        """Return a grammar that was compiled before, if it is still kept."""
+    def cached(self, grammar: Grammar) -> CompiledGrammar | None:
+        """Return a cached grammar, or None."""
         with self._table:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
 
     def compile(self, grammar: Grammar, trial: GrammarTrial | None = None) -> CompiledGrammar:
-        """Return a grammar compiled, after a trial. Raises RequestError saying what is wrong."""
-        if compiled := self.known(grammar):
+        """Compile a grammar after a trial, and return it. Raises RequestError saying what is wrong."""
+        if compiled := self.cached(grammar):
             return compiled
         self.prepare()
         if wrong := (trial or GrammarTrial(grammar)).run():
@@ -188,15 +191,15 @@ class GrammarCompiler:
         return self.compile_tried(grammar)
 
     def compile_tried(self, grammar: Grammar) -> CompiledGrammar:
-        """Return a grammar compiled that has passed a trial, perhaps in another process. Raises RequestError."""
+        """Compile a grammar that has passed a trial, perhaps in another process, and return it. Raises RequestError."""
         tokenizer = self.prepare()
         with self._compiling:
-            return self.known(grammar) or self._compile(grammar, tokenizer)
+            return self.cached(grammar) or self._compile(grammar, tokenizer)
 
     def prepare(self) -> Tokenizer:
-        """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none can be used.
+        """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none fits.
 
-        That takes 1 s for 262,144 tokens, and holds the interpreter's lock.
+        It takes 1 s for 262,144 tokens, and holds the interpreter's lock.
         """
         if self._tokenizer is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
@@ -214,7 +217,7 @@ class GrammarCompiler:
         compiled = CompiledGrammar(matcher, tokenizer, self._numbers if grammar.holds_json else None)
         with self._table:
             self._compiled[grammar] = compiled
-            while len(self._compiled) > REMEMBERED:
+            while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
         return compiled
 

@@ -1,6 +1,6 @@
 """Matcher: a `sampling.Constraint` that follows one text through a grammar, by llguidance's matcher.
 
-Numbers in JSON come to an end: a schema bounds their value at most, and some models go on for ever.
+The length of JSON numbers is limited: a schema bounds their value only, and some models append digits forever.
 Shape suffixes: T tokens of the text, K draft tokens, J = K + 1, V vocabulary.
 """
 
@@ -13,21 +13,21 @@ import numpy as np
 
 from triforce.ragged import Bools, Ints, common_prefix
 
-MOST_CHARACTERS = 40
-"""Enough for every float64 and every integer of 128 bits. A longer number ends as soon as its schema lets it."""
+MAX_NUMBER_CHARACTERS = 40
+"""Characters of a number: enough for every float64 and 128-bit integer. A longer one ends once its schema allows it."""
 _PARTS = frozenset(b"0123456789.eE+-")
 
 
 class JsonState(NamedTuple):
-    """State of a JSON text: within a string or not, and in which number."""
+    """State of a JSON text: within a string or not, and the length of the number at its end."""
 
     quoted: bool = False
     escaped: bool = False
     length: int = 0
-    """Characters of a number so far."""
+    """Characters of the number so far; 0 outside of numbers."""
 
     def after(self, written: bytes) -> JsonState:
-        """Return the state some bytes later."""
+        """Return the state after `written` more bytes."""
         quoted, escaped, length = self
         for byte in written:
             if quoted:
@@ -40,23 +40,23 @@ class JsonState(NamedTuple):
 
 
 class NumberLimits:
-    """Ends numbers of `MOST_CHARACTERS`, in the tokens of a vocabulary, given by their bytes."""
+    """Ends JSON numbers after `MAX_NUMBER_CHARACTERS`. tokens: the bytes of each token of a vocabulary."""
 
     def __init__(self, tokens: Sequence[bytes]) -> None:
         self.tokens = tokens
         self._leaving_V = np.array([not token or token[0] not in _PARTS for token in tokens])
 
     def shortened(self, allowed_V: Bools, state: JsonState) -> Bools:
-        """Return what is allowed, without tokens that go on with a number that is long enough, if others remain."""
+        """Return the allowed tokens, without tokens that extend a number of full length, unless none would remain."""
         leaving_V = allowed_V & self._leaving_V
-        return leaving_V if state.length >= MOST_CHARACTERS and leaving_V.any() else allowed_V
+        return leaving_V if state.length >= MAX_NUMBER_CHARACTERS and leaving_V.any() else allowed_V
 
 
 class Matcher:
-    """Follows one text. llguidance's matcher has read `_read`; where the text is another one by now, it goes back.
+    """Constraint of one text. llguidance's matcher has consumed `_read`, and rolls back where the text differs by now.
 
-    matcher: an LLMatcher at the beginning of a text, and nobody else's. ends: end-of-sequence tokens. numbers: limits
-    of numbers, if the text is JSON.
+    matcher: an LLMatcher at the beginning of a text, for this object only. ends: end-of-sequence tokens. numbers:
+    limits of numbers, if the text is JSON.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class Matcher:
         self._numbers = numbers
         self._ends = frozenset(ends)
         self._read: list[int] = []
-        self._states = [JsonState()]  # at the beginning, and after each token that was read
+        self._states = [JsonState()]  # at the beginning, and after each consumed token
         self._bits = np.zeros(-(-vocab_size // 32), dtype=np.int32)
 
     @property
     def failure(self) -> str:
-        """Reason why the text cannot be followed any more; empty if it can."""
+        """Reason why the matcher cannot follow the text any more; empty if it can."""
         error: str = self._matcher.get_error()
         return error.partition("\n")[0]
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
-        """Tokens that may follow the text and each of the draft tokens: (J, V)."""
+        """Return a mask of the tokens that may follow the text and each of the draft tokens, bool (J, V)."""
         guesses = guesses_K.tolist()
         allowed_JV = np.ones((len(guesses) + 1, self._vocab_size), dtype=np.bool_)
         if not self._follow(text_T.tolist()):
@@ -89,7 +89,7 @@ class Matcher:
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
-        """Read this text and no other. Returns False if anything may follow it."""
+        """Bring the matcher to this text. Returns False if any token may follow it, as the text has ended."""
         if not self._ends.isdisjoint(text):
             return False
         common = common_prefix(self._read, text)
@@ -100,7 +100,7 @@ class Matcher:
 
     def _consume(self, tokens: list[int]) -> bool:
         if self._matcher.is_error():
-            return True  # the text is to end, which `_next` sees to
+            return True  # `_next` allows only the end of the text
         consumed = self._matcher.try_consume_tokens(tokens)
         self._read += tokens[:consumed]
         if self._numbers:
@@ -111,7 +111,7 @@ class Matcher:
     def _next(self) -> Bools:
         if not self._matcher.is_error():
             self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
-        if self._matcher.is_error():  # before, or just now: a limit of the parser
+        if self._matcher.is_error():  # an earlier error, or a limit of the parser just now
             ended_V = np.zeros(self._vocab_size, dtype=np.bool_)
             ended_V[list(self._ends)] = True
             return ended_V

@@ -1,1 +1,1 @@
-"""Training of a feature draft on what its target computes, in the process that runs the target."""
+"""Training of an EAGLE head on what its target computes, in the process that runs the target."""

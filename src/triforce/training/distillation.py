@@ -19,7 +19,7 @@ from torch import Tensor
 from triforce.backends.decoder import Decoder
 from triforce.backends.torch.attention import capped
 from triforce.backends.torch.model import norm
-from triforce.eagle.torch_passes import Entries, FeatureLayer
+from triforce.eagle.torch_passes import EagleHeadLayer, Entries
 from triforce.eval.agreement import same_pick
 from triforce.training.episodes import Chunk, TargetStream
 
@@ -72,7 +72,7 @@ class Past:
 
 
 def guesses(
-    layer: FeatureLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
+    layer: EagleHeadLayer, chunk: Chunk, past: Past, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield outputs (B, N, C) for the head, guess by guess in a row, and where in the chunk (N) its token stands.
 
@@ -98,7 +98,7 @@ def guesses(
     past.keep(seen, layer.config.sinks, layer.config.window)
 
 
-def loss(layer: FeatureLayer, head: Head, chunk: Chunk, past: Past, later_N: Tensor, steps: int,
+def loss(layer: EagleHeadLayer, head: Head, chunk: Chunk, past: Past, later_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
     """Return the cross entropy of guesses and what the head teaches in nats, weighted by `decay` per guess: a scalar.
 
@@ -150,7 +150,7 @@ APART = 8
 class Subject:
     """A draft as it is looked at: its layer, the head, and the tokens of its rows."""
 
-    layer: FeatureLayer
+    layer: EagleHeadLayer
     head: Head
     tokens_M: Tensor
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from triforce.backends.torch.model import norm
 from triforce.checkpoint.weights import NORM
-from triforce.eagle.head import FeatureDraftConfig, shapes
+from triforce.eagle.head import EagleHeadConfig, shapes
 from triforce.engine.model_loader import Checkpoint
 from triforce.model.weights import numbers
 
 
-def initial_weights(target: Checkpoint, config: FeatureDraftConfig, seed: int) -> dict[str, Tensor]:
+def initial_weights(target: Checkpoint, config: EagleHeadConfig, seed: int) -> dict[str, Tensor]:
     """Return float32 tensors by field: it repeats the latest of the states it reads, under the target's own last norm.
 
     What the layer adds begins at zero, so that its depth costs nothing.
@@ -68,7 +68,7 @@ class Sample:
     """Their rows of the head, float32."""
 
 
-def add_induction(weights: dict[str, Tensor], config: FeatureDraftConfig, sample: Sample, seed: int) -> None:
+def add_induction(weights: dict[str, Tensor], config: EagleHeadConfig, sample: Sample, seed: int) -> None:
     """Change weights of a new draft, by field, so that each of its KV heads copies what followed an equal token.
 
     Channels of a head that rotate slowly carry names of tokens: random numbers, alike for no two. The earliest state

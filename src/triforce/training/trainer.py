@@ -1,4 +1,4 @@
-"""Trainer: distils a target into a feature draft, minute by minute, and can be stopped and go on.
+"""Trainer: distils a target into an EAGLE head, minute by minute, and can be stopped and go on.
 
 Shape suffixes as in distillation.py and initial_weights.py.
 """
@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eagle.head import FeatureDraftWeights, shapes
-from triforce.eagle.head_files import new_config, write_whole
-from triforce.eagle.torch_passes import FeatureLayer
+from triforce.eagle.head import EagleHeadWeights, shapes
+from triforce.eagle.head_files import new_config, write_atomically
+from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
 from triforce.training.distillation import Head, Heldout, Past, Subject, loss
@@ -51,7 +51,7 @@ class TrainingState:
         """Write the file of a folder. Raises RequestError where there is no room; the file is as it was then."""
         data = io.BytesIO()
         torch.save({name: getattr(self, name) for name in self.__dataclass_fields__}, data)
-        write_whole(folder / FILE, data.getbuffer())
+        write_atomically(folder / FILE, data.getbuffer())
 
     @staticmethod
     def load(folder: Path, facts: dict[str, Any]) -> TrainingState | None:
@@ -142,7 +142,7 @@ class Trainer:
     @property
     def subject(self) -> Subject:
         """The draft as it is now."""
-        return Subject(FeatureLayer(self.draft, self.weights), self.head, self.weights.tokens_M)
+        return Subject(EagleHeadLayer(self.draft, self.weights), self.head, self.weights.tokens_M)
 
     @property
     def heldout(self) -> Heldout:
@@ -179,10 +179,10 @@ class Trainer:
         head_MC = self.decoder.head_rows(tokens_M).float()
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
-    def _weights(self) -> FeatureDraftWeights:
+    def _weights(self) -> EagleHeadWeights:
         """The state's tensors, which are changed in place."""
         named = {name: tensor.requires_grad_() for name, tensor in self.state.weights.items()}
-        return FeatureDraftWeights(**named, tokens_M=self.state.tokens_M)
+        return EagleHeadWeights(**named, tokens_M=self.state.tokens_M)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
@@ -235,7 +235,7 @@ class Trainer:
             kept = self.heldout.greedy(self.subject, self.config.steps)
         self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": kept})
 
-    def detached(self) -> FeatureDraftWeights:
+    def detached(self) -> EagleHeadWeights:
         """Return the weights as they are now, for a file."""
         return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
 

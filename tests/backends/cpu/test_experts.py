@@ -51,7 +51,7 @@ def layer_of(experts: Experts, seed: int = 0) -> Layer:
     return Layer(
         None, none, none, none, none, None, None, None, None, router_EC=4 * some(E, C),
         router_correction_E=some(E) * E**0.5 * 0.3 if experts.corrected else None,
-        experts=tuple(Mlp(some(INNER, C), some(INNER, C), some(C, INNER)) for _ in range(experts.held)),
+        experts=tuple(Mlp(some(INNER, C), some(INNER, C), some(C, INNER)) for _ in range(experts.total)),
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def by_the_book(layer: Layer, experts: Experts, x_C: Tensor) -> Tensor:
     able = [e for group in groups[: experts.chosen_groups] for e in group]
     chosen = sorted(able, key=lambda e: -worth[e])[: experts.chosen]
     whole = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
-    weights = {e: experts.scale * scores[e] / whole for e in chosen} | dict.fromkeys(range(E, experts.held), 1.0)
+    weights = {e: experts.scale * scores[e] / whole for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
     sum_C = torch.zeros(C, dtype=torch.float64)
     for e, weight in weights.items():
         gate_I, up_I = (part.double() @ x_C for part in (layer.experts[e].gate_proj_IC, layer.experts[e].up_proj_IC))  # type: ignore[union-attr]
@@ -89,7 +89,7 @@ def config(experts: Experts) -> Any:
 def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
     """Return what they give, (N, C), and how many were touched."""
     made = native.experts(config(experts), layer, bits=0)
-    gated, sum_NC = torch.empty(len(x_NC) * experts.read, made.stride), torch.empty(len(x_NC), C)
+    gated, sum_NC = torch.empty(len(x_NC) * experts.active, made.stride), torch.empty(len(x_NC), C)
     choices = made.gate(x_NC.contiguous(), gated)
     made.down(choices, gated, sum_NC)
     return sum_NC, choices.touched
@@ -103,7 +103,7 @@ def test_mixture_equals_the_book(name: str) -> None:
     read = partial(ALONE.inputs, width=INNER)
     theirs_NC, touched = mix(rows(), layer, experts, plain._gate, plain._down, read)
     found_NC, also_touched = natively(layer, experts, rows())
-    assert touched == also_touched <= experts.held
+    assert touched == also_touched <= experts.total
     for each_NC in (theirs_NC, found_NC):
         torch.testing.assert_close(each_NC.double(), exact_NC, atol=1e-5, rtol=1e-5)
 

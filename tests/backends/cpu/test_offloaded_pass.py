@@ -123,7 +123,7 @@ def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
     while text.length < TEXT:
         assert same(text, text.full(100), model, here, away)
         text.length += 100
-    away.room.store.memory[: away.room.store.bytes // 2].zero_()
+    away.offload_layout.store.memory[: away.offload_layout.store.bytes // 2].zero_()
     assert not same(text, text.full(1), model, here, away)
 
 

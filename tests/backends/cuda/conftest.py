@@ -27,4 +27,4 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """As TRIFORCE_KERNELS=triton has it."""
     monkeypatch.setattr(dispatch, "native", None)
-    monkeypatch.setattr(dispatch, "wanted", "triton")
+    monkeypatch.setattr(dispatch, "requested", "triton")

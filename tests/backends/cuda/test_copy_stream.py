@@ -64,21 +64,21 @@ class Watch:
             self.touch(LANE, [source], writes=False)
             to.copy_(source)
 
-    def reached(self) -> Clock:
+    def record_copy(self) -> Clock:
         return self.clocks[LANE]
 
-    def computed(self) -> Clock:
+    def record_compute(self) -> Clock:
         return self.clocks[MAIN]
 
-    def after(self, mark: Clock | None) -> None:
-        self._wait(LANE, mark)
+    def copy_after(self, event: Clock | None) -> None:
+        self._wait(LANE, event)
 
-    def hold(self, mark: Clock | None) -> None:
-        self._wait(MAIN, mark)
+    def compute_after(self, event: Clock | None) -> None:
+        self._wait(MAIN, event)
 
-    def _wait(self, queue: int, mark: Clock | None) -> None:
-        if mark:
-            self.clocks[queue] = tuple(map(max, self.clocks[queue], mark))  # type: ignore[assignment]
+    def _wait(self, queue: int, event: Clock | None) -> None:
+        if event:
+            self.clocks[queue] = tuple(map(max, self.clocks[queue], event))  # type: ignore[assignment]
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     torch_kernels.replace_kernels(monkeypatch)
     watch = Watch()
 
-    def carry(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
+    def copy_pages(source: Any, from_X: Tensor, target: Any, to_X: Tensor, size: int) -> None:
         watch.touch(MAIN, source, writes=False)
         watch.touch(MAIN, target, writes=True)
         torch_kernels.carried(source, from_X, target, to_X, size)
@@ -97,7 +97,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         return torch_kernels.mixed(*args)
 
     monkeypatch.setattr(residency, "CopyStream", lambda device: watch)
-    monkeypatch.setattr(frames, "carry", carry)
+    monkeypatch.setattr(frames, "copy_pages", copy_pages)
     for module in (kv, triforce.backends.cuda.offload.kv):
         monkeypatch.setattr(module, "write_and_attend", mix)
     return watch

@@ -37,7 +37,7 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
     def plain(tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
         with monkeypatch.context() as patch:
             patch.setattr(backends_dispatch, "native", None)
-            patch.setattr(backends_dispatch, "wanted", "torch")
+            patch.setattr(backends_dispatch, "requested", "torch")
             return texts(folder, "ar", tokens, prompts, temperature)
 
     return plain

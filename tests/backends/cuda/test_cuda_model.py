@@ -57,8 +57,8 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
         "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
-        "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, least=(4, 8))),
-        "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], least=(4, 8), states=(1,))),
+        "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, min_shape=(4, 8))),
+        "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], min_shape=(4, 8), states=(1,))),
     }  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     sizes |= dict(o_bias_C=C, gate_bias_I=I, up_bias_I=I, down_bias_C=C)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
     parts = Architecture(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="head")
-    assert parts.plain
+    assert parts.is_baseline
     return replace(config, architecture=parts), Layer(**named)
 
 
@@ -236,7 +236,7 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
         model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
         for width in widths:
             lists = PageTable(torch.arange(1, 4, device=DEVICE).int()[None], [20 + at], [width])
-            batch = ForwardBatch([20 + at], [(2, lists)], least=(2, 4))
+            batch = ForwardBatch([20 + at], [(2, lists)], min_shape=(2, 4))
             output = model.forward(torch.tensor([ids[at : at + width]]), memory, batch, None)
             logits.append(output.logits_BJV[0])
             at += width

@@ -17,7 +17,7 @@ from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch
 from triforce.backends import dispatch as backends_dispatch
 from triforce.backends.cuda.offload.kv import TritonOffloadedKV
-from triforce.backends.cuda.triton.kv_tiles import carry
+from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.bench import shapes
 from triforce.errors import CacheError, RequestError
 from triforce.interface.outputs import RequestOutput
@@ -59,7 +59,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
             patch.setattr(backends_dispatch, "native", None)
-            patch.setattr(backends_dispatch, "wanted", "torch")
+            patch.setattr(backends_dispatch, "requested", "torch")
             return texts(folder, "ar", prompts, temperature, tokens)
 
     return decode
@@ -116,7 +116,7 @@ def test_page_copies_equal_source() -> None:
     source = [torch.randn(9, 24, generator=draw).to(DEVICE) for _ in range(2)]
     found, wanted = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
     from_X, to_X = (torch.tensor(places, device=DEVICE) for places in ([8, 0, 3, 5, 1], [1, 6, 0, 2, 5]))
-    carry((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
+    copy_pages((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
     torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
     assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
 
@@ -128,7 +128,7 @@ def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
 
 def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
-    monkeypatch.setattr(backends_dispatch, "wanted", "")
+    monkeypatch.setattr(backends_dispatch, "requested", "")
     with pytest.raises(RequestError, match="needs Triton"):
         dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
 
@@ -168,8 +168,8 @@ def test_offload_parts_sum_to_whole(needs: CudaKVSizing, gib: int, monkeypatch: 
     frames, buffers, layers = needs.split(OffloadConfig("host"), gib * GIB)
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= gib * GIB
     parts = frames - layers * needs.buffer_frames
-    assert parts >= (32 - layers) * needs.part and (layers == 32) == (gib == 70)
-    assert needs.stored(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.stored(0)
+    assert parts >= (32 - layers) * needs.partial_layer_frames and (layers == 32) == (gib == 70)
+    assert needs.store_bytes(layers) + layers * needs.buffer_frames * needs.page_bytes == needs.store_bytes(0)
 
 
 def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_offload_too_large_is_predicted_before_loading(needs: CudaKVSizing, monk
     assert needs.split(OffloadConfig("host", 1), int((fits - 0.05) * GIB))
     free(monkeypatch, 5)
     with pytest.raises(CacheError, match=r"at least .* smaller context"):
-        needs.split(OffloadConfig("host"), int(needs.share * needs.free))
+        needs.split(OffloadConfig("host"), int(needs.memory_share * needs.free_bytes))
 
 
 def test_resident_kv_too_large_is_predicted_before_loading(
@@ -199,8 +199,8 @@ def test_offload_reported_minimum_suffices(needs: CudaKVSizing, monkeypatch: pyt
     free(monkeypatch, 100)
     with pytest.raises(CacheError, match=r"give \S+ or more"):
         needs.split(OffloadConfig("host", GIB), GIB)
-    assert needs.split(OffloadConfig("host"), needs.least)[2] == 0
+    assert needs.split(OffloadConfig("host"), needs.min_bytes)[2] == 0
     with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
-        needs.split(OffloadConfig("host", layers=10), needs.least)
+        needs.split(OffloadConfig("host", layers=10), needs.min_bytes)
     more = float(str(error.value).split("give ")[1].split("GiB")[0])
-    assert needs.split(OffloadConfig("host", layers=10), needs.least + int((more + 0.1) * GIB))[2] == 10
+    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((more + 0.1) * GIB))[2] == 10

@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_kernels.replace_kernels(monkeypatch)
-    without = SimpleNamespace(native=None, wanted="", suits_triton=lambda *_: False)
+    without = SimpleNamespace(native=None, requested="", suits_triton=lambda *_: False)
     monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
@@ -61,7 +61,7 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
-        patch.setattr(dispatch, "wanted", "torch")
+        patch.setattr(dispatch, "requested", "torch")
         return text(folder, "ar")
 
 
@@ -88,25 +88,25 @@ def test_offload_mutant_of_ranks_changes_the_text(
 
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
-    config = LLM(folder, device="cpu", dtype="float32").target.config.shared(count)
+    config = LLM(folder, device="cpu", dtype="float32").target.config.shard(count)
     return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, torch.device("cuda"), 0)
 
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
     one, two = needs(folder, 1), needs(folder, 2)
-    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one.passing + one.bytes // 2)
-    assert memory_for(OffloadConfig("host"), one) == int(one.share * one.free) < one.bytes
-    assert memory_for(OffloadConfig("host"), two) == int(two.share * 2 * two.free)
+    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one.activation_bytes + one.bytes // 2)
+    assert memory_for(OffloadConfig("host"), one) == int(one.memory_share * one.free_bytes) < one.bytes
+    assert memory_for(OffloadConfig("host"), two) == int(two.memory_share * 2 * two.free_bytes)
     with pytest.raises(CacheError, match="free on 2 devices"):
-        two.split(OffloadConfig("host"), two.free + 1)
+        two.split(OffloadConfig("host"), two.free_bytes + 1)
 
 
 def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What one rank finds free is for all of them."""
     two = needs(folder, 2)
     monkeypatch.setattr(offload_sizing, "free_on", lambda device: GIB)
-    monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.stored(0)))
-    offload = OffloadConfig("host", memory=2 * two.least, layers=0)
+    monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.store_bytes(0)))
+    offload = OffloadConfig("host", memory=2 * two.min_bytes, layers=0)
     with pytest.raises(CacheError, match="a larger kv_memory"):
-        together(2, lambda ranks: page_store.room(offload, two, ranks))
+        together(2, lambda ranks: page_store.plan_offload(offload, two, ranks))

@@ -134,7 +134,7 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
     drawn = {}
     for wanted in ("torch", "triton"):
-        monkeypatch.setattr(dispatch, "wanted", wanted)
+        monkeypatch.setattr(dispatch, "requested", wanted)
         rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
@@ -148,7 +148,7 @@ def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytes
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
     assert taken(BlockRejection) is TorchSampling  # it judges one by one
-    monkeypatch.setattr(dispatch, "wanted", "torch")
+    monkeypatch.setattr(dispatch, "requested", "torch")
     assert taken(Seeded) is TorchSampling
 
 

@@ -30,7 +30,7 @@ from triforce.cli import main
 from triforce.engine.model_loader import resolve_device
 from triforce.errors import CacheError, ModelError
 from triforce.interface.sampling_params import SamplingParams
-from triforce.kvcache.offload_sizing import CudaKVSizing, needs_of, workspace
+from triforce.kvcache.offload_sizing import CudaKVSizing, kv_sizing, workspace
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 from triforce.planner.cost_model import costs_path
@@ -236,11 +236,13 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     assert workspace(config, 2, 8, 25, 8192, unit=1) - workspace(config, 2, 8, 25, 8192) == finer
     device = torch.device("cuda:0")
     plain, strict = (
-        needs_of(config, torch.bfloat16, device, 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)
+        kv_sizing(config, torch.bfloat16, device, 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)
     )
     assert isinstance(plain, CudaKVSizing) and isinstance(strict, CudaKVSizing)
-    assert strict.passing - plain.passing == workspace(config, 2, 8, 25, 8191) - workspace(config, 2, 1, 25, 8191)
-    one.free = plain.bytes + plain.passing
+    assert strict.activation_bytes - plain.activation_bytes == workspace(config, 2, 8, 25, 8191) - workspace(
+        config, 2, 1, 25, 8191
+    )
+    one.free = plain.bytes + plain.activation_bytes
     plain.require_all()
     with pytest.raises(CacheError, match="the KV cache needs"):
         strict.require_all()

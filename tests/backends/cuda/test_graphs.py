@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from triforce.backends.cuda.graphs import MOST, GraphInputs, Graphs, Replay, bucket, forget, shape_of
+from triforce.backends.cuda.graphs import MAX_GRAPHS, GraphInputs, Graphs, Replay, bucket, clear_graphs, shape_of
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 
 CPU = torch.device("cpu")
@@ -37,7 +37,7 @@ def test_view_shape_is_rounded_to_bucket() -> None:
 def test_shape_hint_gives_one_shape() -> None:
     """Plain decoding and verifications, of one row and of several: one shape. Without `least` they have many."""
     kinds = [(1, 1, 1), (1, 7, 7), (2, 9, 9), (8, 16, 12)]
-    assert len({shape_of(*kind, a_pass(kind[0], 40, least=(8, 16)), padded=True) for kind in kinds}) == 1
+    assert len({shape_of(*kind, a_pass(kind[0], 40, min_shape=(8, 16)), padded=True) for kind in kinds}) == 1
     assert len({shape_of(*kind, a_pass(kind[0], 40), padded=True) for kind in kinds}) == len(kinds)
 
 
@@ -62,9 +62,9 @@ def test_used_graphs_are_kept() -> None:
         made.append(key)
         return Replay(inputs)
 
-    for key in [*range(MOST), 0, MOST, 0, 1]:
+    for key in [*range(MAX_GRAPHS), 0, MAX_GRAPHS, 0, 1]:
         graphs.get(key, lambda key=key: make(key))  # type: ignore[misc]
-    assert made == [*range(MOST), MOST, 1]
-    forget()
+    assert made == [*range(MAX_GRAPHS), MAX_GRAPHS, 1]
+    clear_graphs()
     graphs.get(0, lambda: make(0))
     assert made[-1] == 0

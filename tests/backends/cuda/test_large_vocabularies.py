@@ -34,7 +34,7 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.fixture
 def parts() -> Iterator[None]:
     """As many tokens a program as on a GPU; the last one has fewer."""
-    assert VOCABULARY > sampler.ALONE and VOCABULARY % sampler.PART
+    assert VOCABULARY > sampler.SINGLE_PROGRAM and VOCABULARY % sampler.PART
     with looked_at_by(sampler.PART):
         yield
 

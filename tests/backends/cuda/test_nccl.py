@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is b
 def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
     ranks = TorchGroup(0, 1, f"file://{tmp_path / 'meeting'}", cuda=True)
     yield ranks
-    graphs.forget()
+    graphs.clear_graphs()
     ranks.leave()
 
 

@@ -128,7 +128,7 @@ def test_gguf_logits_by_triton_equal_folder(
         isinstance(each, PackedWeight) for each in packed_model.weights.tensors()
     )
     got, usual = (logits(path, text, "bfloat16") for path in written)
-    monkeypatch.setattr(dispatch, "wanted", "torch")
+    monkeypatch.setattr(dispatch, "requested", "torch")
     exact = logits(written.folder, text, "float32")
     error, expected = ((x - exact).norm() / exact.norm() for x in (got, usual))
     assert error <= 1.25 * expected < 0.1 and (got - usual).norm() > 0

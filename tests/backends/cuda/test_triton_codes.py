@@ -165,7 +165,7 @@ def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
     decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
     decoder.config = replace(decoder.config, kv_int8=True, hadamard=hadamard)
     pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype, decoder.device)
-    assert isinstance(pool.kv, TritonKV) == (backends_dispatch.wanted == "triton")
+    assert isinstance(pool.kv, TritonKV) == (backends_dispatch.requested == "triton")
     pool.reserve(0, len(ids_T))
     view = FullView(pool)
     for width in widths:
@@ -180,7 +180,7 @@ def test_triton_passes_over_codes_equal_torch(hadamard: bool, monkeypatch: pytes
     monkeypatch.setattr(backends_dispatch, "native", None)
     found = []
     for name in ("torch", "triton"):
-        monkeypatch.setattr(backends_dispatch, "wanted", name)
+        monkeypatch.setattr(backends_dispatch, "requested", name)
         found.append(logits((90, 1, 5), hadamard))
     wanted, got = found
     # A code is one step further where a key's last bit decides it.

@@ -106,7 +106,7 @@ def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_tiles, "interpreted", lambda: False)
     monkeypatch.setattr(kv_tiles, "_carry", Kernel())
     places, pages = torch.zeros(32 * 32 * 512, dtype=torch.int64), torch.zeros(1)
-    kv_tiles.carry((pages, pages), places, (pages, pages), places, 2048)
+    kv_tiles.copy_pages((pages, pages), places, (pages, pages), places, 2048)
     assert grids == [len(places) // 32] and grids[0] < 1 << 15
 
 
@@ -121,5 +121,5 @@ def test_page_copy_by_small_programs_equals_torch(size: int, monkeypatch: pytest
     wanted = tuple(x.clone() for x in target)
     carried(source, from_X, wanted, to_X, size)
     monkeypatch.setattr(kv_tiles, "interpreted", lambda: False)
-    kv_tiles.carry(source, from_X, target, to_X, size)
+    kv_tiles.copy_pages(source, from_X, target, to_X, size)
     assert all(map(torch.equal, target, wanted))

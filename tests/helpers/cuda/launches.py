@@ -22,7 +22,7 @@ from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import DraftInputs, DraftShape, TritonModel, run_draft
 from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk, weight_tiles
-from triforce.backends.cuda.triton.kv_tiles import carry
+from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
 from triforce.bench.shapes import ModelShape
@@ -184,14 +184,14 @@ def multiplying(kind: str) -> None:
 
 def others() -> None:
     """Selection of pages, noise, pages carried from the host, and the norm of Qwen3's queries."""
-    for pages in (pages_for(KEYS), topk.MOST):
+    for pages in (pages_for(KEYS), topk.MAX_CANDIDATES):
         topk.best(empty(8, pages), range(1, pages), BUDGET // PAGE)
     some = empty(3, dtype=torch.int64)
     rng.uniforms(some, some, some, 0, 9)
     pages, wanted = empty(1 << 16, PAGE * 128, dtype=torch.bfloat16), empty(32 * 32 * 256, dtype=torch.int64)
-    carry((pages, pages), wanted, (pages, pages), wanted, PAGE * 128)
+    copy_pages((pages, pages), wanted, (pages, pages), wanted, PAGE * 128)
     coded = empty(1 << 16, PAGE * 130, dtype=torch.int8)
-    carry((coded, coded), wanted, (coded, coded), wanted, PAGE * 130)
+    copy_pages((coded, coded), wanted, (coded, coded), wanted, PAGE * 130)
     pointwise.norm(empty(1, 32, 128, dtype=torch.bfloat16), empty(128, dtype=torch.bfloat16), 1e-6)
 
 

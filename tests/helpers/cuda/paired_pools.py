@@ -40,9 +40,9 @@ READ = 40
 def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:
     """So many whole layers, and so little for the others that pages make room for one another all the time."""
     needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), 0, CPU, 0)
-    store, moving = HostStore(needs.stored(whole)), seats * decoder.config.kv_heads
+    store, moving = HostStore(needs.store_bytes(whole)), seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
-    frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected)
+    frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected_frames)
     return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
 
 
@@ -51,7 +51,7 @@ class Side:
 
     def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
         self.decoder, self.selection = decoder, selection
-        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, room=given)
+        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, layout=given)
         memory = self.pool.kv
         assert type(memory) is (TritonOffloadedKV if given else TritonKV)
         held = [memory.keys_LGSD, memory.values_LGSD]

@@ -39,7 +39,7 @@ def looked_at_by(part: int | None, block: int | None = None) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("", "_INTERPRETED"):
-            patch.setattr(sampler, f"ALONE{kind}", 0 if part else 2**31)
+            patch.setattr(sampler, f"SINGLE_PROGRAM{kind}", 0 if part else 2**31)
             patch.setattr(sampler, f"PART{kind}", part)
             patch.setattr(sampler, f"BLOCK{kind}", block or getattr(sampler, f"BLOCK{kind}"))
         yield

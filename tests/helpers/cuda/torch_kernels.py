@@ -14,7 +14,7 @@ from triforce.model.rope import rotate
 
 
 def carried(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
-    """As `carry`, page by page; both memories must hold what is named."""
+    """As `copy_pages`, page by page; both memories must hold what is named."""
     for a, b in zip(source, target, strict=True):
         from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
         to_pages[to_X[to_X > 0]] = from_pages[from_X[to_X > 0]]
@@ -56,13 +56,13 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.cuda.offload.kv as offloaded
     import triforce.backends.torch.model as plain_model
 
-    patch.setattr(places, "carry", carried)
+    patch.setattr(places, "copy_pages", carried)
     patch.setattr(offloaded, "AT_ONCE", 64)
     for module in (memory, offloaded):
         patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):
         patch.setattr(TritonLayer, name, staticmethod(getattr(plain_model, name)))
-    patch.setattr("triforce.backends.cuda.triton.topk.MOST", -1)  # so torch selects
+    patch.setattr("triforce.backends.cuda.triton.topk.MAX_CANDIDATES", -1)  # so torch selects
     patch.setattr("triforce.backends.dispatch.native", None)
-    patch.setattr("triforce.backends.dispatch.wanted", "triton")
+    patch.setattr("triforce.backends.dispatch.requested", "triton")
     patch.setenv("TRITON_INTERPRET", "1")  # or a CPU is refused, where a GPU is beside it

@@ -53,7 +53,7 @@ def write_cache(random: Random, folder: Path) -> Path:
     store = store_in(cache)
     for text in range(2):
         write(store, text, random.randrange(1, 3), random.choice((1, 100, 5000)))
-    documents.note(store.folder, WatchedFolder(folder, random.random() < 0.5, [("a.txt", "0" * 32)]))
+    documents.record_folder(store.folder, WatchedFolder(folder, random.random() < 0.5, [("a.txt", "0" * 32)]))
     store.folder.close()
     return cache
 
@@ -95,7 +95,7 @@ def used(cache: Path) -> int:
     names = [store.name(b"%d" % text, b"%d" % index) for text in range(2) for index in range(2)]
     first, again = list(store.read_ahead(names)), list(store.read_ahead(names))
     assert [entry is None for entry in first] == [entry is None for entry in again]
-    documents.watched(store.folder), list(documents.documents(store.folder))
+    documents.watched_folders(store.folder), list(documents.documents(store.folder))
     for text in range(2, 4):
         disk.queue.offer(lambda text=text: write(store, text, 2) and None, 1)  # type: ignore[misc]
         assert disk.queue.flush()

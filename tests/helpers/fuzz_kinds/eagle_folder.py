@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.helpers.eagle3_reference import random_checkpoint
-from tests.helpers.feature_pair import feature_pair
+from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.forked_folder import made_apart
 from tests.helpers.fuzz_kinds.config_json import ASKED, generated
 from tests.helpers.fuzz_kinds.safetensors_header import spoil, spoil_bytes
@@ -33,7 +33,7 @@ def whole() -> Path:
     """A folder with a target of eight layers, a draft of ours and a published one for it."""
 
     def make(folder: Path) -> None:
-        feature_pair(folder, num_hidden_layers=8)
+        eagle_pair(folder, num_hidden_layers=8)
         (folder / "published").mkdir()
         tensors, config = random_checkpoint(vocab_size=300)
         save_file(tensors, folder / "published" / "model.safetensors")

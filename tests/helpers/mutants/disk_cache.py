@@ -21,17 +21,19 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "entries are written under their names": (
         "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
     ),
-    "names by a segment alone": ("chains", f"{TEXT}._named", ("after.encode(), ids", "ids")),
-    "segments one place late": ("texts", COPY, ("start + some.start, stop)", "start + some.start, stop).roll(1)")),
+    "names by a segment alone": ("chains", f"{TEXT}._named", ("previous_name.encode(), ids", "ids")),
+    "segments one place late": (
+        "texts", COPY, ("start + entry_tokens.start, stop)", "start + entry_tokens.start, stop).roll(1)"),
+    ),
     "keys and values exchanged": (
-        "texts", COPY, ("zip(own, layers, strict=True)", "zip(own, [pair[::-1] for pair in layers])"),
+        "texts", COPY, ("zip(full_layers, layers, strict=True)", "zip(full_layers, [pair[::-1] for pair in layers])"),
     ),
     "the last tokens come from disk, too": ("texts", f"{TEXT}.restore", ("len(prompt) - 1 - TAIL", "len(prompt) - 1")),
     "pages behind a segment that are another text's": (
-        "forks", f"{TEXT}._restore_rest", ("common_prefix(ids.tolist(), ", "(len"),
+        "forks", f"{TEXT}._restore_tail", ("common_prefix(ids.tolist(), ", "(len"),
     ),
     "pages behind a segment that are not whole": (
-        "forks", f"{TEXT}._restore_rest", ("SEGMENT])) // PAGE * PAGE", "SEGMENT])) // PAGE * PAGE + 1"),
+        "forks", f"{TEXT}._restore_tail", ("SEGMENT])) // PAGE * PAGE", "SEGMENT])) // PAGE * PAGE + 1"),
     ),
     "the draft's window one token late": (
         "texts", f"{STREAMING}.start_at", ("(b, length), enum", "(b, length + 1), enum"),
@@ -42,8 +44,10 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "requests kept out are kept": (
         "kept_out", "triforce.llm:LLM.request", ("stop_ids, scope,", "stop_ids, scope or '',"),
     ),
-    "no room is made": ("size", f"{STORE}._make_room", ("self._drop(dropped)", "pass")),
-    "entries that are being written do not count": ("together", f"{STORE}._scan", ("coming += facts.st_size", "pass")),
+    "no room is made": ("size", f"{STORE}._make_room", ("self._drop(evicted)", "pass")),
+    "entries that are being written do not count": (
+        "together", f"{STORE}._scan", ("partial_bytes += facts.st_size", "pass"),
+    ),
     "files of living writers are removed": (
         "writers", f"{STORE}._remove_remainder", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ),

@@ -15,7 +15,7 @@ POOL = "triforce.kvcache.pool:PagePool"
 COUNTERS = "triforce.speculation.draft:Counters"
 ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     "draws of a row start anew": (f"{BATCH}._make_sampler", ("if draws is not None:", "if False:")),
-    "streaming rows by place": (f"{STREAMING}.select", ("[each[b] for b in rows]", "each[: len(rows)]")),
+    "streaming rows by place": (f"{STREAMING}.select", ("[values[b] for b in rows]", "values[: len(rows)]")),
     "streaming rows join empty": (f"{STREAMING}.join", ("other.lengths_B))", "0 * other.lengths_B))")),
     "retrieval selections by place": (
         f"{RETRIEVAL}.select", ("[self.selections[b] for b in rows]", "self.selections[: len(rows)]"),
@@ -24,21 +24,21 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
         f"{FULL}.select", ("[self.observations[b] for b in rows]", "self.observations[: len(rows)]"),
     ),
     "lengths of the pool by place": (f"{POOL}.select", ("self.lengths_B[list(rows)]", "self.lengths_B[: len(rows)]")),
-    "shared pages freed": ("triforce.kvcache.pool:PageOwners.disown", (" if not self.owners[page]", "")),
+    "shared pages freed": ("triforce.kvcache.pool:PageAllocator.decref", (" if not self.refcounts[page]", "")),
     "counters by place": (f"{COUNTERS}.select", ("[list(rows)]", "[: len(rows)]")),
     "draws lost in swapping": (f"{BATCH}.swap_in", ("= row.draws", "= 0")),
     "new tokens lost in swapping": (
         f"{BATCH}.swap_in", ("+ sequence.tokens", "+ sequence.prompt[: len(sequence.tokens)]"),
     ),
     "another row's observation swapped in": (
-        f"{FULL}.swap_in", ("= held.observation", "= self.observations[0]"),
+        f"{FULL}.swap_in", ("= swapped.observation", "= self.observations[0]"),
     ),
     "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (
-        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[held.pages.units]", "held.pages.units.int()"),
+        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[swapped.pages.units]", "swapped.pages.units.int()"),
     ),
     "streaming window lost in swapping": (
-        f"{STREAMING}.swap_in", ("self.highest[b] = ring", "self.highest[b] = ring[0], 0, 0"),
+        f"{STREAMING}.swap_in", ("self.written_lengths[b] = ring", "self.written_lengths[b] = ring[0], 0, 0"),
     ),
     "counters lost in swapping": (f"{COUNTERS}.swap_in", ("= count", "= 0")),
 }  # fmt: skip

@@ -7,7 +7,7 @@ from tests.helpers.mutants.mutation import Edit, Mutant
 TEST = "tests/checkpoint/test_family_logits.py::test_family_mutant_differs_from_transformers"
 ATTENTION = "triforce.backends.torch.attention"
 KV, UNCAPPED = "triforce.backends.torch.kv:TorchKV", ("self.config.architecture.score_cap", "0.0")
-CHOOSE, WORTH = "triforce.backends.torch.model:choose", "triforce.backends.torch.model:worth"
+CHOOSE, RANKING = "triforce.backends.torch.model:choose", "triforce.backends.torch.model:ranking_scores"
 LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.weights"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one too long": (
@@ -34,15 +34,17 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "glm-4.5", CHOOSE, ("[:, :chosen].sigmoid()", "[:, :chosen].sigmoid() + correction_E[ids[:, :chosen]]"),
     ),
     "corrections of scores are left out": (
-        "glm-4.5-air", WORTH, ("scores_NE if correction_E is None else scores_NE + correction_E", "scores_NE"),
+        "glm-4.5-air", RANKING, ("scores_NE if correction_E is None else scores_NE + correction_E", "scores_NE"),
     ),
     "corrections are added to logits": (
-        "glm-4.5-air", WORTH, (
+        "glm-4.5-air", RANKING, (
             'logits_NE.softmax(1) if experts.function == "softmax" else logits_NE.sigmoid()', "logits_NE",
         ),
     ),
-    "experts of all groups are chosen": ("glm-4.5", WORTH, ("experts.groups == experts.chosen_groups", "True")),
-    "the best expert of a group counts": ("glm-4.5", WORTH, ("worth_NGE.topk(2, dim=2)", "worth_NGE.topk(1, dim=2)")),
+    "experts of all groups are chosen": ("glm-4.5", RANKING, ("experts.groups == experts.chosen_groups", "True")),
+    "the best expert of a group counts": (
+        "glm-4.5", RANKING, ("ranking_NGE.topk(2, dim=2)", "ranking_NGE.topk(1, dim=2)"),
+    ),
     "weights of experts are not scaled": ("glm-4.5", CHOOSE, ("weights_NK * experts.scale", "weights_NK")),
     "shared experts are scaled": ("glm-4.5", CHOOSE, ("value=1.0", "value=experts.scale")),
     "shared experts are left out": ("glm-4.5-air", CHOOSE, ("value=1.0", "value=0.0")),
@@ -150,27 +152,27 @@ TIES = "tests/checkpoint/test_family_logits.py::test_expert_tie_mutant_is_notice
 TIE_FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "ties go to the highest ids": (
         "qwen3-moe", CHOOSE, (
-            "worth(logits_NE, experts, correction_E).sort(",
-            "logits_NE.shape[1] - 1 - worth(logits_NE, experts, correction_E).flip(1).sort(",
+            "ranking_scores(logits_NE, experts, correction_E).sort(",
+            "logits_NE.shape[1] - 1 - ranking_scores(logits_NE, experts, correction_E).flip(1).sort(",
         ),
     ),
     "ties of groups go to the highest": (
-        "glm-4.5", WORTH, ("of_group_NG.sort(", "experts.groups - 1 - of_group_NG.flip(1).sort("),
+        "glm-4.5", RANKING, ("group_scores_NG.sort(", "experts.groups - 1 - group_scores_NG.flip(1).sort("),
     ),
 }  # fmt: skip
 UNIONS = "tests/planner/test_expert_unions.py::test_union_mutant_is_noticed"
 UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
     "experts are counted with repeats": (
-        "triforce.backends.torch.model:union", ("len({*ids_NK.flatten().tolist()})", "ids_NK.numel()"),
+        "triforce.backends.torch.model:distinct_experts", ("len({*ids_NK.flatten().tolist()})", "ids_NK.numel()"),
     ),
     "experts of one token are counted": (
-        "triforce.backends.torch.model:union", ("ids_NK.flatten", "ids_NK[0].flatten"),
+        "triforce.backends.torch.model:distinct_experts", ("ids_NK.flatten", "ids_NK[0].flatten"),
     ),
     "shared experts are not counted": (
         "triforce.backends.torch.model:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
     ),
     "layers without experts count in the mean": (
-        "triforce.backends.torch.model:_layers", ("sum(each > 0 for each in touched)", "len(touched)"),
+        "triforce.backends.torch.model:_layers", ("sum(count > 0 for count in touched)", "len(touched)"),
     ),
     "shared experts are not priced": ("triforce.model.expert_unions:experts_touched", ("experts.shared + ", "")),
     "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
@@ -191,7 +193,7 @@ RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     ),
     "a rank norms rows of its own heads": (
         "olmo-2", "exact", f"{SHARD}:_of_rows", (
-            "ranks.gather(some_NQ, some_NQ.shape[1] * ranks.count)", "torch.cat([some_NQ] * ranks.count, 1)",
+            "ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)", "torch.cat([rank_NQ] * ranks.count, 1)",
         ),
     ),
     "what ranks give is added without its norm": (

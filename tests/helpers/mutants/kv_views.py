@@ -17,10 +17,10 @@ Views = Callable[[Any, list[int], list[int]], list[tuple[int, Any]]]
 
 def own_length(view: Any) -> Any:
     """Falls behind after a full acceptance, and feeds the difference over exact slots."""
-    ahead_B = np.array([row.ahead for row in view.selections])
+    ahead_B = np.array([row.fed_tokens for row in view.selections])
     ahead_B = np.where(ahead_B == 0, view.full.lengths_B, ahead_B)
     for row, ahead in zip(view.selections, ahead_B.tolist(), strict=True):
-        row.ahead = ahead
+        row.fed_tokens = ahead
     return ahead_B
 
 
@@ -99,8 +99,8 @@ MUTANTS = [
             Edit(
                 "triforce.kvcache.views.retrieval:RetrievalView.lengths_B",
                 (
-                    "np.maximum(ahead_B, self.full.lengths_B)",
-                    "np.where(ahead_B > 0, ahead_B, self.full.lengths_B)",
+                    "np.maximum(fed_tokens_B, self.full.lengths_B)",
+                    "np.where(fed_tokens_B > 0, fed_tokens_B, self.full.lengths_B)",
                 ),
             ),
         ),

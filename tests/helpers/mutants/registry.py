@@ -11,9 +11,9 @@ import pytest
 from tests.helpers.mutants import (
     cuda,
     disk_cache,
+    eagle_head,
     engine,
     families,
-    feature_draft,
     kv_views,
     others,
     verification,
@@ -22,7 +22,7 @@ from tests.helpers.mutants import (
 
 MUTANTS = [
     mutant
-    for module in (verification, kv_views, engine, disk_cache, families, windows, feature_draft, others, cuda)
+    for module in (verification, kv_views, engine, disk_cache, families, windows, eagle_head, others, cuda)
     if module is not cuda or find_spec("triton")
     for mutant in module.MUTANTS
 ]

@@ -14,26 +14,27 @@ DISK = "tests/llm/test_disk_cache_windows.py::test_windows_on_disk_mutant_is_not
 WINDOWS = "triforce.disk_cache.prefixes:DiskWindows"
 TEXTS = "tests/engine/test_narrow_windows.py::test_narrow_windows_mutant_is_noticed"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
-    "a window one page too short": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 1 + PAGE)")),
-    "a page given back one token too early": (TABLES, f"{PAGES}.needed_from", ("window + 1)", "window + 2)")),
+    "a window one page too short": (TABLES, f"{PAGES}.first_needed_page", ("window + 1)", "window + 1 + PAGE)")),
+    "a page given back one token too early": (TABLES, f"{PAGES}.first_needed_page", ("window + 1)", "window + 2)")),
     "a page given back for tokens that may be refused": (
-        TABLES, "triforce.kvcache.pool:PagePool.cover", ("int(self.lengths_B[b]), stop", "stop, stop"),
+        TABLES, "triforce.kvcache.pool:PagePool.prepare_pass", ("int(self.lengths_B[b]), stop", "stop, stop"),
     ),
     "layers with a window write to the pages of the others": (
         TABLES, "triforce.kvcache.views.full:windowed", ("windows=True", "windows=False"),
     ),
     "what is behind a window is never given back": (
-        TABLES, f"{PAGES}.cover", ("max(self.firsts[b], self.kept_from(committed))", "0"),
+        TABLES, f"{PAGES}.prepare_pass", ("max(self.first_pages[b], self.first_kept_page(committed))", "0"),
     ),
     "a prefix is found a page before its window": (
-        FOUND, f"{PREFIXES}._with_windows", ("<= windows.needed_from(", "<= 1 + windows.needed_from("),
+        FOUND, f"{PREFIXES}._with_windows", ("<= windows.first_needed_page(", "<= 1 + windows.first_needed_page("),
     ),
     "pages that a row reads leave the prefix cache": (
-        FOUND, "triforce.kvcache.pool:WindowOwners.evict", ("self.owners[page] == 1", "True"),
+        FOUND, "triforce.kvcache.pool:WindowAllocator.evict", ("self.refcounts[page] == 1", "True"),
     ),
-    "pages of a prefix have no second owner": (FOUND, f"{PAGES}.adopt", ("self.store.own(", "len(")),
+    "pages of a prefix have no second owner": (FOUND, f"{PAGES}.attach_prefix", ("self.allocator.incref(", "len(")),
     "a swapped row comes back a page short": (
-        TEXTS, f"{PAGES}.place", ("max(pages_for(start), self.kept_from(stop))", "3 + self.kept_from(stop)"),
+        TEXTS, f"{PAGES}.allocate_row",
+        ("max(pages_for(start), self.first_kept_page(stop))", "3 + self.first_kept_page(stop)"),
     ),
     "a session goes back behind its windows": (
         SESSION, "triforce.kvcache.views.full:FullView.rewindable", ("windows is None or", "True or"),
@@ -49,18 +50,19 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         DISK, f"{WINDOWS}.restore", ("self._segment(names[index], index)", "self._segment(names[index - 1], index)"),
     ),
     "windows from disk one token late": (
-        DISK, f"{WINDOWS}.restore", ("slots(row, here.start, here.stop)", "slots(row, here.start, here.stop).roll(1)"),
+        DISK, f"{WINDOWS}.restore",
+        ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
     ),
     "windows from disk a page short": (
-        DISK, f"{WINDOWS}.restore", ("needed_from(stop) * PAGE", "needed_from(stop) * PAGE + PAGE"),
+        DISK, f"{WINDOWS}.restore", ("first_needed_page(stop) * PAGE", "first_needed_page(stop) * PAGE + PAGE"),
     ),
     "a mark is taken of pages that were written anew": (
-        SESSION, "triforce.kvcache.pool:WindowMark.go_back", ("min(self._length, length)", "self._length"),
+        SESSION, "triforce.kvcache.pool:WindowSnapshot.restore", ("min(self._length, length)", "self._length"),
     ),
     "a mark is never taken": (
-        SESSION, "triforce.kvcache.pool:WindowMark.take", ("windows := self._pool.windows", "windows := None"),
+        SESSION, "triforce.kvcache.pool:WindowSnapshot.take", ("windows := self._pool.windows", "windows := None"),
     ),
-    "a row leaves and keeps its promise": (TEXTS, f"{PAGES}.release", ("-= self._rooms[b]", "-= 0")),
+    "a row leaves and keeps its promise": (TEXTS, f"{PAGES}.release", ("-= self._reserved[b]", "-= 0")),
     "rows of windows by place": (
         TEXTS, f"{PAGES}.select", ("[self.tables[b] for b in rows]", "self.tables[: len(rows)]"),
     ),
@@ -72,7 +74,7 @@ MUTANTS.append(
         DISK,
         (
             Edit("triforce.disk_cache.prefixes:DiskPrefixes._parts", ("or not all(pages.window_pages)", "")),
-            Edit(f"{WINDOWS}.keep", ("self._windows.kept_from(tokens)", "0")),
+            Edit(f"{WINDOWS}.keep", ("self._windows.first_kept_page(tokens)", "0")),
         ),
     )
 )

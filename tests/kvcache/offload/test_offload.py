@@ -100,7 +100,7 @@ def two_requests(model: LLM) -> tuple[Any, Any, Any]:
 
 def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
     texts, first, second = two_requests(llm(folder, "file", "8MiB"))
-    store = memory_of(texts).room.store
+    store = memory_of(texts).offload_layout.store
     good = os.dup(store.direct)
     with open(os.devnull, "wb") as unreadable:
         os.dup2(unreadable.fileno(), store.direct)
@@ -114,7 +114,7 @@ def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
 
 def test_truncated_file_raises_cache_error(folder: Path) -> None:
     texts, first, second = two_requests(llm(folder, "file", "8MiB"))
-    os.ftruncate(memory_of(texts).room.store.file, 1 << 20)
+    os.ftruncate(memory_of(texts).offload_layout.store.file, 1 << 20)
     error = outcomes(texts)[first]
     assert isinstance(error, CacheError) and "its file was cut" in str(error)
     texts.submit([second])  # which writes all that it reads
@@ -125,7 +125,7 @@ def test_full_disk_fails_one_request(folder: Path) -> None:
     model = llm(folder, "file", "8MiB")
     texts, first, _ = two_requests(model)
     second = model.request(ids(LONG, seed=1), ask(max_tokens=12), "retrieval")
-    store = memory_of(texts).room.store
+    store = memory_of(texts).offload_layout.store
     good = os.dup(store.file)
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), store.file)
@@ -141,7 +141,7 @@ def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
     texts = llm(folder, "file", "8MiB").open(1, LONG + 200)
-    store = memory_of(texts).room.store
+    store = memory_of(texts).offload_layout.store
     assert list(tmp_path.iterdir()) == []
     assert os.readlink(f"/proc/self/fd/{store.file}").startswith(str(tmp_path))
     assert os.fstat(store.file).st_mode & 0o777 == 0o600
@@ -229,7 +229,7 @@ def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None
 def test_changed_file_changes_text(folder: Path) -> None:
     """The control of what is above: KV is read from where it lies."""
     texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
-    store = memory_of(texts).room.store
+    store = memory_of(texts).offload_layout.store
     os.pwrite(store.file, bytes(store.bytes), 0)
     assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))
 

@@ -51,7 +51,7 @@ def needs() -> KVSizing:
 def test_sizing_parts_sum_to_whole(needs: KVSizing, memory: str) -> None:
     frames, buffers, layers = needs.split(OffloadConfig("file"), size_of(memory))
     assert (frames + buffers * needs.buffer_frames) * needs.page_bytes <= size_of(memory)
-    assert layers * needs.layer + 1 <= frames
+    assert layers * needs.layer_frames + 1 <= frames
     assert layers == 6 or memory != "1GiB"
 
 

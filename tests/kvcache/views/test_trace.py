@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_trace_counts_selections_of_each_page(
     folder: Path, full_layers: str, parts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retrieval, "PARTS", parts)
+    monkeypatch.setattr(retrieval, "MAX_TRACE_PARTS", parts)
     checked = []
     plain = SequenceBatch.take_snapshots
 

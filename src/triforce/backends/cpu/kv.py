@@ -1,12 +1,12 @@
 """KV memory in the layout of the native kernels: a page holds pairs of features of its keys, and pairs of its values.
 
-With `int8` there is room for a copy of each page in which a KV head's keys are multiples of one scale, from -127 to
-127 of it, and its values those of another. Lists that are `coarse` read it instead, in whole blocks of 64 keys. It is
-made when it is first read, and dropped when the page is written to: so it is right for keys that are committed. The
-same holds of the sketches of keys that a search reads, a 25th of bfloat16 KV where it is used.
+With `int8` each page has room for a copy: codes from -127 to 127, with one scale for a KV head's keys and one for its
+values. Keys that a list calls `coarse` are read from the copy, in whole blocks of 64. The copy is made when it is first
+read, and dropped when the page is written to, so it is valid for committed keys. The sketches of keys that a search
+reads are made and dropped likewise; they take a 25th of bfloat16 KV where they are used.
 
-KV of a model with `kv_int8` is int8 itself, in pages of codes and scales. Of its rows D is that of `kv_rows`. No
-numbers are copied then: lists that are `coarse` read the upper nibbles, which lie together in a page.
+KV of a model with `kv_int8` is int8 itself, in pages of codes and scales; D of its rows is that of `kv_rows`. Such KV
+has no copies: `coarse` keys are read from the upper nibbles, which are contiguous in a page.
 
 Shape suffixes as in kernel_api.py; L layers, P pages.
 """
@@ -31,9 +31,9 @@ from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.ragged import columns, ints
 
-NOTHING = Search([], [], [])
+NO_SEARCH = Search([], [], [])
 AttendRotated = Callable[[int, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""Attention of one pass: from a layer, its rotated queries, and others for the sinks or None."""
+"""Attention of one pass: takes a layer, its rotated queries, and the queries for the sinks or None."""
 
 
 class NativeKV:
@@ -47,32 +47,36 @@ class NativeKV:
         self.dtype = dtype
         self.int8 = int8
         self.native_pages = self._of_layers(window_pages, partial(self._in_memory, pages=pages))
-        """Of each layer. Those with a window may have pages of their own, `window_pages` of them."""
+        """Pages of each layer. Layers with a window may have separate pages, `window_pages` of them."""
 
-    def _of_layers(self, window_pages: int, others: Callable[[list[int]], list[_native.Pages]]) -> list[_native.Pages]:
-        """Return the pages of each layer. others: makes those of layers that have no pages of a window."""
+    def _of_layers(
+        self, window_pages: int, make_full_pages: Callable[[list[int]], list[_native.Pages]]
+    ) -> list[_native.Pages]:
+        """Return the pages of each layer. make_full_pages: allocates pages of layers without window pages."""
         windowed = [bool(window and window_pages) for window in self.config.windows]
-        full, apart = ([i for i, each in enumerate(windowed) if each == kind] for kind in (False, True))
-        return in_order(windowed, others(full), self._in_memory(apart, window_pages))
+        full_layers, windowed_layers = (
+            [i for i, has_window in enumerate(windowed) if has_window == kind] for kind in (False, True)
+        )
+        return in_order(windowed, make_full_pages(full_layers), self._in_memory(windowed_layers, window_pages))
 
     def _in_memory(self, layers: list[int], pages: int) -> list[_native.Pages]:
-        """Make pages of some layers, so many of each."""
+        """Allocate `pages` pages in memory for each of `layers`."""
         config = self.config
-        more = dict[str, Any](head_dim=self.config.head_dim)
+        page_options = dict[str, Any](head_dim=self.config.head_dim)
         if not (config.kv_int8 and config.hadamard):
-            more["rotation"] = random_rotation(config.head_dim)
+            page_options["rotation"] = random_rotation(config.head_dim)
         if config.architecture.score_cap:
-            more["score_cap"] = config.architecture.score_cap
+            page_options["score_cap"] = config.architecture.score_cap
         if config.kv_int8:
-            more |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
+            page_options |= {"is_bf16": self.dtype == torch.bfloat16, "hadamard": config.hadamard}
         memory = self._allocated(len(layers), pages)
         if config.attention_sink_logits_LH is not None:
             for layer, parts in zip(layers, memory, strict=True):
                 parts["attention_sink_logits"] = config.attention_sink_logits_LH[layer]
-        return [_native.Pages(**parts, **more) for parts in memory]
+        return [_native.Pages(**parts, **page_options) for parts in memory]
 
     def _allocated(self, layers: int, pages: int) -> list[dict[str, Any]]:
-        """Memory of so many layers, of so many pages each, by what it is."""
+        """Allocate memory of `layers` layers with `pages` pages each: per layer, tensors by name."""
         config = self.config
         heads = (layers, self.config.kv_heads, pages + 1)
         memory = dict[str, Tensor]()
@@ -92,10 +96,10 @@ class NativeKV:
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         return self.attention_from(batch, width, 0)
 
-    def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
-        """Return what `layer_attention` does, of a batch whose views are of the layers from `first` on.
+    def attention_from(self, batch: ForwardBatch, width: int, first_layer: int) -> LayerAttention:
+        """Return what `layer_attention` does, for a batch whose views start at layer `first_layer`.
 
-        Each kernel gives a row the bits that it has in a pass of one call (`tests/backends/cpu/test_decoder.py`).
+        Each kernel gives a row the bits of a pass in one call (`tests/backends/cpu/test_decoder.py`).
         """
         lists_L = batch.lists()
         B = len(batch.positions)
@@ -103,8 +107,8 @@ class NativeKV:
         (cos, sin) = rotations(self.config.rope, batch, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten())
         to_sinks_N = positions_N.clamp_max(lists.sinks + lists.window - 1)
-        slots_L = slots_of(self.config, lists_L, width, first)
-        attend = self.attend_of(batch, width, first)
+        slots_L = slots_of(self.config, lists_L, width, first_layer)
+        attend = self.attend_of(batch, width, first_layer)
         rotations_L = self.config.rotations
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -112,7 +116,7 @@ class NativeKV:
             q_sinks_BTHD = torch.empty_like(rotated_BTHD) if lists.sinks and lists.window else None
             q_NQ, k_NP, v_NP = (x.flatten(2).flatten(0, 1) for x in (q_BTHD, k_BTGD, v_BTGD))
             self.native_pages[layer].rope_and_write(
-                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_L[layer - first],
+                q=q_NQ, k=k_NP, v=v_NP, cos=cos, sin=sin, positions=positions_N, slots=slots_L[layer - first_layer],
                 rotated=rotated_BTHD.flatten(0, 1), sink_positions=None if q_sinks_BTHD is None else to_sinks_N,
                 q_sinks=None if q_sinks_BTHD is None else q_sinks_BTHD.flatten(0, 1), rotation=rotations_L[layer],
             )  # fmt: skip
@@ -120,11 +124,11 @@ class NativeKV:
 
         return attention
 
-    def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
-        """Attention of the layers of a pass, from `first` on."""
+    def attend_of(self, batch: ForwardBatch, width: int, first_layer: int) -> AttendRotated:
+        """Return the attention of a pass's layers, from `first_layer` on, to rotated queries."""
         lists_L = batch.lists()
         return lambda layer, q_BTHD, q_sinks_BTHD: self._attend(
-            layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first], batch.return_mass
+            layer, q_BTHD, q_sinks_BTHD, lists_L[layer - first_layer], batch.return_mass
         )
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
@@ -144,7 +148,7 @@ class NativeKV:
         return attn_out_BTHD, mass_BGU if mass_BGU is not None else q_BTHD.new_empty(0)
 
     def _search(self, lists: PageTable) -> Search:
-        return lists.search if lists.search and self.searches else NOTHING
+        return lists.search if lists.search and self.searches else NO_SEARCH
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
         rows = kv_dtype(self.config, self.dtype)
@@ -157,14 +161,15 @@ class NativeKV:
         self.native_pages[layer].read(slots_N, k_NGD, v_NGD)
         return k_NGD.transpose(0, 1), v_NGD.transpose(0, 1)
 
-    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        return self.read(layer, torch.arange(first, first + count))
+    def view(self, layer: int, first_slot: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.read(layer, torch.arange(first_slot, first_slot + count))
 
 
 def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
-    """The tables that a pass looks up: padding is rotated to 0, and a query meets the sinks from its window's end.
+    """Return the cos and sin tables that a pass of `T` columns looks up.
 
-    It does so where the text is longer than that: windows may have any size.
+    Filled are position 0 for padding, the window's end, from which queries meet the sinks, where the text is longer
+    (windows may have any size), and the rows' positions.
     """
     lists = batch.views[0][1]
     reach = max(batch.positions) + T
@@ -174,7 +179,7 @@ def rotations(rope: Rope, batch: ForwardBatch, T: int) -> tuple[Tensor, Tensor]:
 
 @contextmanager
 def offload_errors() -> Iterator[None]:
-    """Raise CacheError where a store fails."""
+    """Raise CacheError where the store fails in this context."""
     try:
         yield
     except _native.OffloadError as error:
@@ -183,6 +188,6 @@ def offload_errors() -> Iterator[None]:
 
 @cache
 def random_rotation(dim: int) -> Tensor:
-    """An orthogonal matrix (D, D), drawn at random: what it rotates has no channel larger than the others."""
+    """Return a random orthogonal matrix (D, D): rotated vectors have no channel much larger than the others."""
     matrix: Tensor = torch.linalg.qr(torch.randn(dim, dim, generator=torch.Generator().manual_seed(0)))[0]
     return matrix.contiguous()

@@ -1,6 +1,6 @@
 """A decoder's weights, packed for the native kernels; on demand rounded to 8 or 4 bits. The residual stream is float32.
 
-A pass over native KV memory is one native call, over any other it goes layer by layer.
+A pass over native KV memory is one native call; a pass over other memory goes layer by layer.
 
 Shape suffixes as in kernel_api.py; Q = H * D, I MLP size.
 """
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import NOTHING, NativeKV, rotations
+from triforce.backends.cpu.kv import NO_SEARCH, NativeKV, rotations
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.model import forward_layerwise
 from triforce.distributed.group import TPGroup, span
@@ -29,12 +29,12 @@ from triforce.ragged import Bools, Ints
 from triforce.sampling.logits import non_finite_logits
 
 L = TypeVar("L")
-ROWS = 4096  # of a table that are packed at a time
+ROWS = 4096  # of an embedding that are packed at a time
 Draws = tuple[_native.Sampler, "_native.Noise | Tensor", Tensor]
 
 
 class NativeEmbedding:
-    """The embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
+    """Embedding of some tokens or of all: a table of numbers or of few bits, or a packed matrix."""
 
     def __init__(self, config: ModelConfig, table_VC: Matrix | _native.Matrix, dtype: torch.dtype) -> None:
         """Raises ModelError."""
@@ -68,7 +68,7 @@ class EmbeddingAndHead(NativeEmbedding):
         self._tokens = len(weights.head_VC)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head as numbers, whatever it is packed to: float32 (N, C)."""
+        """Return the head's rows of tokens `ids_N`, unpacked: float32 (N, C)."""
         rows_NC = torch.empty(len(ids_N), self.config.hidden_size)
         self._matrix.rows(ids_N.contiguous(), rows_NC)
         return rows_NC
@@ -81,7 +81,7 @@ class EmbeddingAndHead(NativeEmbedding):
 
 @contextmanager
 def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
-    """Let weights that were packed leave memory, where they lie in a file. Raises ModelError for what cannot be."""
+    """Release the file pages of `weights` after packing them in this context. Raises ModelError for damaged ones."""
     try:
         yield
     except ValueError as error:
@@ -92,10 +92,10 @@ def packing(part: str, *weights: Matrix | None) -> Iterator[None]:
 
 
 def require_finite(embedding_VC: QuantizedWeight) -> None:
-    """Pack a table that stays in its file, some rows at a time, for the check of its scales. Raises ModelError."""
+    """Check the scales of an embedding that stays in its file, by packing some rows at a time. Raises ModelError."""
     with packing("the embedding", embedding_VC):
-        for first in range(0, len(embedding_VC), ROWS):
-            _native.Matrix(embedding_VC.part(slice(first, first + ROWS)))
+        for start_row in range(0, len(embedding_VC), ROWS):
+            _native.Matrix(embedding_VC.part(slice(start_row, start_row + ROWS)))
 
 
 def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, weights: Weights, bits: int) -> list[L]:
@@ -108,10 +108,10 @@ def packed(make: Callable[[ModelConfig, Layer, int], L], config: ModelConfig, we
 
 
 def native_view(kv: NativeKV, layers: int, lists: PageTable) -> _native.View:
-    """Return the keys of a memory that so many layers see in a pass of one call."""
+    """Return the view of a memory that `layers` layers have in a pass of one call."""
     return _native.View(
         layers=layers, lists=lists.units, starts=lists.starts, sinks=lists.sinks, window=lists.window,
-        coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NOTHING,
+        coarse=lists.coarse if kv.int8 else [], search=lists.search if lists.search and kv.searches else NO_SEARCH,
     )  # fmt: skip
 
 
@@ -132,7 +132,8 @@ class NativeModel(EmbeddingAndHead):
             raise CacheError(str(error)) from error
 
     def _forward(self, ids_BT: Tensor, kv: NativeKV, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
-        (B, T), config = ids_BT.shape, self.config
+        B, T = ids_BT.shape
+        config = self.config
         logits_BJV = torch.empty(B, T if at_BJ is None else at_BJ.shape[1], config.vocab_size)
         queries_LBTHD = mass_LBGU = states_SBTC = None
         if batch.observe:
@@ -154,23 +155,25 @@ class NativeModel(EmbeddingAndHead):
     def fused_draft(
         self, kv: NativeKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: Draws, tokens_BK: Ints
     ) -> Tensor:
-        """K tokens behind each text, one after another in one call, as so many passes and draws would give them.
+        """Draft K tokens after each text in one call, the same tokens as K passes and draws.
 
-        batch: the first pass, from which the others go on. texts: ids (B, S) with room for the tokens, which are
-        written there too, lengths, and which rows are live. draws: sampler, noise, and where laws go, as in
-        `_native.fused_draft`. Returns the laws (B, K, V). Raises ModelError where a token has none.
+        batch: the first pass; the others follow from it. texts: ids (B, S) with room for the tokens, which are written
+        there too, lengths, and a mask of live rows. draws: sampler, noise, and room for probabilities, as in
+        `_native.fused_draft`. Returns the probabilities (B, K, V). Raises ModelError where logits are not finite.
         """
-        (view,), (sampler, noise, laws), (ids_BS, lengths_B, live_B) = batch.views, draws, texts
+        (view,) = batch.views
+        sampler, noise, probs = draws
+        ids_BS, lengths_B, live_B = texts
         longest = int((lengths_B - np.array(batch.positions)).max()) + tokens_BK.shape[1]
         cos, sin = rotations(self.config.rope, batch, longest)
         drafted = _native.DraftedTexts(
             positions=batch.positions, cos=cos, sin=sin, view=native_view(kv, *view), ids=ids_BS, lengths=lengths_B,
-            live=live_B, sampler=sampler, noise=noise, probs=laws, tokens=tokens_BK,
+            live=live_B, sampler=sampler, noise=noise, probs=probs, tokens=tokens_BK,
         )  # fmt: skip
-        unlawful = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
-        if unlawful:
-            raise non_finite_logits(unlawful[0], 0, unlawful[1])
-        return laws.transpose(0, 1)
+        invalid = _native.fused_draft(decoder=self.decoder, memory=kv.native_pages, texts=drafted)
+        if invalid:
+            raise non_finite_logits(invalid[0], 0, invalid[1])
+        return probs.transpose(0, 1)
 
 
 class NativeLayer:
@@ -198,9 +201,11 @@ class NativeLayer:
 def project(
     native: _native.DecoderLayer | _native.QkvProjections, config: ModelConfig, x_NC: Tensor
 ) -> tuple[Tensor, ...]:
-    """Queries (N, H, D), keys and values (N, G, D)."""
+    """Return queries (N, H, D), keys and values (N, G, D)."""
     N = len(x_NC)
-    (H, G, D) = (config.heads, config.kv_heads, config.head_dim)
+    H = config.heads
+    G = config.kv_heads
+    D = config.head_dim
     q = torch.empty(N, H * D)
     k = torch.empty(N, G * D)
     v = torch.empty(N, G * D)
@@ -209,15 +214,15 @@ def project(
 
 
 def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
-    """Return the experts of a layer that has some, packed."""
+    """Return the packed experts of a layer with experts."""
     parts = config.architecture.experts
     assert parts is not None and layer.router_EC is not None
     projections = {
-        f"{part}_projs": [getattr(each, f"{part}_proj_{shape}") for each in layer.experts]
+        f"{part}_projs": [getattr(expert, f"{part}_proj_{shape}") for expert in layer.experts]
         for part, shape in (("gate", "IC"), ("up", "IC"), ("down", "CI"))
     }
     biases = {
-        f"{part}_biases": [getattr(each, f"{part}_bias_{shape}") for each in layer.experts]
+        f"{part}_biases": [getattr(expert, f"{part}_bias_{shape}") for expert in layer.experts]
         for part, shape in (("gate", "I"), ("up", "I"), ("down", "C"))
         if parts.biases
     }
@@ -230,7 +235,7 @@ def experts(config: ModelConfig, layer: Layer, bits: int) -> _native.Experts:
 
 
 class NativeModelShard(EmbeddingAndHead):
-    """`config` has this rank's heads."""
+    """Native weights of one rank. `config` has this rank's heads."""
 
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
@@ -244,15 +249,15 @@ class NativeLayerShard:
         eps = config.norm_eps
         q_norm, k_norm = (None, None) if parts.qk_norm == "row" else (layer.q_norm_D, layer.k_norm_D)
         self._query_scale = parts.query_scale if parts.qk_norm == "row" else 1.0
-        """What is left to be done behind norms of whole rows."""
+        """Factor of the queries that is applied after norms of whole rows; 1 where products apply it."""
         self._projections = _native.QkvProjections(
             layer.input_norm_C, layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.q_bias_Q, layer.k_bias_P,
             layer.v_bias_P, q_norm, k_norm, head_dim=config.head_dim, eps=eps, bits=bits,
             query_scale=parts.query_scale / self._query_scale,
         )  # fmt: skip
-        whole = layer.q_norm_D, layer.k_norm_D, layer.attn_out_norm_C, layer.mlp_out_norm_C
+        norm_weights = layer.q_norm_D, layer.k_norm_D, layer.attn_out_norm_C, layer.mlp_out_norm_C
         self._q_norm, self._k_norm, self._attn_out_norm, self._mlp_out_norm = (
-            None if each is None else _native.Norm(each, eps=eps) for each in whole
+            None if norm_weight is None else _native.Norm(norm_weight, eps=eps) for norm_weight in norm_weights
         )
         self._out = Product(layer.o_proj_CQ, layer.o_bias_C, bits)
         self._mlp = ExpertsShard(config, layer, bits) if layer.experts else MlpShard(config, layer, bits)
@@ -271,7 +276,7 @@ class NativeLayerShard:
         return touched
 
     def _add(self, x_NC: Tensor, part_NC: Tensor, norm: _native.Norm | None, ranks: TPGroup) -> None:
-        """Add to the residual stream what all ranks give: rounded as in one process, where products are rounded."""
+        """Add all ranks' outputs to the residual stream, rounded where one process rounds its products."""
         part_NC = ranks.outputs(part_NC, x_NC.shape[1])
         if norm:
             norm.forward(part_NC)
@@ -279,10 +284,11 @@ class NativeLayerShard:
 
 
 class Product:
-    """Some outputs of a matrix, with their biases; of all inputs, or of some."""
+    """Product with one rank's part of a matrix: some outputs, with their biases, from all inputs or some."""
 
     def __init__(self, weight: Matrix, bias: Tensor | None, bits: int) -> None:
-        (self._outputs, self.inputs), self._dtype = weight.shape, weight.dtype
+        self._outputs, self.inputs = weight.shape
+        self._dtype = weight.dtype
         self._native = _native.Matrix(weight, bits=bits)
         self._bias = None if bias is None else bias.float()
 
@@ -307,7 +313,7 @@ class MlpShard:
         self._down = Product(down_CI, layer.down_bias_C, bits)
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        """Return (N, some of C), and that no experts were touched."""
+        """Return this rank's outputs (N, some of C), and 0 experts touched."""
         gated_NI = torch.empty(len(x_NC), self._gate.stride, dtype=self._dtype)
         self._gate.forward(x_NC, gated_NI)
         return self._down(ranks.inputs(gated_NI[:, : self._gated], self._down.inputs)), 0
@@ -316,16 +322,16 @@ class MlpShard:
 class ExpertsShard:
     def __init__(self, config: ModelConfig, layer: Layer, bits: int) -> None:
         parts = config.architecture.experts
-        first = layer.experts[0]
+        first_expert = layer.experts[0]
         assert parts is not None
         self._native = experts(config, layer, bits)
-        self._per_row = parts.read
-        self._gated = len(first.gate_proj_IC)
-        self._dtype = first.gate_proj_IC.dtype
-        self._outputs, self._inputs = first.down_proj_CI.shape
+        self._per_row = parts.active
+        self._gated = len(first_expert.gate_proj_IC)
+        self._dtype = first_expert.gate_proj_IC.dtype
+        self._outputs, self._inputs = first_expert.down_proj_CI.shape
 
     def __call__(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, int]:
-        """Return (N, some of C), and how many experts were touched: all of them at once, so ranks talk as of an MLP."""
+        """Return this rank's outputs (N, some of C), and the experts touched. Ranks exchange once for all experts."""
         gated_MI = torch.empty(len(x_NC) * self._per_row, self._native.stride, dtype=self._dtype)
         choices = self._native.gate(x_NC, gated_MI)
         read_MI = ranks.inputs(gated_MI[:, : self._gated], self._inputs)
@@ -335,24 +341,24 @@ class ExpertsShard:
 
 
 def _of_rows(x_NHD: Tensor, norm: _native.Norm, ranks: TPGroup) -> Tensor:
-    """Norm the rows of all ranks' heads, (N, H, D) of this one's."""
-    some_NQ = x_NHD.flatten(1)
-    whole_NQ = ranks.gather(some_NQ, some_NQ.shape[1] * ranks.count)
-    norm.forward(whole_NQ)
-    return whole_NQ[:, span(whole_NQ.shape[1], ranks)].contiguous().view(x_NHD.shape)
+    """Norm whole rows over the heads of all ranks; return this rank's heads (N, H, D)."""
+    rank_NQ = x_NHD.flatten(1)
+    all_NQ = ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)
+    norm.forward(all_NQ)
+    return all_NQ[:, span(all_NQ.shape[1], ranks)].contiguous().view(x_NHD.shape)
 
 
-PART = 6e10
-"""Operations of a call that makes a part of a prompt's pass, about: .06 to .4 seconds of two cores."""
+PART_OPERATIONS = 6e10
+"""Approximate operations of a call that runs a part of a prompt's pass: .06 to .4 seconds of two cores."""
 
 LEAST_TOKENS = 128
-"""Tokens of such a call at least: with fewer, weights that are read again take more time than they save."""
+"""Least tokens of such a call: with fewer, reading the weights again takes more time than shorter calls save."""
 
 
 def steps(
     model: ModelBackend, kv: KVBackend, ids_1T: Tensor, batch: ForwardBatch
 ) -> Generator[int, None, ForwardOutput] | None:
-    """Return the parts of a pass over many tokens of one row, none of them scored; None for a model of other kernels.
+    """Return the parts of a pass over many unscored tokens of one row; None for a model of other kernels.
 
     With offloaded KV, which is read ahead in a pass of one call, the whole pass is one part.
     """
@@ -369,12 +375,13 @@ def _one_part(
 
 
 def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, ForwardOutput]:
-    """Make a pass over many tokens of one row, none of them scored, in calls of at most some `PART` operations.
+    """Run a pass over many unscored tokens of one row in calls of about `PART_OPERATIONS` operations at most.
 
-    A call takes several layers, or some of the tokens through one layer. Each token has the bits that it has in a
-    pass of one call. Yields behind each call how many tokens its share of the work is worth.
+    A call takes all tokens through several layers, or some tokens through one layer. Each token has the bits of a pass
+    in one call. Yields after each call the tokens that all work so far is worth.
     """
-    (_, T), config = ids_1T.shape, model.config
+    _, T = ids_1T.shape
+    config = model.config
     x_1TC = torch.empty(1, T, config.hidden_size)
     states_S1TC = None
     if batch.states:
@@ -383,10 +390,10 @@ def parts(model: NativeModel, kv: NativeKV, ids_1T: Tensor, batch: ForwardBatch)
     layers, tokens = part_of_pass(config, batch.positions[0], T)
     for layer in range(0, config.layers, layers):
         stop = min(layer + layers, config.layers)
-        for first in range(0, T, tokens):
-            part = slice(first, min(first + tokens, T))
+        for first_token in range(0, T, tokens):
+            part = slice(first_token, min(first_token + tokens, T))
             experts = _forward_part(model, kv, ids_1T, batch, (layer, stop), part, x_1TC, states_S1TC)
-            touched += [(experts, stop - layer)] * (experts > 0 and first == 0)
+            touched += [(experts, stop - layer)] * (experts > 0 and first_token == 0)
             yield (layer * T + part.stop * (stop - layer)) // config.layers
     mean = sum(experts * count for experts, count in touched) / max(1, sum(count for _, count in touched))
     return ForwardOutput(torch.empty(1, 0, config.vocab_size), None, None, states_S1TC, mean)
@@ -402,32 +409,33 @@ def _forward_part(
     x_1TC: Tensor,
     states_S1TC: Tensor | None,
 ) -> float:
-    """Take tokens `part` of a row through layers [first, stop), in place. Returns the experts touched, as a pass.
+    """Take tokens `part` of a row through layers [start, stop), in place. Returns the experts touched, as a pass does.
 
-    States behind these layers go to `states_S1TC`.
+    Residual streams after these layers that `batch.states` names go to `states_S1TC`.
     """
-    first = part.start
+    first_token = part.start
     width = part.stop - part.start
-    here = replace(batch, positions=[batch.positions[0] + first])
-    views = [(count, replace(lists, starts=[lists.starts[0] + first])) for count, lists in batch.views]
-    kept = [i for i, behind in enumerate(batch.states) if layers[0] < behind <= layers[1]]
-    states_K1TC = torch.empty(len(kept), 1, width, model.config.hidden_size) if kept else None
-    cos, sin = rotations(model.config.rope, here, width)
+    part_batch = replace(batch, positions=[batch.positions[0] + first_token])
+    views = [(count, replace(lists, starts=[lists.starts[0] + first_token])) for count, lists in batch.views]
+    state_indices = [i for i, depth in enumerate(batch.states) if layers[0] < depth <= layers[1]]
+    states_K1TC = torch.empty(len(state_indices), 1, width, model.config.hidden_size) if state_indices else None
+    cos, sin = rotations(model.config.rope, part_batch, width)
     experts = model.decoder.forward(
-        memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=here.positions, counts=[width],
+        memory=kv.native_pages, ids=ids_1T[:, part].contiguous(), positions=part_batch.positions, counts=[width],
         cos=cos, sin=sin, views=[native_view(kv, *view) for view in views], at=torch.empty(1, 0, dtype=torch.long),
         logits=torch.empty(1, 0, model.config.vocab_size), x=x_1TC[:, part], first_layer=layers[0],
-        last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in kept], states=states_K1TC,
+        last_layer=layers[1], exact=batch.exact, state_layers=[batch.states[i] for i in state_indices],
+        states=states_K1TC,
     )  # fmt: skip
     if states_S1TC is not None and states_K1TC is not None:
-        states_S1TC[kept, :, part] = states_K1TC
+        states_S1TC[state_indices, :, part] = states_K1TC
     return experts
 
 
 def part_of_pass(config: ModelConfig, start: int, width: int) -> tuple[int, int]:
-    """Return layers and tokens of one call of a pass over tokens [start, start + width) of a row."""
+    """Return the layers and the tokens of one call, in a pass over tokens [start, start + width) of a row."""
     weights = config.weights_read / config.layers
     token = 2 * weights + 4 * config.heads * config.head_dim * (start + width)
-    if token * width <= 1.5 * PART:
-        return max(1, min(config.layers, int(PART / (token * width)))), width
-    return 1, max(LEAST_TOKENS, int(PART / token) // PAGE * PAGE)
+    if token * width <= 1.5 * PART_OPERATIONS:
+        return max(1, min(config.layers, int(PART_OPERATIONS / (token * width)))), width
+    return 1, max(LEAST_TOKENS, int(PART_OPERATIONS / token) // PAGE * PAGE)

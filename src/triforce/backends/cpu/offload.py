@@ -1,6 +1,6 @@
-"""KV memory that is larger than what is kept of it: its pages lie in a store, and a pass reads them ahead of itself.
+"""KV memory whose pages lie in a store, larger than its resident part: a pass reads pages ahead of their use.
 
-A prompt is read layer by layer, all of its tokens through one before the next: so KV is stored once.
+A prompt is read layer by layer, all of its tokens through one layer before the next: so KV is stored once.
 
 Shape suffixes as in kernel_api.py.
 """
@@ -23,44 +23,49 @@ from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 512
-"""Tokens of a prompt that go through a layer together: their activations stay in the caches."""
+"""Tokens of a prompt that go through a layer at once: their activations stay in the processor's caches."""
 
 
 class NativeOffloadedKV(NativeKV):
     searches = False
-    """What is searched would have to be at hand: layers that need it are kept whole instead, and seen in full."""
+    """False, as a search would need all keys resident: layers that are searched are kept whole and attended in full."""
 
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, room: OffloadLayout, window_pages: int = 0
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, offload_layout: OffloadLayout, window_pages: int = 0
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.int8 = False
-        self.room = room
-        self.whole_layers = room.layers
-        store = room.store
-        memory = room.store.memory
+        self.offload_layout = offload_layout
+        self.whole_layers = offload_layout.layers
+        store = offload_layout.store
+        memory = offload_layout.store.memory
         self._store = _native.Store(store.file, store.direct, store.bytes) if memory is None else _native.Store(memory)
-        arena = allocate((room.memory + SECTOR,), torch.uint8, "cpu")
-        arena = arena[-arena.data_ptr() % SECTOR :][: room.memory]
-        self._away: list[int] = []
-        """Layers whose pages lie in the store; those with a window have their own, in memory."""
+        arena = allocate((offload_layout.memory + SECTOR,), torch.uint8, "cpu")
+        arena = arena[-arena.data_ptr() % SECTOR :][: offload_layout.memory]
+        self._stored_layers: list[int] = []
+        """Layers whose pages lie in the store; layers with window pages have them in memory."""
         self.native_pages = self._of_layers(window_pages, partial(self._offload, arena, pages + 1))
-        windows = (config.layers - len(self._away)) * config.kv_heads * (window_pages + 1) * room.page_bytes
-        self._in_all = room.memory + windows
-        self._whole = list[int]()
-        self.prefer(self._away)
+        windows = (
+            (config.layers - len(self._stored_layers))
+            * config.kv_heads
+            * (window_pages + 1)
+            * offload_layout.page_bytes
+        )
+        self._memory_bytes = offload_layout.memory + windows
+        self._resident_layers = list[int]()
+        self.prefer(self._stored_layers)
 
     def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
-        """Have so many pages of some layers lie in the store, or in frames of the arena."""
+        """Return pages of `layers`, `pages` each, that lie in the store or in frames of the arena."""
         config = self.config
-        room = self.room
+        offload_layout = self.offload_layout
         logits_LH = self.config.attention_sink_logits_LH
-        self._away = layers
+        self._stored_layers = layers
         self.native_offload = _native.Offload(
             arena=arena, is_bf16=self.dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
-            layers=len(layers), heads=config.kv_heads, dim=config.head_dim, pages=pages, frames=room.frames,
-            buffers=room.buffers, buffer_frames=room.buffer_frames, store=self._store,
+            layers=len(layers), heads=config.kv_heads, dim=config.head_dim, pages=pages, frames=offload_layout.frames,
+            buffers=offload_layout.buffers, buffer_frames=offload_layout.buffer_frames, store=self._store,
             attention_sink_logits=None if logits_LH is None else logits_LH[layers].contiguous(),
             score_cap=config.architecture.score_cap,
         )  # fmt: skip
@@ -68,21 +73,23 @@ class NativeOffloadedKV(NativeKV):
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        mine = self._in_all, *self.room.store.usage
-        return KVMemoryUsage(*(self.config.ranks * each for each in mine))
+        rank_bytes = self._memory_bytes, *self.offload_layout.store.usage
+        return KVMemoryUsage(*(self.config.ranks * byte_count for byte_count in rank_bytes))
 
     def prefer(self, layers: Collection[int]) -> None:
-        wanted = [*sorted(layers), *(layer for layer in self._whole if layer not in layers)]
-        self._whole = chosen = [layer for layer in wanted if layer in self._away][: self.whole_layers]
-        self.native_offload.prefer([layer in chosen for layer in self._away])
+        by_priority = [*sorted(layers), *(layer for layer in self._resident_layers if layer not in layers)]
+        self._resident_layers = resident_layers = [layer for layer in by_priority if layer in self._stored_layers][
+            : self.whole_layers
+        ]
+        self.native_offload.prefer([layer in resident_layers for layer in self._stored_layers])
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the store since it exists."""
+        """Bytes read from the store since it was made."""
         return int(self._store.bytes_read)
 
     def limit(self, bytes_per_second: float) -> None:
-        """Reads take as long as on a bus of this rate: for measurements. 0 is no limit."""
+        """Make reads take as long as on a bus of `bytes_per_second`, for measurements; 0 is no limit."""
         self._store.limit(bytes_per_second)
 
     @offload_errors()
@@ -94,34 +101,34 @@ class NativeOffloadedKV(NativeKV):
 
     @offload_errors()
     def commit(self, pages: Sequence[int]) -> None:
-        for layer in range(len(self._away)):
+        for layer in range(len(self._stored_layers)):
             self.native_offload.commit(layer, list(pages))
 
     @offload_errors()
-    def attention_from(self, batch: ForwardBatch, width: int, first: int) -> LayerAttention:
-        return offload_errors()(super().attention_from(batch, width, first))
+    def attention_from(self, batch: ForwardBatch, width: int, first_layer: int) -> LayerAttention:
+        return offload_errors()(super().attention_from(batch, width, first_layer))
 
-    def attend_of(self, batch: ForwardBatch, width: int, first: int) -> AttendRotated:
+    def attend_of(self, batch: ForwardBatch, width: int, first_layer: int) -> AttendRotated:
         lists_L = batch.lists()
-        in_memory = super().attend_of(batch, width, first)
-        if not 0 <= first < first + len(lists_L) <= self.config.layers:
+        in_memory = super().attend_of(batch, width, first_layer)
+        if not 0 <= first_layer < first_layer + len(lists_L) <= self.config.layers:
             raise ValueError("there must be such layers")
-        away = [layer for layer in self._away if first <= layer < first + len(lists_L)]
-        if not away:
+        stored_layers = [layer for layer in self._stored_layers if first_layer <= layer < first_layer + len(lists_L)]
+        if not stored_layers:
             return in_memory
         native = _native.LayerwisePass(
-            memory=self.native_offload, first_layer=self._away.index(away[0]),
-            lists=[(lists_L[layer - first].units, lists_L[layer - first].starts) for layer in away],
+            memory=self.native_offload, first_layer=self._stored_layers.index(stored_layers[0]),
+            lists=[(lists.units, lists.starts) for lists in (lists_L[layer - first_layer] for layer in stored_layers)],
             counts=lists_L[0].counts, width=width, exact=batch.exact, keep=batch.keep,
         )  # fmt: skip
 
         def attend(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
-            if layer not in away:
+            if layer not in stored_layers:
                 return in_memory(layer, q_BTHD, q_sinks_BTHD)
             attn_out_BTHD = torch.empty_like(q_BTHD)
-            shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first].units.shape[-1])
+            shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first_layer].units.shape[-1])
             mass_BGU = torch.empty(shape) if batch.return_mass else None
-            native.attend(self._away.index(layer), q_BTHD, attn_out_BTHD, mass_BGU)
+            native.attend(self._stored_layers.index(layer), q_BTHD, attn_out_BTHD, mass_BGU)
             return attn_out_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
 
         return attend
@@ -136,24 +143,22 @@ class NativeOffloadedKV(NativeKV):
         ((_, lists),) = batch.views
         x_1TC = torch.empty(1, T, config.hidden_size)
         ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
-        full: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
+        full_pages: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
         for layer in range(config.layers):
-            for first in range(0, T, AT_ONCE):
-                part = slice(first, min(first + AT_ONCE, T))
-                seen = replace(lists, starts=[lists.starts[0] + first], counts=[part.stop - first])
-                here = ForwardBatch([batch.positions[0] + first], [(config.layers, seen)], exact=True)
+            for first_token in range(0, T, AT_ONCE):
+                part = slice(first_token, min(first_token + AT_ONCE, T))
+                page_table = replace(lists, starts=[lists.starts[0] + first_token], counts=[part.stop - first_token])
+                part_batch = ForwardBatch([batch.positions[0] + first_token], [(config.layers, page_table)], exact=True)
                 with offload_errors():
-                    self._through_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], here)
+                    self._run_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], part_batch)
                     if part.stop == T:
-                        self.native_offload.commit(layer, full)
+                        self.native_offload.commit(layer, full_pages)
                 yield (layer * T + part.stop) // config.layers
 
-    def _through_layer(
-        self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch
-    ) -> None:
+    def _run_layer(self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch) -> None:
         T = ids_1T.shape[1]
         ((layers, lists),) = batch.views
-        if not isinstance(model, NativeModel):  # ranks that share a model talk between its layers
+        if not isinstance(model, NativeModel):  # ranks that share a model exchange activations between its layers
             return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, lists)]))
         cos, sin = rotations(self.config.rope, batch, T)
         model.decoder.forward(
@@ -166,11 +171,11 @@ class NativeOffloadedKV(NativeKV):
 def one_layer(
     model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, kv: NativeOffloadedKV, batch: ForwardBatch
 ) -> None:
-    """The residual stream of some tokens goes through a layer; into the first one it comes from their ids."""
+    """Take the residual stream of some tokens through a layer, in place; before layer 0 it is made from their ids."""
     if layer == 0:
         x_1TC[0] = model.embed(ids_1T[0])
     block = model.blocks[layer]
     x_TC = x_1TC[0]
     attention = kv.attention_from(batch, len(x_TC), layer)
-    _, attn_out_1THD, _ = attention(layer, *(each[None] for each in block.qkv(x_TC)))
+    _, attn_out_1THD, _ = attention(layer, *(projection[None] for projection in block.qkv(x_TC)))
     block.finish(x_TC, attn_out_1THD[0].flatten(1))

@@ -1,8 +1,8 @@
-"""CUDA graphs: a function over buffers that stay where they are is captured once and then replayed.
+"""CUDA graphs: a function over buffers at fixed addresses is captured once and then replayed.
 
-Elsewhere it is simply called, so that the same code runs on a CPU. What changes from pass to pass lies in the buffers.
-Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns and units of a
-list. All integers of a pass travel to the device in one copy; lists, which are there already, in one more each.
+Other devices call the function each time, so that the same code runs on a CPU. Values that change from pass to pass lie
+in the buffers. Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns
+and units of a list. One copy brings all integers of a pass to the device; each list, there already, takes one more.
 Shape suffixes as in kernel_api.py.
 """
 
@@ -24,12 +24,12 @@ from triforce.ragged import Ints, ints
 
 I = TypeVar("I")  # noqa: E741
 O = TypeVar("O")  # noqa: E741
-MOST = 64
-"""Graphs that are kept; the one that was longest unused makes room."""
+MAX_GRAPHS = 64
+"""Most graphs of one memory; the least recently used graph is dropped."""
 
 
 class ViewShape(NamedTuple):
-    """Shape of what some layers see, without the integers: number, shape of their units, and `Lists`' settings."""
+    """Shape of some layers' page table, without its integers: layer count, shape of units, `PageTable`'s settings."""
 
     layers: int
     units: tuple[int, ...]
@@ -40,7 +40,7 @@ class ViewShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PassShape:
-    """All that a pass's launches depend on; `columns` is J."""
+    """Shape of a pass: all that its launches depend on; `columns` is J."""
 
     rows: int
     width: int
@@ -50,35 +50,35 @@ class PassShape:
     return_mass: bool
 
 
-def bucket(size: int, least: int = 1) -> int:
-    """The smallest power of two that is neither below `size` nor below `least`; 0 for nothing."""
-    return 1 << (max(size, least) - 1).bit_length() if size else 0
+def bucket(size: int, minimum: int = 1) -> int:
+    """Return the smallest power of two that is at least `size` and `minimum`; 0 for a size of 0."""
+    return 1 << (max(size, minimum) - 1).bit_length() if size else 0
 
 
-def shape_of(rows: int, width: int, columns: int, this: ForwardBatch, padded: bool) -> PassShape:
-    """The shape at which a pass runs; as it is unless `padded`."""
+def shape_of(rows: int, width: int, columns: int, batch: ForwardBatch, padded: bool) -> PassShape:
+    """Return the shape at which a pass runs: its own, or that of its bucket if `padded`."""
     views = tuple(
         ViewShape(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window)
-        for layers, lists in this.views
+        for layers, lists in batch.views
     )
     if padded:
-        rows = bucket(rows, this.least[0])
-        width = bucket(width, this.least[1])
-        columns = bucket(columns, this.least[1])
+        rows = bucket(rows, batch.min_shape[0])
+        width = bucket(width, batch.min_shape[1])
+        columns = bucket(columns, batch.min_shape[1])
         views = tuple(view._replace(units=_padded(view.units, rows)) for view in views)
-    return PassShape(rows, width, columns, views, this.observe, this.return_mass)
+    return PassShape(rows, width, columns, views, batch.observe, batch.return_mass)
 
 
 def _padded(units: tuple[int, ...], rows: int) -> tuple[int, ...]:
-    """(L, B, G, U), (B, G, U) or (B, U) with more rows and units."""
-    *head, last = units
+    """Return the shape (L, B, G, U), (B, G, U) or (B, U) of units with padded rows and units."""
+    *head, unit_count = units
     head[-1 if len(units) == 2 else -2] = rows
-    return (*head, bucket(last, 64))
+    return (*head, bucket(unit_count, 64))
 
 
 @dataclass(eq=False)
 class PassInputs:
-    """Inputs of a pass on the device: ids, columns to score, positions, counts, each view's starts and units."""
+    """Inputs of a pass on the device: ids, columns to score, positions, counts, and each view's starts and units."""
 
     shape: PassShape
     ids_BT: Tensor
@@ -89,78 +89,81 @@ class PassInputs:
     units: list[Tensor]
 
     def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Return, for each layer, its units (B, U) or (B, G, U), starts, and settings."""
-        found = []
+        """Return each layer's units (B, U) or (B, G, U), starts, and settings."""
+        layer_tables = []
         for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):
-            each = units.unbind(0) if units.ndim == 4 else [units] * view.layers
-            found += [(one, starts_B, view) for one in each]
-        return found
+            units_by_layer = units.unbind(0) if units.ndim == 4 else [units] * view.layers
+            layer_tables += [(layer_units, starts_B, view) for layer_units in units_by_layer]
+        return layer_tables
 
 
 class GraphInputs(PassInputs):
-    """Inputs in buffers of one shape, and `more` integers of each row, `more_XB`."""
+    """Inputs in buffers of one shape, with `extra` more integers of each row in `extra_XB`."""
 
-    def __init__(self, shape: PassShape, device: torch.device, more: int = 0) -> None:
+    def __init__(self, shape: PassShape, device: torch.device, extra: int = 0) -> None:
         B = shape.rows
-        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (more, B)]
+        sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (extra, B)]
         ends = list(accumulate(map(prod, sizes)))
         self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
         self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
-        host, parts = (
-            [whole[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
-            for whole in (self._host, self._device)
+        host_parts, parts = (
+            [buffer[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
+            for buffer in (self._host, self._device)
         )
-        self._hosts: list[Ints] = [part.numpy() for part in host]  # a few integers: with torch each costs its overhead
-        ids_BT, at_BJ, positions_B, counts_B, *starts, self.more_XB = parts
+        self._hosts: list[Ints] = [part.numpy() for part in host_parts]  # for few integers numpy has less overhead
+        ids_BT, at_BJ, positions_B, counts_B, *starts, self.extra_XB = parts
         units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
         super().__init__(shape, ids_BT, at_BJ, positions_B, counts_B, starts, units)
         self._copied = torch.cuda.Event() if device.type == "cuda" else None
 
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, this: ForwardBatch, more_XB: Ints | None = None) -> None:
-        """Take over one pass, whose shape fits; its padding has count 0. more_XB: of all rows, padding too."""
+    def fill(self, ids_BT: Tensor, at_BJ: Tensor, batch: ForwardBatch, extra_XB: Ints | None = None) -> None:
+        """Copy one pass into the buffers, whose shape fits; padding has count 0. extra_XB covers padding rows, too."""
         if self._copied:
-            self._copied.synchronize()  # the last pass's copy: long done, unless passes follow without sampling
+            self._copied.synchronize()  # the previous copy: long done, unless passes follow without sampling
         self._host.zero_()
-        rows = [this.positions, this.views[0][1].counts, *(lists.starts for _, lists in this.views)]
-        more_XB = self._hosts[-1] if more_XB is None else more_XB
-        given = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), more_XB]
-        for to, values in zip(self._hosts, given, strict=True):
-            to[tuple(slice(size) for size in values.shape)] = values
+        rows = [batch.positions, batch.views[0][1].counts, *(lists.starts for _, lists in batch.views)]
+        extra_XB = self._hosts[-1] if extra_XB is None else extra_XB
+        pass_values = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), extra_XB]
+        for target, values in zip(self._hosts, pass_values, strict=True):
+            target[tuple(slice(size) for size in values.shape)] = values
         self._device.copy_(self._host, non_blocking=True)
         if self._copied:
             self._copied.record()
-        for units, (_, lists) in zip(self.units, this.views, strict=True):
+        for units, (_, lists) in zip(self.units, batch.views, strict=True):
             units[tuple(slice(size) for size in lists.units.shape)] = lists.units
 
 
 @dataclass(eq=False)
 class Replay(Generic[I, O]):
-    """The graph of a pass, once it was captured. It refers to no memory, which so goes as soon as nobody needs it."""
+    """Inputs and graph of a pass; `graph` is None before the capture.
+
+    It holds no reference to the KV memory, which is freed when its last user drops it.
+    """
 
     inputs: I
     graph: torch.cuda.CUDAGraph | None = None
-    outcome: O | None = None
+    output: O | None = None
 
 
-_all: WeakSet[Graphs] = WeakSet()
+_instances: WeakSet[Graphs] = WeakSet()
 
 
-def forget() -> None:
-    """All graphs of this process: ranks must, before they leave, as NCCL waits for graphs that hold its copies."""
-    for graphs in list(_all):
-        graphs.kept.clear()
+def clear_graphs() -> None:
+    """Drop all graphs of this process. Ranks must before they leave, as NCCL waits for graphs that hold its copies."""
+    for graphs in list(_instances):
+        graphs.replays.clear()
 
 
-def captured() -> int:
-    """Count the graphs of this process: where a pass adds one, its time is not that of such a pass."""
-    return sum(replay.graph is not None for graphs in _all for replay in graphs.kept.values())
+def captured_graphs() -> int:
+    """Return the number of graphs of this process: a pass that adds a graph takes longer than its replays."""
+    return sum(replay.graph is not None for graphs in _instances for replay in graphs.replays.values())
 
 
 class Graphs:
-    """Captured passes of one memory, by what they depend on.
+    """Captured passes of one KV memory, by their shape.
 
-    They share their working memory, as one runs at a time; torch gives it to captures of one stream alone. That is of
-    this device, where torch's own for captures is of the one that came first.
+    Passes share their working memory, as one runs at a time; torch shares it only among captures on one stream. The
+    stream is made on `device`, as torch's own capture stream is on the device that captured first.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -168,37 +171,37 @@ class Graphs:
         self._captures = device.type == "cuda"
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._stream = torch.cuda.Stream(device) if self._captures else None
-        self.kept: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
-        _all.add(self)
+        self.replays: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
+        _instances.add(self)
 
     def get(self, key: Hashable, make: Callable[[], Replay[I, O]]) -> Replay[I, O]:
-        """Return what was captured for `key`, or make it."""
-        if key not in self.kept and len(self.kept) >= MOST:
-            self.kept.popitem(last=False)
-        replay = self.kept.pop(key, None) or make()
-        self.kept[key] = replay
+        """Return the replay of `key`, made if there is none."""
+        if key not in self.replays and len(self.replays) >= MAX_GRAPHS:
+            self.replays.popitem(last=False)
+        replay = self.replays.pop(key, None) or make()
+        self.replays[key] = replay
         return replay
 
     def run(self, replay: Replay[I, O], call: Callable[[], O]) -> O:
-        """One pass, `call` the first time; what it gives is overwritten by the next one."""
+        """Run one pass, captured from `call` the first time; the next pass overwrites the returned output."""
         if not self._captures:
             return call()
         if replay.graph is None:
-            replay.graph, replay.outcome = self._capture(call)
+            replay.graph, replay.output = self._capture(call)
         replay.graph.replay()
-        assert replay.outcome is not None
-        return replay.outcome
+        assert replay.output is not None
+        return replay.output
 
     def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
-        """First for real, as libraries set themselves up and kernels are compiled when they are first called."""
+        """Call once, as first calls set libraries up and compile kernels; then capture, and return graph and output."""
         stream = self._stream
-        usual = torch.cuda.current_stream(self._device)
+        compute_stream = torch.cuda.current_stream(self._device)
         assert stream
-        stream.wait_stream(usual)
+        stream.wait_stream(compute_stream)
         with torch.cuda.stream(stream):
             call()
-        usual.wait_stream(stream)
+        compute_stream.wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool, stream=stream):
-            outcome = call()
-        return graph, outcome
+            output = call()
+        return graph, output

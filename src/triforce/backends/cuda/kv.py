@@ -1,4 +1,4 @@
-"""KV memory for the Triton kernels: a head's pages lie behind one another, as rows of numbers or as pages of codes.
+"""KV memory for the Triton kernels: a head's pages are contiguous, as rows of numbers or as pages of codes.
 
 Shape suffixes as in kernel_api.py; P positions of the tables.
 """
@@ -15,15 +15,15 @@ from triforce.backends.cuda.kv_pages import as_numbers, is_coded, read_rows, wri
 from triforce.backends.cuda.splits import split_of
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.cuda.triton.pointwise import rotate_and_write
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import Device, ForwardBatch, KeysValues, LayerAttention, PageTable, Rotation
-from triforce.backends.kv_rows import rotated_head, rotated_together, rounded_queries
+from triforce.backends.kv_rows import hadamard_size_of, rotated_head, rounded_queries
 from triforce.backends.torch.kv import TorchKV, attend_lists
 from triforce.model.config import ModelConfig
 from triforce.model.rope import RESERVED
 
-AHEAD = 4096
-"""Positions beyond the model's that the tables have at first: guesses may reach there."""
+EXTRA_POSITIONS = 4096
+"""Positions beyond the model's that the tables cover at first: draft tokens may reach there."""
 
 
 class TritonKV(TorchKV):
@@ -32,15 +32,15 @@ class TritonKV(TorchKV):
     ) -> None:
         super().__init__(config, pages, dtype, device, layers)
         self.device = self.keys_LGSD.device
-        self.tables_PF = self._rotations(min(config.context, RESERVED) + AHEAD)
-        self.together = rotated_together(config)
+        self.tables_PF = self._rotations(min(config.context, RESERVED) + EXTRA_POSITIONS)
+        self.hadamard_size = hadamard_size_of(config)
         self.version = 0
-        """Counts how often something has moved that captured passes refer to."""
+        """Version of the tensors that captured passes refer to: counts their moves."""
         self.capturable = True
-        """Whether the pass that was prepared last may be captured and replayed."""
+        """Whether the last prepared pass may be captured and replayed."""
 
     def prepare(self, batch: ForwardBatch, width: int) -> None:
-        """Have ready what a pass of `width` tokens a row will need."""
+        """Prepare a pass of `width` tokens a row: extend the rotation tables to its positions."""
         end = max(batch.positions) + width
         if end > len(self.tables_PF[0]):
             self.tables_PF = self._rotations(2 * end)
@@ -54,49 +54,52 @@ class TritonKV(TorchKV):
         keys_GSD, values_GSD = self._open(layer)
         return read_rows(keys_GSD, slots_N), read_rows(values_GSD, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> KeysValues:
+    def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
         if self.config.kv_int8:
-            return self.read(layer, torch.arange(first, first + count, device=self.device))
-        return super().view(layer, first, count)
+            return self.read(layer, torch.arange(first_slot, first_slot + count, device=self.device))
+        return super().view(layer, first_slot, count)
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
-        starts_B, counts_B = (torch.tensor(each, device=self.device) for each in (lists.starts, lists.counts))
-        seen = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
-        with current(self.device):
-            return attend(q_BTHD, *self._open(layer), seen, together=self.together)[0]
+        starts_B, counts_B = (
+            torch.tensor(row_values, device=self.device) for row_values in (lists.starts, lists.counts)
+        )
+        page_table = DevicePageTable(lists.units, starts_B, counts_B, lists.unit, lists.sinks, lists.window)
+        with device_context(self.device):
+            return attend(q_BTHD, *self._open(layer), page_table, hadamard_size=self.hadamard_size)[0]
 
     def device_attention(self, inputs: PassInputs, wide: list[PageTable] | None = None) -> LayerAttention:
-        """Return what `layer_attention` does, of a pass on the device: a function of the buffers of `inputs`.
+        """Return what `layer_attention` does, for a pass on the device: a function of the buffers of `inputs`.
 
-        `wide`: each layer's lists, where torch's fused attention is wanted.
+        `wide`: each layer's page table, where torch's fused attention is to run.
         """
         lists_L = self._lists(inputs)
         return_mass = inputs.shape.return_mass
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            (units, starts_B, view), kv = lists_L[layer], self._open(layer)
-            seen = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
-            whole = wide[layer] if wide else None
+            units, starts_B, view = lists_L[layer]
+            kv = self._open(layer)
+            page_table = DevicePageTable(units, starts_B, inputs.counts_B, view.unit, view.sinks, view.window)
+            wide_table = wide[layer] if wide else None
             by_head = len(view.units) > 2
-            given = write_and_attend(
-                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, seen, kv, self.together, whole,
-                return_mass, by_head,
+            outputs = write_and_attend(
+                (q_BTHD, k_BTGD, v_BTGD), inputs.positions_B, self.tables_PF, page_table, kv, self.hadamard_size,
+                wide_table, return_mass, by_head,
             )  # fmt: skip
-            self._close(layer, seen, given[2])
-            return given
+            self._close(layer, page_table, outputs[2])
+            return outputs
 
         return attention
 
     def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Page tables of the layers: units, where `_open` will have them; starts, and settings."""
+        """Return page tables of the layers: units as places in `_open`'s memory, starts, and settings."""
         return inputs.lists()
 
     def _open(self, layer: int) -> KeysValues:
         """Return a layer's keys and values in this pass, (G, S, D) each."""
         return self.keys_LGSD[layer], self.values_LGSD[layer]
 
-    def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
-        """The pass is done with a layer's keys and values."""
+    def _close(self, layer: int, page_table: DevicePageTable, mass_BGU: Tensor) -> None:
+        """Finish a layer's attention in this pass."""
 
     def _rotations(self, length: int) -> Rotation:
         return self.config.rope.cos_sin(torch.arange(length, device=self.device))
@@ -106,32 +109,32 @@ def write_and_attend(
     qkv: tuple[Tensor, Tensor, Tensor],
     positions_B: Tensor,
     tables_PF: Rotation,
-    seen: DevicePageTable,
+    page_table: DevicePageTable,
     kv: KeysValues,
-    together: int,
+    hadamard_size: int,
     wide: PageTable | None = None,
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write a layer's new keys and values; returns rotated queries, mixed values, and mass as `attend` does.
+    """Write a layer's new keys and values, and attend: return rotated queries, mixed values, and mass.
 
-    together: channels of a head that int8 KV rotates (`kv_rows.rotated_together`). `wide`: what is seen, if by
-    torch's fused attention. `by_head`: lists are split as those of KV heads' own.
+    hadamard_size: as `kv_rows.hadamard_size_of` returns it. `wide`: the page table for torch's fused attention, or
+    None. `by_head`: split lists as lists of single KV heads.
     """
-    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, seen, kv, together)
+    q_BTHD, q_sinks_BTHD = rotate_and_write(qkv, positions_B, tables_PF, page_table, kv, hadamard_size)
     if wide:
         mixed_BTHD, mass_BGU = _attend_wide(q_BTHD, kv, wide)
-        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if together > 1 else mixed_BTHD, mass_BGU
+        return q_BTHD, rotated_head(mixed_BTHD).to(q_BTHD.dtype) if hadamard_size > 1 else mixed_BTHD, mass_BGU
     H = q_BTHD.shape[2]
     G = len(kv[0])
-    split = split_of(by_head, seen.window, H // G)
-    return q_BTHD, *attend(q_BTHD, *kv, seen, return_mass, q_sinks_BTHD, split, together)
+    split = split_of(by_head, page_table.window, H // G)
+    return q_BTHD, *attend(q_BTHD, *kv, page_table, return_mass, q_sinks_BTHD, split, hadamard_size)
 
 
 def _attend_wide(q_BTHD: Tensor, kv: KeysValues, lists: PageTable) -> tuple[Tensor, Tensor]:
-    """Attend as `attend_lists` does; codes of these lists first become numbers of the queries' type.
+    """Attend as `attend_lists` does; codes of the lists' pages first become numbers of the queries' type.
 
-    Queries are rounded as for codes, and then to that type, as what is mixed is before heads are rotated back.
+    Queries are rounded as for codes, and then to that type; so are mixed values before heads are rotated back.
     """
     if is_coded(kv[0]):
         q_BTHD = rounded_queries(q_BTHD).to(q_BTHD.dtype)

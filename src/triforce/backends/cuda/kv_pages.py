@@ -1,7 +1,7 @@
-"""Pages of int8 KV as the Triton kernels have them: the codes of 16 slots, and then their scales.
+"""Pages of int8 KV in the layout of the Triton kernels: the codes of 16 slots, and then their scales.
 
-So the codes of a row begin where 16 bytes do, and a page is copied as one piece. Outside of the kernels a row is that
-of `kv_rows`: R, the codes with their scale behind them. Shape suffixes as in kernel_api.py; P pages, N some slots.
+So the codes of a row are aligned to 16 bytes, and a page is copied as one piece. Outside of the kernels a row is that
+of `kv_rows`: R, the codes followed by their scale. Shape suffixes as in kernel_api.py; P pages, N slots.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from triforce.model.config import SCALE_BYTES
 
 
 def is_coded(memory_GSR: Tensor) -> bool:
-    """Whether a memory has pages of codes; others have rows of numbers."""
+    """Return whether a memory has pages of codes; other memories have rows of numbers."""
     return memory_GSR.dtype == torch.int8
 
 
 def scales_of(memory_GSR: Tensor) -> Tensor:
-    """Return the same memory (G, S, R / 2) as bfloat16, which its scales are."""
+    """Return a view (G, S, R / 2) of the memory as bfloat16, the type of its scales."""
     return memory_GSR.view(torch.bfloat16)
 
 
 def read_rows(memory_GSR: Tensor, slots_N: Tensor) -> Tensor:
-    """Return rows (G, N, R) of slots; they are copies."""
+    """Return copies (G, N, R) of the rows of slots."""
     if not is_coded(memory_GSR):
         return memory_GSR.index_select(1, slots_N)
     pages_N = slots_N // PAGE
@@ -40,20 +40,22 @@ def write_rows(memory_GSR: Tensor, slots_N: Tensor, rows_GNR: Tensor) -> None:
         return
     codes_GPXD, scales_GPXE = _parts(memory_GSR)
     at = slice(None), slots_N // PAGE, slots_N % PAGE
-    codes_GPXD[at], scales_GPXE[at] = rows_GNR[..., :-SCALE_BYTES], rows_GNR[..., -SCALE_BYTES:]
+    codes_GPXD[at] = rows_GNR[..., :-SCALE_BYTES]
+    scales_GPXE[at] = rows_GNR[..., -SCALE_BYTES:]
 
 
 def as_numbers(kv: KeysValues, slots_N: Tensor, dtype: torch.dtype) -> KeysValues:
-    """Return what the rows of slots stand for, rounded to a type: (G, N, D) each."""
+    """Return the numbers that the rows of slots encode, rounded to `dtype`: (G, N, D) each."""
     keys_GND, values_GND = (numbers(read_rows(memory_GSR, slots_N)).to(dtype) for memory_GSR in kv)
     return keys_GND, values_GND
 
 
 def _parts(memory_GSR: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes (G, P, 16, D) and the bytes of their scales (G, P, 16, 2), as views."""
-    (G, S, R), codes = memory_GSR.shape, PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
+    """Return views of the codes (G, P, 16, D), and of the bytes of their scales (G, P, 16, 2)."""
+    G, S, R = memory_GSR.shape
+    codes_size = PAGE * (memory_GSR.shape[2] - SCALE_BYTES)
     pages_GPX = memory_GSR.view(G, S // PAGE, PAGE * R)
     codes_GPXD, scales_GPXE = (
-        torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes], pages_GPX[..., codes:])
+        torch.unflatten(part, 2, (PAGE, -1)) for part in (pages_GPX[..., :codes_size], pages_GPX[..., codes_size:])
     )
     return codes_GPXD, scales_GPXE

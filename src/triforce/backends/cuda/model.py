@@ -1,9 +1,9 @@
-"""A decoder's weights for the Triton kernels: products are torch's, what lies between them is one kernel each.
+"""A decoder's weights for the Triton kernels: products are torch's, each operation between products is one kernel.
 
-Products with weights of few bits are ours, too; those stay apart.
-A pass over their KV is a function over the buffers of a `GraphInputs`. A narrow one runs at the shape of its bucket, on
-a CUDA device as a graph that was captured once. A wide one is prefill: torch's fused attention, row by row, at the
-shape that it has. Shape suffixes as in kernel_api.py.
+Products with weights of few bits are Triton kernels, too; such matrices are not joined.
+A pass over Triton KV is a function over the buffers of a `GraphInputs`. A narrow pass runs at the shape of its bucket,
+on a CUDA device as a graph that was captured once. A wide pass is prefill: torch's fused attention, row by row, at its
+own shape. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, PassS
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device
 from triforce.backends.cuda.sampler import DraftDraws
-from triforce.backends.cuda.triton.draft_step import go_on
+from triforce.backends.cuda.triton.draft_step import advance_draft
 from triforce.backends.cuda.triton.pointwise import norm, swiglu
 from triforce.backends.cuda.triton.rng import uniforms
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rejection
 from triforce.backends.cuda.triton.weight_tiles import rows_of, times
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
 from triforce.backends.torch.kv import WIDE
 from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
@@ -45,7 +45,7 @@ def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Ten
 
 
 class TritonLayer(TorchLayer):
-    """A block of which q, k and v are one product, and gate and up. The layer's own matrices become parts of these."""
+    """Layer with one product for q, k and v, and one for gate and up; its matrices become views of joined ones."""
 
     norm = staticmethod(norm)
     swiglu = staticmethod(swiglu)
@@ -61,7 +61,10 @@ class TritonLayer(TorchLayer):
     def qkv(self, x_NC: Tensor, ranks: TPGroup = ALONE) -> tuple[Tensor, ...]:
         if self._qkv is None:
             return super().qkv(x_NC, ranks)
-        layer, (H, G), eps = self.layer, (self.config.heads, self.config.kv_heads), self.config.norm_eps
+        layer = self.layer
+        H = self.config.heads
+        G = self.config.kv_heads
+        eps = self.config.norm_eps
         qkv_NMD = F.linear(self._normed(x_NC, layer.input_norm_C), self._qkv, self._qkv_bias)
         qkv_NMD = qkv_NMD.view(len(x_NC), H + 2 * G, self.config.head_dim)
         q_NHD, k_NGD, v_NGD = torch.split(qkv_NMD, [H, G, G], dim=1)
@@ -77,27 +80,27 @@ class TritonLayer(TorchLayer):
 
 
 def joined(*parts: Matrix | None) -> Tensor | None:
-    """Return all rows of some matrices (M, C) or vectors (M,) as one, of which these become views, to be held once.
+    """Join the rows of matrices (M, C) or vectors (M,) into one tensor; `parts` become views of it.
 
-    None where there are none, or where they are to stay apart, as those of few bits.
+    None where all parts are None, or where any has few bits, as packed matrices are not joined.
     """
-    given = [part for part in parts if isinstance(part, Tensor)]
-    if not given or any(isinstance(part, QuantizedWeight) for part in parts):
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if not tensors or any(isinstance(part, QuantizedWeight) for part in parts):
         return None
-    whole = torch.cat(given)
-    for part, part_rows in zip(given, torch.split(whole, [len(part) for part in given]), strict=True):
+    joined_rows = torch.cat(tensors)
+    for part, part_rows in zip(tensors, torch.split(joined_rows, [len(part) for part in tensors]), strict=True):
         part.data = part_rows
-    return whole
+    return joined_rows
 
 
 class TritonModel(TorchModel):
-    """Keeps the passes that were captured, for each KV memory as long as that is there."""
+    """Model with captured passes for each KV memory, kept as long as the memory lives."""
 
     block = TritonLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         super().__init__(config, on_device(weights))
-        self._kept: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
+        self._graphs_by_kv: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
 
     def embed(self, ids_N: Tensor) -> Tensor:
         table_VC = self.weights.embedding_VC
@@ -117,7 +120,7 @@ class TritonModel(TorchModel):
     def run(
         self, model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
     ) -> ForwardOutput:
-        """Do what `ModelBackend.forward` says, for a model made of this one's layers."""
+        """Run `ModelBackend.forward` for `model`, which is made of this model's layers."""
         if not isinstance(kv, TritonKV):
             return forward_layerwise(model, ids_BT, kv, batch, at_BJ)
         kv.prepare(batch, ids_BT.shape[1])
@@ -125,7 +128,7 @@ class TritonModel(TorchModel):
         if at_BJ is None:
             at_BJ = torch.arange(T).expand(B, -1)
         shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= WIDE)
-        if T > WIDE or batch.passing or batch.states:
+        if T > WIDE or batch.trial or batch.states:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
             wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
@@ -139,11 +142,11 @@ class TritonModel(TorchModel):
         return _cut(output, B, T, at_BJ.shape[1], batch)
 
     def graphs(self, kv: TritonKV) -> Graphs:
-        """The passes over this KV that were captured since something in it has moved."""
-        version, graphs = self._kept.get(kv, (-1, None))
+        """Return the captured passes over `kv`; a new collection where its tensors have moved."""
+        version, graphs = self._graphs_by_kv.get(kv, (-1, None))
         if graphs is None or version != kv.version:
             graphs = Graphs(kv.device)
-            self._kept[kv] = kv.version, graphs
+            self._graphs_by_kv[kv] = kv.version, graphs
         return graphs
 
 
@@ -154,18 +157,18 @@ def run_pass(
     wide: list[PageTable] | None = None,
     states: tuple[int, ...] = (),
 ) -> ForwardOutput:
-    """A function of what lies in the inputs; `wide`: each layer's lists, for torch's fused attention.
+    """Run a pass as a function of the inputs' buffers. `wide`: each layer's page table, for torch's fused attention.
 
-    states: as in `ForwardBatch`, of passes that are not captured.
+    states: as in `ForwardBatch`, for passes that are not captured.
     """
     attention = kv.device_attention(inputs, wide)
     shape = inputs.shape
     return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, states)
 
 
-def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
-    """An output without the padding of its bucket, and to be kept: the next pass of this shape overwrites it."""
-    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = whole
+def _cut(padded: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
+    """Return a copy of an output without its bucket's padding; the next pass of this shape overwrites `padded`."""
+    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = padded
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
@@ -176,9 +179,9 @@ def _cut(whole: ForwardOutput, rows: int, width: int, columns: int, batch: Forwa
 
 
 class DraftShape(NamedTuple):
-    """All that a draft's launches depend on. tier: of the noise, where draws are not by a race."""
+    """Shape of a draft: all that its launches depend on. tier: of the noise, where draws are not by a race."""
 
-    first: PassShape
+    first_pass: PassShape
     tokens: int
     race: bool
     tier: int
@@ -186,46 +189,50 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """Tokens and the bits of their columns' peaks, int64 (2, K, B); each token's law (B, 1, V), unless by a race."""
+    """Drawn tokens and the bits of their columns' peaks, int64 (2, K, B).
+
+    probs: each token's probabilities (B, 1, V); empty for draws by a race.
+    """
 
     drawn_2KB: Tensor
-    laws: list[Tensor]
+    probs: list[Tensor]
 
 
 class DraftInputs:
-    """Buffers of one shape: of the first pass, and of the sampler for all tokens."""
+    """Buffers of one draft shape: of the first pass, and of the sampler for all tokens."""
 
     def __init__(self, shape: DraftShape, device: torch.device) -> None:
-        B = shape.first.rows
+        B = shape.first_pass.rows
         self.shape = shape
-        self.first = GraphInputs(shape.first, device, more=2)
+        self.first_pass = GraphInputs(shape.first_pass, device, extra=2)
         self.zeros_B1 = torch.zeros(B, 1, dtype=torch.int64, device=device)
         self.settings_5B = torch.ones(5, B, dtype=torch.float64, device=device)
         self.seeds_B, self.choices_B, self.draws_B = (
             torch.zeros(B, dtype=torch.int64, device=device) for _ in range(3)
         )
-        self._held: Tensor | None = None
+        self._loaded_settings_5B: Tensor | None = None
 
     def fill(self, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws) -> None:
-        """Take over the texts of a draft, whose shape fits, and its sampler, unless that is the one of before."""
-        (ids_BS, lengths_B, live_B), B = texts, self.shape.first.rows
-        ids_BT, at_BJ = _unseen(ids_BS, batch)
+        """Copy a draft's texts, whose shape fits, into the buffers, and its sampler's settings if they have changed."""
+        ids_BS, lengths_B, live_B = texts
+        B = self.shape.first_pass.rows
+        ids_BT, at_BJ = _uncached_tokens(ids_BS, batch)
         places_2B = np.full((2, B), -1)
         places_2B[0, : len(live_B)] = lengths_B
         places_2B[1, : len(live_B)] = np.where(live_B, 0, -1)
-        self.first.fill(ids_BT, at_BJ, batch, places_2B)
+        self.first_pass.fill(ids_BT, at_BJ, batch, places_2B)
         real = slice(len(live_B))
-        if draws.settings_5B is not self._held:
-            self._held = draws.settings_5B
+        if draws.settings_5B is not self._loaded_settings_5B:
+            self._loaded_settings_5B = draws.settings_5B
             self.settings_5B[:, real] = draws.settings_5B
             self.seeds_B[real] = draws.seeds_B
             self.choices_B[real] = draws.choices_B
-        if draws.before_B is not None:
-            self.draws_B[real] = draws.before_B
+        if draws.offsets_B is not None:
+            self.draws_B[real] = draws.offsets_B
 
 
-def of(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
-    """Return `fused_draft` of these two, if a first pass of so many tokens a row is one that is captured."""
+def fused_draft_for(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
+    """Return `fused_draft` of `model` and `kv`, or None unless passes of `width` tokens a row are captured."""
     if width <= WIDE and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None
@@ -235,67 +242,71 @@ def fused_draft(
     model: TritonModel, kv: TritonKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws,
     tokens_BK: Ints,
 ) -> Tensor:  # fmt: skip
-    """K tokens behind each text, written to `tokens_BK`; returns the law of each, float64 (B, K, V), V = 0 by a race.
+    """Draft K tokens after each text into `tokens_BK`; return their probabilities, float64 (B, K, V), V = 0 by a race.
 
-    batch: the first pass, from which the others go on, its counts those of all. texts: ids (B, S), lengths, and which
-    rows are live. The host waits once. Raises ModelError where logits are not finite.
+    batch: the first pass, from which the others follow. texts: ids (B, S), lengths, and a mask of live rows. The host
+    waits once. Raises ModelError where logits are not finite.
     """
-    (B, K), (_, lengths_B, live_B) = tokens_BK.shape, texts
+    B, K = tokens_BK.shape
+    _, lengths_B, live_B = texts
     counts_B = (lengths_B - np.array(batch.positions)) * live_B
-    (layers, lists), T = batch.views[0], int(counts_B.max())
+    layers, lists = batch.views[0]
+    T = int(counts_B.max())
     batch = replace(batch, views=[(layers, replace(lists, counts=counts_B.tolist()))])
     kv.prepare(batch, T + K - 1)
-    shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.before_B is None, draws.tier)
-    with current(kv.device):
+    shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.offsets_B is None, draws.tier)
+    with device_context(kv.device):
         graphs = model.graphs(kv)
         captured: Replay[DraftInputs, DrawnTokens] = graphs.get(shape, lambda: Replay(DraftInputs(shape, kv.device)))
         captured.inputs.fill(batch, texts, draws)
         output = graphs.run(captured, partial(run_draft, model, kv, captured.inputs))
-        laws_BKV = torch.cat(output.laws, 1)[:B] if output.laws else torch.empty(B, K, 0, dtype=torch.float64)
-        drawn_2KB = output.drawn_2KB.cpu()  # here the host waits
+        probs_BKV = torch.cat(output.probs, 1)[:B] if output.probs else torch.empty(B, K, 0, dtype=torch.float64)
+        drawn_2KB = output.drawn_2KB.cpu()  # the host waits
     tokens_KB, peaks_KB = drawn_2KB[:, :, :B]
-    for peaks_B in peaks_KB.view(torch.float64):  # the first that is not finite: what follows it means nothing
+    for peaks_B in peaks_KB.view(torch.float64):  # in order, as values after one that is not finite are undefined
         check(peaks_B[:, None])
     tokens_BK[:] = tokens_KB.T.numpy()
-    return laws_BKV
+    return probs_BKV
 
 
 def run_draft(model: TritonModel, kv: TritonKV, inputs: DraftInputs) -> DrawnTokens:
-    """A function of what lies in the inputs."""
+    """Run a draft as a function of the inputs' buffers."""
     shape = inputs.shape
-    places_2B = inputs.first.more_XB
-    laws = list[Tensor]()
-    this: PassInputs = inputs.first
-    drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first.rows)
+    places_2B = inputs.first_pass.extra_XB
+    probs = list[Tensor]()
+    pass_inputs: PassInputs = inputs.first_pass
+    drawn_2KB = places_2B.new_empty(2, shape.tokens, shape.first_pass.rows)
     uniforms_KB: Tensor | None = None
     if not shape.race:
-        each_BK = uniforms(inputs.seeds_B, inputs.choices_B, inputs.draws_B, shape.tier, shape.tokens)
-        uniforms_KB = each_BK.T.contiguous()
+        uniforms_BK = uniforms(inputs.seeds_B, inputs.choices_B, inputs.draws_B, shape.tier, shape.tokens)
+        uniforms_KB = uniforms_BK.T.contiguous()
     for step in range(shape.tokens):
-        logits_B1V = run_pass(model, kv, this).logits_BJV
-        asked = SamplerInputs(logits_B1V, inputs.settings_5B, places_2B)
+        logits_B1V = run_pass(model, kv, pass_inputs).logits_BJV
+        sampler_inputs = SamplerInputs(logits_B1V, inputs.settings_5B, places_2B)
         if uniforms_KB is None:
-            decided_2B1 = by_race(asked, inputs.seeds_B, inputs.choices_B)
+            decided_2B1 = by_race(sampler_inputs, inputs.seeds_B, inputs.choices_B)
         else:
             nothing_B0V = torch.empty_like(logits_B1V[:, :0], dtype=torch.float64)
-            decided_2B1, law_B1V = by_rejection(asked, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None])
-            laws.append(law_B1V)
-        after_XB = go_on(decided_2B1, this, places_2B, drawn_2KB, step)
-        this = _following(this, after_XB, inputs.zeros_B1)
-        places_2B = after_XB[4:]
-    return DrawnTokens(drawn_2KB, laws)
+            decided_2B1, probs_B1V = by_rejection(
+                sampler_inputs, inputs.zeros_B1[:, :0], nothing_B0V, uniforms_KB[step][:, None]
+            )
+            probs.append(probs_B1V)
+        next_XB = advance_draft(decided_2B1, pass_inputs, places_2B, drawn_2KB, step)
+        pass_inputs = _next_pass(pass_inputs, next_XB, inputs.zeros_B1)
+        places_2B = next_XB[4:]
+    return DrawnTokens(drawn_2KB, probs)
 
 
-def _following(this: PassInputs, after_XB: Tensor, zeros_B1: Tensor) -> PassInputs:
-    """Return the pass of one token a row behind this one."""
-    tokens_B, positions_B, counts_B, starts_B, *_ = after_XB
-    shape = replace(this.shape, width=1, columns=1)
-    return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], this.units)
+def _next_pass(pass_inputs: PassInputs, next_XB: Tensor, zeros_B1: Tensor) -> PassInputs:
+    """Return the inputs of the following pass, of one token a row."""
+    tokens_B, positions_B, counts_B, starts_B, *_ = next_XB
+    shape = replace(pass_inputs.shape, width=1, columns=1)
+    return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], pass_inputs.units)
 
 
-def _unseen(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
-    """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last one."""
-    positions_B, counts_B = (ints(each) for each in (batch.positions, batch.views[0][1].counts))
+def _uncached_tokens(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+    """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last token."""
+    positions_B, counts_B = (ints(row_values) for row_values in (batch.positions, batch.views[0][1].counts))
     at_BT = np.minimum(columns(positions_B, int(counts_B.max())), ids_BS.shape[1] - 1)
     ids_BT = ids_BS[rows(len(at_BT)), at_BT]
     at_BJ = np.maximum(counts_B - 1, 0)[:, None]

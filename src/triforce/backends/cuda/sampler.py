@@ -1,4 +1,4 @@
-"""The sampler for CUDA devices, a few launches and one copy back, and its noise.
+"""Sampler for CUDA devices, in a few launches and one copy back, and its noise.
 
 Shape suffixes: B rows, K drafted tokens, J = K + 1, V vocabulary.
 """
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from triforce.backends.cuda.triton.rng import exponentials, uniforms
-from triforce.backends.cuda.triton.sampler import KEPT, SamplerInputs, by_race, by_rejection
-from triforce.backends.current_device import current
+from triforce.backends.cuda.triton.sampler import ACCEPTED, SamplerInputs, by_race, by_rejection
+from triforce.backends.current_device import device_context
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, Ints, ints, to_device
 from triforce.sampling import LogitsProcessor, Noise
@@ -24,22 +24,22 @@ from triforce.speculation.verification import accepted_on_host
 
 
 class DraftDraws(NamedTuple):
-    """Settings of each row as `_settings` has them, and its noise: all that draws without a guess need.
+    """Inputs of draws without a draft: settings of each row as `_settings` returns them, and its noise.
 
-    before_B: how many uniforms of the tier each row had used; None where draws are by a race.
+    offsets_B: uniforms of the tier that each row had used; None where draws are by a race.
     """
 
     settings_5B: Tensor
     seeds_B: Tensor
     choices_B: Tensor
-    before_B: Tensor | None
+    offsets_B: Tensor | None
     tier: int
 
 
 class TritonSampling:
-    """The laws are the warper's; it is used only where a row has penalties or biases.
+    """Sampler with the probabilities of `LogitsProcessor`, which itself runs only for penalties and biases.
 
-    The host waits once. What it gives for rows that are not live may be anything.
+    The host waits once. Results of rows that are not live are undefined.
     """
 
     def __init__(
@@ -63,30 +63,30 @@ class TritonSampling:
         lasts_B = np.where(live_B, guess.counts_B, -1)
         places_2B = to_device(np.stack((prefix.lengths_B, lasts_B)), logits_BJV.device)
         inputs = SamplerInputs(logits_BJV, self._settings_5B, places_2B)
-        with current(logits_BJV.device):
-            decided_2BJ, laws_BJV = self._decide(inputs, guess, live_B, tier)
-        on_host_2BJ = decided_2BJ.cpu()  # here the host waits, and a device that is done waits for what follows
+        with device_context(logits_BJV.device):
+            decided_2BJ, probs_BJV = self._decide(inputs, guess, live_B, tier)
+        on_host_2BJ = decided_2BJ.cpu()  # the host waits; the device idles until the next launch
         check(on_host_2BJ[1].view(torch.float64))
         verdicts_BJ = on_host_2BJ[0].numpy()
         accepted_B = _leading(verdicts_BJ, guess, isinstance(self.coupling, Seeded))
         drawn_B = verdicts_BJ[np.arange(len(accepted_B)), accepted_B]
-        return accepted_on_host(guess, np.stack((accepted_B, drawn_B)), laws_BJV, tier)
+        return accepted_on_host(guess, np.stack((accepted_B, drawn_B)), probs_BJV, tier)
 
     def draws(self, tier: int, count: int, live_B: Bools) -> DraftDraws | None:
-        """Prepare `count` draws of each live row without a guess; under `rejection` their uniforms are used up.
+        """Prepare `count` draws of each live row without a draft; under `rejection` their uniforms are used up.
 
-        None where logits are changed first, by what was drawn before.
+        None where penalties or biases adjust logits, which depends on tokens drawn before.
         """
         noise = self.coupling.noise
         if self._processor.adjusts or not isinstance(noise, Noise):
             return None
-        before_B = noise.draws[tier].clone() if isinstance(self.coupling, Rejection) else None
-        if before_B is not None:
+        offsets_B = noise.draws[tier].clone() if isinstance(self.coupling, Rejection) else None
+        if offsets_B is not None:
             noise.draws[tier] += to_device(count * live_B, noise.draws.device)
-        return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, before_B, tier)
+        return DraftDraws(self._settings_5B, noise.seeds_B, noise.choices_B, offsets_B, tier)
 
     def _decide(self, inputs: SamplerInputs, guess: Draft, live_B: Bools, tier: int) -> tuple[Tensor, Tensor]:
-        """Verdicts and peaks (2, B, J), and the laws that a draft must carry."""
+        """Return verdicts and peaks (2, B, J), and the probabilities (B, J, V) that a draft carries, V = 0 if none."""
         device = inputs.logits_BJV.device
         noise = self.coupling.noise
         if isinstance(self.coupling, Seeded):
@@ -99,31 +99,31 @@ class TritonSampling:
 
 
 class TritonNoise(Noise):
-    """Noise that is made in one launch."""
+    """Noise that one launch makes."""
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
-        with current(self.seeds_B.device):
+        with device_context(self.seeds_B.device):
             out_Bn = uniforms(self.seeds_B, self.choices_B, self.draws[tier], tier, n)
         self.draws[tier] += to_device(used_B, self.draws.device)
         return out_Bn
 
     def _exponentials(self, rows_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-        with current(self.seeds_B.device):
+        with device_context(self.seeds_B.device):
             return exponentials(self.seeds_B[rows_N], self.choices_B[rows_N], positions_N, vocab_size)
 
 
 def _leading(verdicts_BJ: Ints, guess: Draft, picks: bool) -> Ints:
-    """Count each row's accepted draft tokens, before the first rejected one."""
+    """Return the number of each row's accepted draft tokens before its first rejection."""
     K = verdicts_BJ.shape[1] - 1
-    kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else KEPT)
+    kept_BK = verdicts_BJ[:, :K] == (guess.tokens_BK if picks else ACCEPTED)
     return ints((kept_BK & (np.arange(K) < guess.counts_B[:, None])).cumprod(1).sum(1))
 
 
 def _settings(params: Sequence[SamplingParams], vocab_size: int) -> Tensor:
-    """Settings of each row: temperature, top-k or 0, top-p, the least score, the lightest share; float64 (5, B).
+    """Return the settings of each row, float64 (5, B): temperature, top-k or 0, top-p, least score, lightest share.
 
-    Greedy is top-k of 1 at temperature 1. A nucleus has no token of less than the lightest share: all those together
-    hold less than half of what it leaves out, or 1e-9 less than that, as sums are rounded.
+    Greedy is top-k of 1 at temperature 1. A nucleus has no token below the lightest share: all such tokens hold less
+    than half of the mass that it leaves out, minus 1e-9 for rounded sums.
     """
     rows = [
         (p.temperature, p.top_k if p.top_k < vocab_size else 0, p.top_p, p.min_p) if p.temperature else (1.0, 1, 1.0, 0)

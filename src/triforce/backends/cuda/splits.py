@@ -1,18 +1,21 @@
-"""Keys of the splits that attention cuts lists into: enough programs to keep a device busy, few sums to merge.
+"""Sizes of the splits into which attention cuts lists: enough programs to keep a device busy, few sums to merge.
 
-Bits depend on it, so it depends on the kind of a list and of a model, and not on how long a list is. Figures are those
-of an H200 (docs/gpu.md); that of a window has not been measured.
+Bits depend on the size, so it depends on the kind of list and model, not on a list's length. Figures are those of an
+H200 (docs/gpu.md); the size for windows has not been measured.
 """
 
 from __future__ import annotations
 
-SHARED, BY_HEAD, BY_HEAD_OF_GROUPS, WINDOW = 1024, 256, 128, 64
-"""Keys of a split, all multiples of 64.
+SHARED = 1024
+BY_HEAD = 256
+BY_HEAD_OF_GROUPS = 128
+WINDOW = 64
+"""Keys of a split for each kind of list, all multiples of 64.
 
-A list of all keys is long, and each split leaves float32 sums of each query row, written and read; 2,048 are up to 6 %
-faster at 128K, but leave 32 programs at 8K with eight heads. No length below 64K has been timed. Lists of each KV
-head's own are short, and with grouped queries there are few heads; a draft's window is shorter still, and its model has
-a few heads.
+A list of all keys is long, and each split writes float32 sums of each query row, which the merge reads; 2,048 keys are
+up to 6 % faster at 128K, but leave 32 programs at 8K with eight heads. No length below 64K has been timed. Lists of
+single KV heads are short, and with grouped queries there are few heads; a draft's window is shorter still, and its
+model has a few heads.
 """
 
 

@@ -1,4 +1,4 @@
-"""The torch path of each kernel: right on any device, and the slow path that faster kernels are compared with.
+"""Attention in torch: correct on any device, and the slow reference that faster kernels are compared with.
 
 Shape suffixes: T queries, H query heads, G KV heads, R = T * H / G query rows of one KV head, S keys, D head size.
 """
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SCORES = 1 << 21
-"""Scores held at once: KV heads are taken in turns beyond it, which bounds memory and keeps the scores in cache."""
+"""Most scores in memory at once: beyond it KV heads take turns, which bounds memory and keeps scores in cache."""
 
 
 def attend(
@@ -23,16 +23,17 @@ def attend(
     attention_sink_logits_H: Tensor | None = None,
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Attention of a few queries, the last keys being their own: query t does not see the keys after S - T + t.
+    """Attend with a few queries, whose own keys are the last ones: query t does not see keys after S - T + t.
 
-    With a `window` it sees of those up to its own the first `sinks` and the last `window` only; the queries meet the
-    sinks as `q_sinks`, where given. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
+    With a `window` query t sees only the first `sinks` and the last `window` keys up to its own; `q_sinks`, if given,
+    are the queries for the sinks. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
     the queries that share a KV head: float32 (G, S), of total T * H / G per head; (G, 0) unless `return_mass`.
 
-    cap: a bound of scores, before any is hidden; 0: none. attention_sink_logits: of each query head, float32: a logit
-    beside those of the keys, which takes weight from them and has no value.
+    cap: soft cap of scores before masking; 0: none. attention_sink_logits: float32, of each query head: a logit beside
+    those of the keys, which takes weight from them and has no value.
     """
-    (T, _, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    T, _, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     q_GRD = fold(q_THD, G) * D**-0.5
     q_sinks_GRD = fold(q_sinks_THD, G) * D**-0.5 if q_sinks_THD is not None else None
     hidden_TS = _hidden(T, S, sinks, window, q_THD.device)
@@ -55,7 +56,7 @@ def attend(
 
 
 def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Tensor:
-    """Mask of the last keys that each query does not see: of all keys where there is a window, else their own."""
+    """Return a mask of hidden keys, bool: (T, S) with a window, else (T, T) over the queries' own keys."""
     if not window:
         return torch.ones(T, T, dtype=torch.bool, device=device).triu(1)
     key_S = torch.arange(S, device=device)
@@ -64,14 +65,14 @@ def _hidden(T: int, S: int, sinks: int, window: int, device: torch.device) -> Te
 
 
 def capped(scores: Tensor, cap: float) -> Tensor:
-    """Return cap * tanh(scores / cap), of the shape of the scores; these, overwritten otherwise, where the cap is 0."""
+    """Return cap * tanh(scores / cap), of the scores' shape, in place; the scores as they are where `cap` is 0."""
     return scores.div_(cap).tanh_().mul_(cap) if cap else scores
 
 
 def _mix(
     scores_GRS: Tensor, v_GSD: Tensor, return_mass: bool, attention_sink_logits_GR: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Softmax and mixture; the scores are overwritten. The sum of weights has that of a sink logit, too."""
+    """Return softmax times values, and mass. Scores are overwritten. A sink logit adds to the sum of weights."""
     top_GR1 = scores_GRS.amax(-1, keepdim=True)
     if attention_sink_logits_GR is not None:
         top_GR1 = torch.maximum(top_GR1, attention_sink_logits_GR[..., None])
@@ -86,12 +87,13 @@ def _mix(
 
 
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
-    """Causal attention of many queries, the last T keys being their own. Returns (T, H, D).
+    """Attend causally with many queries, whose own keys are the last T. Returns (T, H, D).
 
-    Keys before the queries need no mask, the queries' own need the usual one: two calls of torch's fused attention,
-    merged by their log-sum-exp, so that no (T, S) mask or score is ever held.
+    Keys before the queries need no mask, the queries' own keys the causal mask: two calls of torch's fused attention,
+    merged by their log-sum-exp, so that no (T, S) mask or score is ever in memory.
     """
-    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    T, H, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     own_k, own_v = (x[:, S - T :].repeat_interleave(H // G, 0) for x in (k_GSD, v_GSD))
     own_HTD, own_HT = _fused(q_THD.transpose(0, 1), own_k, own_v, causal=True)
     if S == T:
@@ -105,7 +107,7 @@ def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
 
 
 def fold(q_THD: Tensor, G: int) -> Tensor:
-    """The query heads that share a KV head become rows of one product: (G, H / G * T, D)."""
+    """Return queries as (G, H / G * T, D): heads that share a KV head become rows of one product."""
     T, H, D = q_THD.shape
     return q_THD.transpose(0, 1).reshape(G, H // G * T, D)
 
@@ -116,12 +118,12 @@ def unfold(attn_out_GRD: Tensor, T: int) -> Tensor:
 
 
 def has_flash(device: torch.device) -> bool:
-    """Whether torch's flash attention is for such a GPU: one of NVIDIA's from Ampere on, or AMD's."""
+    """Return whether torch's flash attention supports this GPU: NVIDIA's from Ampere on, or AMD's."""
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """torch's fused attention with its log-sum-exp (float32)."""
+    """Return torch's fused attention (H, T, D), and its log-sum-exp (H, T), float32."""
     q = q_HTD[None]
     k = k_HSD[None]
     v = v_HSD[None]

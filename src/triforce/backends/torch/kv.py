@@ -1,7 +1,7 @@
-"""KV memory on the torch path: right on any device, for any dtype, head size and unit.
+"""KV memory on the torch path: correct on any device, for any dtype, head size and unit.
 
-A head's pages lie behind one another, so that consecutive pages are a plain slice. Of int8 KV D is that of a row, with
-its scale. Shape suffixes as in kernel_api.py; L layers, S slots, K keys of a row.
+A head's pages are contiguous, so that consecutive pages are a plain slice. For int8 KV, D is the size of a row with its
+scale. Shape suffixes as in kernel_api.py; L layers, S slots, K keys of a row.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from triforce.ragged import columns, ints
 
 Part = TypeVar("Part")
 WIDE = 80
-"""More queries of a row are prefill, which needs no mass, and takes torch's fused attention where that can be."""
+"""Most queries of a row outside prefill. Prefill needs no mass, and uses torch's fused attention where possible."""
 
 
 class TorchKV:
     width_independent = False
-    """torch's matrix products do not promise it."""
+    """False, as torch's matrix products do not guarantee it."""
     searches = False
 
     def __init__(
@@ -47,13 +47,13 @@ class TorchKV:
         windowed = windowed if layers is None else [False] * layers
 
         def memory(layers: int, pages: int) -> Tensor:
-            # Zeros: what a window hides has weight 0 here, and 0 times whatever lay in the memory may be NaN.
+            # Zeros: hidden keys have weight 0 here, and 0 times uninitialised memory may be NaN.
             return allocate((layers, config.kv_heads, (pages + 1) * PAGE, config.row_size), rows, device).zero_()
 
         self.keys_LGSD, self.values_LGSD = (memory(windowed.count(False), pages) for _ in range(2))
-        """Of all layers, or of those without a window, where `window_pages` are of the others."""
-        apart = (memory(windowed.count(True), window_pages) for _ in range(2))
-        kinds = (self.keys_LGSD, self.values_LGSD), apart
+        """Keys and values of all layers; with `window_pages`, only of layers without a window."""
+        window_memory = (memory(windowed.count(True), window_pages) for _ in range(2))
+        kinds = (self.keys_LGSD, self.values_LGSD), window_memory
         self._kv_L: list[KeysValues] = in_order(windowed, *(list(zip(*kv, strict=True)) for kv in kinds))
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
@@ -61,14 +61,16 @@ class TorchKV:
         config = self.config
         dtype = self.dtype
         head = self._head
-        first = lists_L[0]
+        first_table = lists_L[0]
         kinds = config.rotations
         slots_L = slots_of(config, lists_L, width)
         positions_N = torch.from_numpy(columns(ints(batch.positions), width).flatten()).to(self.keys_LGSD.device)
         rotations = {kind: config.rope.cos_sin(positions_N, kind) for kind in {*kinds}}
-        sinks_N = positions_N.clamp_max(first.sinks + first.window - 1)
+        sinks_N = positions_N.clamp_max(first_table.sinks + first_table.window - 1)
         to_sinks = (
-            {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}} if first.sinks and first.window else None
+            {kind: config.rope.cos_sin(sinks_N, kind) for kind in {*kinds}}
+            if first_table.sinks and first_table.window
+            else None
         )
 
         def attention(layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,15 +94,15 @@ class TorchKV:
         keys_GSD, values_GSD = self._kv_L[layer]
         return keys_GSD.index_select(1, slots_N), values_GSD.index_select(1, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> KeysValues:
+    def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
         keys_GSD, values_GSD = self._kv_L[layer]
-        return keys_GSD[:, first : first + count], values_GSD[:, first : first + count]
+        return keys_GSD[:, first_slot : first_slot + count], values_GSD[:, first_slot : first_slot + count]
 
     def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
         return self._head(self._attend(layer, q_BTHD, lists)[0]).to(q_BTHD.dtype)
 
     def _head(self, x_D: Tensor) -> Tensor:
-        """Heads as they are before rounding, and back again."""
+        """Rotate heads for int8 rounding, or back, as the rotation is its own inverse; other heads as they are."""
         return rotated_head(x_D) if self.config.rotates_heads else x_D
 
     def _attend(
@@ -122,14 +124,14 @@ class TorchKV:
 
 
 class Rules(NamedTuple):
-    """The arguments of `attend` that a layer of a model brings."""
+    """Arguments of `attend` that depend on a layer of the model."""
 
     cap: float = 0.0
     attention_sink_logits_H: Tensor | None = None
 
     @property
-    def none(self) -> bool:
-        """Whether there are none."""
+    def are_default(self) -> bool:
+        """Whether all arguments have their defaults."""
         return self.cap == 0 and self.attention_sink_logits_H is None
 
 
@@ -144,7 +146,7 @@ def attend_lists(
     q_sinks_BTHD: Tensor | None = None,
     rules: Rules = PLAIN,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values and mass as a `LayerAttention` gives them. `q_sinks`: queries as they meet the sinks, if given."""
+    """Return mixed values and mass as a `LayerAttention` does. `q_sinks`: queries rotated for the sinks, if given."""
     G = len(kv[0])
     U = lists.units.shape[-1]
     attn_out_BTHD = torch.zeros_like(q_BTHD)
@@ -154,31 +156,31 @@ def attend_lists(
             continue
         k_GKD, v_GKD = map(numbers, _visible(*kv, lists.units[b], lists.unit, start + count))
         q_THD = q_BTHD[b, :count].to(k_GKD.dtype)
-        if count > WIDE and not (return_mass or lists.window) and rules.none:
+        if count > WIDE and not (return_mass or lists.window) and rules.are_default:
             attn_out_BTHD[b, :count] = attend_causal(q_THD, k_GKD, v_GKD)
             continue
         q_sinks_THD = q_sinks_BTHD[b, :count].to(k_GKD.dtype) if q_sinks_BTHD is not None else None
-        at_once = count if return_mass else WIDE  # which bounds the scores that are held
-        for part in (slice(first, min(first + at_once, count)) for first in range(0, count, at_once)):
-            seen = slice(start + part.stop)
+        at_once = count if return_mass else WIDE  # bounds the scores in memory
+        for part in (slice(first_query, min(first_query + at_once, count)) for first_query in range(0, count, at_once)):
+            visible = slice(start + part.stop)
             own_q_sinks_THD = None if q_sinks_THD is None else q_sinks_THD[part]
             attn_out_BTHD[b, part], mass_GK = attend(
-                q_THD[part], k_GKD[:, seen], v_GKD[:, seen], return_mass, own_q_sinks_THD, lists.sinks, lists.window,
-                rules.attention_sink_logits_H, rules.cap,
+                q_THD[part], k_GKD[:, visible], v_GKD[:, visible], return_mass, own_q_sinks_THD, lists.sinks,
+                lists.window, rules.attention_sink_logits_H, rules.cap,
             )  # fmt: skip
         if return_mass:
-            whole_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
-            units_GU = whole_GK.view(G, -1, lists.unit).sum(2)
+            padded_GK = torch.nn.functional.pad(mass_GK, (0, -mass_GK.shape[1] % lists.unit))
+            units_GU = padded_GK.view(G, -1, lists.unit).sum(2)
             mass_BGU[b, :, : units_GU.shape[1]] = units_GU
     return attn_out_BTHD, mass_BGU
 
 
 def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int) -> tuple[Tensor, Tensor]:
-    """The first keys and values of a list, each (G, K, D); a plain slice where its units are consecutive."""
+    """Return the first `length` keys and values of a list, each (G, K, D); a slice where units are consecutive."""
     units = units[..., : -(-length // unit)].long()
     if units.ndim == 1 and bool((units.diff() == 1).all()):
-        first = int(units[0]) * unit
-        return k_GSD[:, first : first + length], v_GSD[:, first : first + length]
+        first_slot = int(units[0]) * unit
+        return k_GSD[:, first_slot : first_slot + length], v_GSD[:, first_slot : first_slot + length]
     slots = (units[..., None] * unit + torch.arange(unit, device=units.device)).flatten(-2)[..., :length]
     if slots.ndim == 1:
         return k_GSD.index_select(1, slots), v_GSD.index_select(1, slots)
@@ -186,25 +188,25 @@ def _visible(k_GSD: Tensor, v_GSD: Tensor, units: Tensor, unit: int, length: int
 
 
 def rotated(q_BTHD: Tensor, rotation: Rotation) -> Tensor:
-    """Return each token's queries or keys, rotated to its place: their shape."""
+    """Return queries or keys of the same shape, each token's rotated by its position."""
     return rotate(q_BTHD.flatten(0, 1), rotation).view(q_BTHD.shape)
 
 
-def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first: int = 0) -> list[Tensor]:
-    """Slots of a pass's tokens, (N), in each layer from `first` on: those with a window may have pages of their own."""
-    kinds = [bool(window) for window in config.windows[first : first + len(lists)]]
-    found = {kind: slots(lists[kinds.index(kind)], width) for kind in {*kinds}}
-    return [found[kind] for kind in kinds]
+def slots_of(config: ModelConfig, lists: Sequence[PageTable], width: int, first_layer: int = 0) -> list[Tensor]:
+    """Return the slots (N) of a pass's tokens in each layer from `first_layer` on; window layers may differ."""
+    kinds = [bool(window) for window in config.windows[first_layer : first_layer + len(lists)]]
+    slots_by_kind = {kind: slots(lists[kinds.index(kind)], width) for kind in {*kinds}}
+    return [slots_by_kind[kind] for kind in kinds]
 
 
 def in_order(kinds: Sequence[bool], *parts: Sequence[Part]) -> list[Part]:
-    """Return what layers hold in their order. parts: of those that are not of this kind, and of those that are."""
-    turns = [iter(part) for part in parts]
-    return [next(turns[kind]) for kind in kinds]
+    """Merge parts in layer order. kinds: each layer's kind; parts: those of False layers, and of True layers."""
+    iterators = [iter(part) for part in parts]
+    return [next(iterators[kind]) for kind in kinds]
 
 
 def slots(lists: PageTable, width: int) -> Tensor:
-    """Slots of a pass's tokens, (N): they are the keys from `starts` on. Padding goes to the scratch page."""
+    """Return the slots (N) of a pass's tokens, which are the keys from `starts` on; padding gets the scratch page."""
     units_BU = lists.units if lists.units.ndim == 2 else lists.units[:, 0]
     padding_BT = (torch.arange(width) >= torch.tensor(lists.counts)[:, None]).to(units_BU.device)
     at_BT = torch.from_numpy(columns(ints(lists.starts), width)).to(units_BU.device)
@@ -214,17 +216,17 @@ def slots(lists: PageTable, width: int) -> Tensor:
 
 
 def gather(memory_GSD: Tensor, slots_GK: Tensor) -> Tensor:
-    """Each KV head's own rows, (G, K, D)."""
+    """Return each KV head's rows at its own slots, (G, K, D)."""
     G, S, D = memory_GSD.shape
     flat_GK = slots_GK + torch.arange(G, device=slots_GK.device)[:, None] * S
     return memory_GSD.reshape(G * S, D).index_select(0, flat_GK.flatten()).view(G, -1, D)
 
 
 def allocate(shape: tuple[int, ...], dtype: torch.dtype, device: Device) -> Tensor:
-    """Allocate keys or values of this shape; the other is assumed as large. Raises CacheError without room."""
+    """Allocate keys or values of this shape; errors count both. Raises CacheError where memory is short."""
     try:
         return torch.empty(shape, dtype=dtype, device=device)
-    except RuntimeError as error:  # torch has no narrower one for a CPU
+    except RuntimeError as error:  # torch has no narrower class for a CPU
         raise CacheError(
             f"the KV cache needs {2 * prod(shape) * dtype.itemsize / 2**30:.1f} GiB, more than there is. Use a smaller "
             f"max_tokens, a shorter prompt, fewer rows at once, {argument('context')}, "

@@ -1,4 +1,4 @@
-"""A decoder's weights on the torch path, right on any device and for any dtype, and passes that go layer by layer.
+"""A decoder's weights on the torch path, correct on any device and for any dtype, and passes layer by layer.
 
 Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 """
@@ -20,7 +20,7 @@ from triforce.model.expert_unions import SAMPLED
 from triforce.model.weights import Layer, Matrix, Mlp, Weights, numbers
 
 LEAST_SUM = 1e-20
-"""Added to what weights of sigmoids are divided by, as models were trained."""
+"""Added to the sum that divides sigmoid weights, as models were trained."""
 
 
 def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -28,7 +28,7 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
 
     Shared experts come last.
     """
-    ids = worth(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
+    ids = ranking_scores(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
     logits = logits_NE.gather(1, ids)
     chosen = experts.chosen
     if experts.function == "softmax":
@@ -37,46 +37,46 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
         weights_NK = logits[:, :chosen].sigmoid()
         if experts.renormalised:
             weights_NK = weights_NK / (weights_NK.sum(1, keepdim=True) + LEAST_SUM)
-    shared = torch.arange(experts.count, experts.held, device=ids.device).expand(len(ids), -1)
+    shared = torch.arange(experts.count, experts.total, device=ids.device).expand(len(ids), -1)
     weights_NK = F.pad(weights_NK * experts.scale, (0, experts.shared), value=1.0)
     return torch.cat([ids[:, :chosen], shared], 1), weights_NK
 
 
-def worth(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> Tensor:
-    """Return by what experts are chosen, (N, E): scores, corrected, where their group is one of the best.
+def ranking_scores(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> Tensor:
+    """Return the values that rank experts, (N, E): corrected scores, -inf outside of the best groups.
 
-    Logits where there is no more to it, as scores have the same order, but for their rounding.
+    Without correction and groups, the logits, which have the order of scores but for rounding.
     """
     if correction_E is None and experts.groups == 1:
         return logits_NE
     scores_NE = logits_NE.softmax(1) if experts.function == "softmax" else logits_NE.sigmoid()
-    worth_NE = scores_NE if correction_E is None else scores_NE + correction_E
+    ranking_NE = scores_NE if correction_E is None else scores_NE + correction_E
     if experts.groups == experts.chosen_groups:
-        return worth_NE
-    worth_NGE = worth_NE.view(len(worth_NE), experts.groups, -1)
-    of_group_NG = worth_NGE.topk(2, dim=2).values.sum(2)
-    others_NG = of_group_NG.sort(dim=1, descending=True, stable=True).indices[:, experts.chosen_groups :]
-    left_out_NG = torch.zeros_like(of_group_NG, dtype=torch.bool).scatter_(1, others_NG, True)
-    return worth_NGE.masked_fill(left_out_NG[..., None], -torch.inf).view_as(worth_NE)
+        return ranking_NE
+    ranking_NGE = ranking_NE.view(len(ranking_NE), experts.groups, -1)
+    group_scores_NG = ranking_NGE.topk(2, dim=2).values.sum(2)
+    dropped_NG = group_scores_NG.sort(dim=1, descending=True, stable=True).indices[:, experts.chosen_groups :]
+    is_dropped_NG = torch.zeros_like(group_scores_NG, dtype=torch.bool).scatter_(1, dropped_NG, True)
+    return ranking_NGE.masked_fill(is_dropped_NG[..., None], -torch.inf).view_as(ranking_NE)
 
 
-def union(ids_NK: Tensor) -> int:
-    """Return how many experts some tokens go through together."""
+def distinct_experts(ids_NK: Tensor) -> int:
+    """Return the number of distinct experts that tokens go through."""
     return len({*ids_NK.flatten().tolist()})
 
 
 Half = Callable[[Mlp, Tensor], Tensor]
-"""A half of an expert, on some rows."""
+"""Half of an expert (gate and up, or down), on some rows."""
 
 
 def mix(
     y_NC: Tensor, layer: Layer, experts: Experts, gate: Half, down: Half, read: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, int]:
-    """Return (N, C), what the experts of each token give: weighted, and summed in float32 in ascending order of ids.
+    """Return the experts' outputs (N, C) of each token, weighted and summed in float32 in ascending order of ids.
 
-    Between `gate` and `down` ranks `read` what the first halves of all experts give, (N * K, some of I), at once. The
-    router's logits are float32, as its weight is. Returns the number of experts that the first tokens, at most
-    `SAMPLED`, go through together, too.
+    Between `gate` and `down`, `read` exchanges the gated outputs of all experts, (N * K, some of I), among ranks at
+    once. The router's logits are float32, as its weight is. Returns the number of distinct experts of the first tokens,
+    at most `SAMPLED`, too.
     """
     assert layer.router_EC is not None
     logits_NE = F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E)
@@ -86,20 +86,22 @@ def mix(
     places = [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
     gated = read(torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(touched, places, strict=True)]))
     sum_NC = y_NC.new_zeros(len(y_NC), touched[0].down_proj_CI.shape[0], dtype=torch.float32)
-    each = torch.split(gated, [len(rows) for rows, _ in places])
-    for expert, (rows, which), some in zip(touched, places, each, strict=True):
-        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, some).float()
-    return sum_NC.to(y_NC.dtype), union(ids_NK[:SAMPLED])
+    gated_by_expert = torch.split(gated, [len(rows) for rows, _ in places])
+    for expert, (rows, which), gated_XI in zip(touched, places, gated_by_expert, strict=True):
+        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, gated_XI).float()
+    return sum_NC.to(y_NC.dtype), distinct_experts(ids_NK[:SAMPLED])
 
 
-CLAMP, GAIN = 7.0, 1.702
-"""Of `clamped_swiglu`."""
+CLAMP = 7.0
+"""Bound of the sides in `clamped_swiglu`."""
+GAIN = 1.702
+"""Factor of the gate in the sigmoid of `clamped_swiglu`."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """RMSNorm (Zhang and Sennrich 2019) in float32; the weight is applied after rounding, as transformers does.
 
-    A weight of float32 beside an `x` of fewer bits is applied before.
+    A float32 weight with an `x` of fewer bits is applied before rounding.
     """
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
@@ -107,24 +109,24 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """SwiGLU (Shazeer 2020); the gate is overwritten."""
+    """Return SwiGLU (Shazeer 2020), (N, I), in the gate's memory."""
     return F.silu(gate_NI, inplace=True).mul_(up_NI)
 
 
 def geglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """GEGLU (Shazeer 2020), by the tanh."""
+    """Return GEGLU (Shazeer 2020), (N, I), by the tanh approximation."""
     return F.gelu(gate_NI, approximate="tanh").mul_(up_NI)
 
 
 def clamped_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): sides are bounded, the sigmoid steeper, up from 1 on."""
+    """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): clamped sides, a steeper sigmoid, and up + 1."""
     gate_NI = gate_NI.clamp(max=CLAMP)
     up_NI = up_NI.clamp(-CLAMP, CLAMP)
     return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * GAIN))
 
 
 def linear(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
-    """Return x W^T, of the shape of x but for its last dimension."""
+    """Return x W^T + bias, of the shape of x except for its last dimension."""
     return F.linear(x, numbers(weight), bias)
 
 
@@ -198,20 +200,20 @@ class TorchLayer:
             return x_NHD
         if self.config.architecture.qk_norm != "row":
             return self.norm(x_NHD, norm_D, eps)
-        whole_NQ = self.norm(ranks.gather(x_NQ, len(norm_D)), norm_D, eps)
-        return whole_NQ[:, span(len(norm_D), ranks)].reshape(x_NHD.shape)
+        all_NQ = self.norm(ranks.gather(x_NQ, len(norm_D)), norm_D, eps)
+        return all_NQ[:, span(len(norm_D), ranks)].reshape(x_NHD.shape)
 
     def _normed(self, x_NC: Tensor, norm_C: Tensor | None) -> Tensor:
         return x_NC if norm_C is None else self.norm(x_NC, norm_C, self.config.norm_eps)
 
     def _add(self, x_NC: Tensor, part_NC: Tensor, norm_C: Tensor | None) -> None:
-        """Add what attention or MLP gave to the residual stream, in place."""
+        """Add the output of attention or MLP to the residual stream, in place."""
         x_NC.add_(self._normed(part_NC, norm_C), alpha=self.config.architecture.residual_scale)
 
 
 class TorchModel:
     width_independent = False
-    """torch's matrix products do not promise it."""
+    """False, as torch's matrix products do not guarantee it."""
     block = TorchLayer
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
@@ -229,7 +231,7 @@ class TorchModel:
         return x_NC if scale == 1 else x_NC * torch.tensor(scale, dtype=x_NC.dtype, device=x_NC.device)
 
     def head_rows(self, ids_N: Tensor) -> Tensor:
-        """Return the rows of these tokens in the head: float32 (N, C)."""
+        """Return the head's rows of tokens `ids_N`: float32 (N, C)."""
         head_VC = numbers(self.weights.head_VC)
         return head_VC[ids_N.to(head_VC.device)].float()
 
@@ -244,20 +246,20 @@ class TorchModel:
 def forward_layerwise(
     model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
 ) -> ForwardOutput:
-    """Do what `ModelBackend.forward` says, for any model that has layers and any KV memory."""
-    return whole(layer_steps(model, ids_BT, kv, batch, at_BJ))
+    """Run `ModelBackend.forward` for any model that has layers and any KV memory."""
+    return run_steps(layer_steps(model, ids_BT, kv, batch, at_BJ))
 
 
 def layer_steps(
     model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
 ) -> Generator[int, None, ForwardOutput]:
-    """Make the same pass, and yield behind each layer how many tokens its share of the work is worth."""
+    """Run the same pass, and yield after each layer the tokens that all work so far is worth."""
     attention = kv.layer_attention(batch, ids_BT.shape[1])
     return (yield from _layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states))
 
 
-def whole(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
-    """Take all steps of a pass, and return its output."""
+def run_steps(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
+    """Run all steps of a pass, and return its output."""
     while True:
         try:
             next(steps)
@@ -275,11 +277,11 @@ def forward_layers(
     return_mass: bool,
     states: Sequence[int] = (),
 ) -> ForwardOutput:
-    """Logits of columns `at_BJ` (None: all of them, J = T); the queries if `observe`, their mass if `return_mass`.
+    """Return logits of columns `at_BJ` (None: all, J = T), queries if `observe`, their mass if `return_mass`.
 
-    Of the residual stream what it is behind so many layers as each of `states` says.
+    Returns the residual stream after the first n layers, for each n of `states`, too.
     """
-    return whole(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
+    return run_steps(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
 
 
 def _layers(
@@ -291,7 +293,10 @@ def _layers(
     return_mass: bool,
     states: Sequence[int],
 ) -> Generator[int, None, ForwardOutput]:
-    (B, T), queries, masses, kept = ids_BT.shape, list[Tensor](), list[Tensor](), dict[int, Tensor]()
+    B, T = ids_BT.shape
+    queries = list[Tensor]()
+    masses = list[Tensor]()
+    states_by_layer = dict[int, Tensor]()
     x_NC = model.embed(ids_BT.flatten())
     scored = at_BJ is None or at_BJ.shape[1] > 0
     touched = list[int]()
@@ -303,7 +308,7 @@ def _layers(
         if scored or index + 1 < len(model.blocks):
             touched.append(block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1)))
         if index + 1 in states:
-            kept[index + 1] = x_NC.view(B, T, -1).clone()
+            states_by_layer[index + 1] = x_NC.view(B, T, -1).clone()
         yield B * T * (index + 1) // len(model.blocks)
     if at_BJ is not None:
         T = at_BJ.shape[1]
@@ -312,7 +317,7 @@ def _layers(
     logits_NV = model.head(x_NC)
     queries_LBTHD = torch.stack(queries) if observe else None
     mass_LBGU = torch.stack(masses) if return_mass else None
-    states_SBTC = torch.stack([kept[layer] for layer in states]) if states else None
+    states_SBTC = torch.stack([states_by_layer[layer] for layer in states]) if states else None
     logits_BJV = logits_NV.view(B, T, logits_NV.shape[1])
-    mean = sum(touched) / max(1, sum(each > 0 for each in touched))
+    mean = sum(touched) / max(1, sum(count > 0 for count in touched))
     return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)

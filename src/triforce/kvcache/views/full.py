@@ -1,4 +1,4 @@
-"""The exact view: every committed page. It owns the committed length and reports where attention went.
+"""The exact view: every committed page. It owns the committed length and observes attention mass.
 
 Shape suffixes: B rows, T tokens fed in one pass, J scored columns, V vocabulary, L layers, H query heads, G KV heads,
 U units, N tokens, D head size.
@@ -17,36 +17,42 @@ from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.errors import CacheError
-from triforce.kvcache.feature_memory import FeatureSlots
+from triforce.kvcache.eagle_memory import EagleHeadSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.retrieval_config import Budget
 from triforce.ragged import Ints
 
 
-def by_window(pool: PagePool, lists: PageTable, rows: range) -> list[tuple[int, PageTable]]:
-    """Return the page tables of all layers in order, and for how many each counts. `lists`: of whole rows."""
-    see = windowed(pool, lists, rows)
-    return [(len([*group]), see(window)) for window, group in groupby(pool.config.windows)]
+def by_window(pool: PagePool, page_table: PageTable, rows: range) -> list[tuple[int, PageTable]]:
+    """Return page tables of all layers in order, each with the count of layers that it is for.
+
+    page_table: the one of layers without a window, which lists whole rows.
+    """
+    table_of_window = windowed(pool, page_table, rows)
+    return [(len([*group]), table_of_window(window)) for window, group in groupby(pool.config.windows)]
 
 
-def windowed(pool: PagePool, lists: PageTable, rows: range) -> Callable[[int], PageTable]:
-    """Return what gives, for a window, the page table of layers that have it; 0: they see all of whole rows."""
-    units_BU = pool.units(rows, lists.unit, windows=True)
-    return lambda window: replace(lists, units=units_BU, window=window, coarse=[]) if window else lists
+def windowed(pool: PagePool, page_table: PageTable, rows: range) -> Callable[[int], PageTable]:
+    """Return a function that maps a layer's window to its page table; for window 0 that is `page_table`."""
+    units_BU = pool.units(rows, page_table.unit, windows=True)
+    return lambda window: replace(page_table, units=units_BU, window=window, coarse=[]) if window else page_table
 
 
 OBSERVED = 80
-"""Passes of at most so many tokens a row report what they saw. No verification is wider; the rest is prefill."""
+"""Passes of at most `OBSERVED` tokens a row are observed. No verification is wider; wider passes are prefill."""
 
-PREFILL, PREFILL_ON_CPU = 8192, 512
-"""Tokens of a prompt fed in one pass: on a CPU few, as their activations then stay in cache and memory."""
+PREFILL = 8192
+"""Tokens of a prompt in one pass."""
+
+PREFILL_ON_CPU = 512
+"""The same on a CPU: few tokens, so that their activations stay in cache and memory."""
 
 TAIL = 16
-"""A prompt's last tokens are fed apart, so that the first selection has queries to go by."""
+"""A prompt's last tokens are fed in a pass of their own, which is observed, so that the first selection has queries."""
 
 
 def prefill_chunk(device: torch.device) -> int:
-    """Tokens of a prompt between two places where its passes end, both multiples of this, wherever it begins."""
+    """Return the tokens of a prefill pass. Passes end at multiples of it, wherever the first one begins."""
     return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
 
 
@@ -56,7 +62,11 @@ LayerKV = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class AttentionObservation:
-    """Rotated queries of a row's last pass, and the mass of units of `grain` tokens, if anybody asked for it."""
+    """Observation of a row's last pass: rotated queries of its tokens, and the attention mass of units.
+
+    start: position of the first query. passes: observed passes of the row so far. grain: tokens of a unit. mass_LGU is
+    None where no mass was requested.
+    """
 
     start: int = 0
     passes: int = 0
@@ -65,29 +75,30 @@ class AttentionObservation:
     mass_LGU: Tensor | None = None
 
     def query(self, position: int) -> Tensor:
-        """The query of the token at `position`, (L, H, D); the nearest one of the pass where it was not fed in it."""
+        """Return the query of the token at `position`, (L, H, D), or the nearest query of the pass."""
         return self.queries_LTHD[:, min(max(position - self.start, 0), self.queries_LTHD.shape[1] - 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class SwappedKV:
-    """A row: K and V of its committed tokens for each layer, on the host once swapped out, and what it saw last.
+    """A row's contents: K and V of its committed tokens for each layer, and its last observation.
 
-    features: what a feature draft holds of them. window_start: the token from which on layers that have pages of their
-    own hold theirs.
+    Tensors are on the host once the row is swapped out. eagle_slots: contents of an EAGLE head's memory for these
+    tokens. window_start: first token that layers with pages of their own hold.
     """
 
     length: int
     layers: Iterable[LayerKV]
     observation: AttentionObservation
-    features: FeatureSlots | None
+    eagle_slots: EagleHeadSlots | None
     window_start: int = 0
 
 
 class FullView:
-    """All tokens of rows `rows` of a pool, whose committed length is its own.
+    """View of all tokens of rows `rows` of a pool. It owns the committed length of the pool.
 
-    `grain`: tokens of the units whose attention mass verifications report, at a small cost (0: none; None: pool's).
+    grain: tokens of the units whose attention mass verifications return, at a small cost; 0: no mass, None: the pool's
+    unit.
     """
 
     def __init__(self, pool: PagePool, grain: int | None = None) -> None:
@@ -103,9 +114,9 @@ class FullView:
         return self.pool.lengths_B[self.rows.start : self.rows.stop]
 
     def observe(self, grain: int, budget: Budget | None = None) -> None:
-        """Report from now on the attention mass of units of `grain` tokens; 0: of none.
+        """Observe from now on the attention mass of units of `grain` tokens; 0: no mass.
 
-        `budget`: a view below selects so much by it, which is to stay in memory where KV is offloaded.
+        budget: tokens that a lower view selects by this mass. Where KV is offloaded, they are to stay in memory.
         """
         self.grain = grain
         self.budget = budget
@@ -117,15 +128,17 @@ class FullView:
         starts = pool.lengths_B[rows].tolist()
         unit = self.grain or PAGE
         if pool.windows:
-            pool.cover(self.rows, (pool.lengths_B[rows] + counts_B).tolist())
+            pool.prepare_pass(self.rows, (pool.lengths_B[rows] + counts_B).tolist())
         units_BU = pool.pages_BP[rows] if unit == PAGE else pool.units(self.rows, unit)
-        lists = PageTable(units_BU, starts, counts_B.tolist(), unit)
+        page_table = PageTable(units_BU, starts, counts_B.tolist(), unit)
         return_mass = observe and self.grain > 0
         budget = self.budget
         keep = max(map(budget.of, starts)) // PAGE if budget and pool.offloaded and observe else 0
-        views = by_window(pool, lists, self.rows) if pool.windowed else [(pool.config.layers, lists)]
+        views = by_window(pool, page_table, self.rows) if pool.windowed else [(pool.config.layers, page_table)]
         tables = pool.tables[rows]
-        return ForwardBatch(starts, views, observe, return_mass, pool.least, exact=True, keep=keep, tables=tables)
+        return ForwardBatch(
+            starts, views, observe, return_mass, pool.min_pass_shape, exact=True, keep=keep, tables=tables
+        )
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
         self.pool.lengths_B[self.rows.start : self.rows.stop] += batch.views[0][1].counts
@@ -133,41 +146,41 @@ class FullView:
             return
         queries_LBTHD = output.queries_LBTHD
         mass_LBGU = output.mass_LBGU
-        lists = batch.views[0][1]
-        for i, (b, start, count) in enumerate(zip(self.rows, lists.starts, lists.counts, strict=True)):
+        page_table = batch.views[0][1]
+        for i, (b, start, count) in enumerate(zip(self.rows, page_table.starts, page_table.counts, strict=True)):
             if count:
                 mass_LGU = mass_LBGU[:, i] if mass_LBGU is not None else None
                 passes = self.observations[b].passes + 1
                 queries_LTHD = queries_LBTHD[:, i, :count]
-                self.observations[b] = AttentionObservation(start, passes, lists.unit, queries_LTHD, mass_LGU)
+                self.observations[b] = AttentionObservation(start, passes, page_table.unit, queries_LTHD, mass_LGU)
 
     def rewindable(self, b: int, length: int) -> int:
-        """Return the length that row b can be rewound to for `length`: 0 where the windows before that are gone."""
+        """Return the length to rewind row b to for `length`: 0 where the windows before `length` are freed."""
         windows = self.pool.windows
         return length if windows is None or windows.holds(self.rows[b], length) else 0
 
     def rewind(self, lengths_B: Ints) -> None:
-        """Forget what is behind these lengths, each of them `rewindable`. Raises CacheError where one is not."""
-        seen_B = self.lengths_B
-        np.minimum(seen_B, lengths_B, out=seen_B)
+        """Rewind each row to at most its length in `lengths_B`. Raises CacheError where one is not `rewindable`."""
+        view_lengths_B = self.lengths_B
+        np.minimum(view_lengths_B, lengths_B, out=view_lengths_B)
         for b in self.rows if (windows := self.pool.windows) else ():
             if windows and not windows.holds(b, length := int(self.pool.lengths_B[b])):
                 if length:
                     raise CacheError(f"the windows before token {length} are gone; rewind to 0 and read all again")
-                windows.forget(b)
+                windows.clear(b)
 
     def resume(self, length: int) -> tuple[int, int]:
-        seen = int(self.lengths_B[0])
-        tail = max(seen, length - TAIL)
+        fed_tokens = int(self.lengths_B[0])
+        tail = max(fed_tokens, length - TAIL)
         chunk = prefill_chunk(self.pool.device)
-        if self.pool.by_layer:  # all tokens go through a layer
-            return seen, tail if seen < tail else length
-        return seen, min((seen // chunk + 1) * chunk, tail) if seen < tail else length
+        if self.pool.layerwise_prefill:  # all tokens go through one layer before the next
+            return fed_tokens, tail if fed_tokens < tail else length
+        return fed_tokens, min((fed_tokens // chunk + 1) * chunk, tail) if fed_tokens < tail else length
 
     def row(self, b: int) -> FullView:
-        one = copy(self)
-        one.rows = self.rows[b : b + 1]
-        return one
+        row_view = copy(self)
+        row_view.rows = self.rows[b : b + 1]
+        return row_view
 
     def select(self, rows: Sequence[int]) -> None:
         self.pool.select(rows)
@@ -180,44 +193,46 @@ class FullView:
         self.rows = range(len(self.observations))
 
     def swap_out(self, b: int) -> SwappedKV:
-        """A copy of what a row holds, for `swap_in`."""
-        held = self._held(b)
-        features = held.features.to_host() if held.features else None
-        return replace(held, layers=to_host(held.layers), features=features)
+        """Return a copy of a row's contents on the host, for `swap_in`."""
+        row_kv = self._row_kv(b)
+        eagle_slots = row_kv.eagle_slots.to_host() if row_kv.eagle_slots else None
+        return replace(row_kv, layers=to_host(row_kv.layers), eagle_slots=eagle_slots)
 
-    def swap_in(self, b: int, held: SwappedKV) -> None:
-        """Let a fresh row, whose pages are reserved, go on as the one that was swapped out."""
+    def swap_in(self, b: int, swapped: SwappedKV) -> None:
+        """Restore a swapped row's contents into empty row b, whose pages are reserved."""
         row = self.rows[b]
         pool = self.pool
-        pool.write(row, held.length, held.layers, held.window_start)
-        if pool.features and held.features:
-            pool.features.write(pool.slots(row, 0, held.length), held.features)
-        self.observations[row] = held.observation
+        pool.write(row, swapped.length, swapped.layers, swapped.window_start)
+        if pool.eagle_memory and swapped.eagle_slots:
+            pool.eagle_memory.write(pool.slots(row, 0, swapped.length), swapped.eagle_slots)
+        self.observations[row] = swapped.observation
 
     def fork(self, source: int, row: int) -> None:
-        """Let a fresh row, whose pages are reserved, see what another row has seen."""
-        self.swap_in(row, self._held(source))
+        """Copy the contents of row `source` into empty row `row`, whose pages are reserved."""
+        self.swap_in(row, self._row_kv(source))
 
-    def _held(self, b: int) -> SwappedKV:
-        """Return what a row holds; each layer is read when its turn comes."""
+    def _row_kv(self, b: int) -> SwappedKV:
+        """Return the contents of row b. Layers are read lazily, one at a time."""
         row = self.rows[b]
         pool = self.pool
         length = int(pool.lengths_B[row])
-        layers = (pool.span(layer, row, pool.held_from(layer, row), length) for layer in range(pool.config.layers))
-        features = pool.features.read(pool.slots(row, 0, length)) if pool.features else None
-        window_start = pool.windows.firsts[row] * PAGE if pool.windows else 0
-        return SwappedKV(length, layers, self.observations[row], features, window_start)
+        layers = (
+            pool.span(layer, row, pool.first_cached_token(layer, row), length) for layer in range(pool.config.layers)
+        )
+        eagle_slots = pool.eagle_memory.read(pool.slots(row, 0, length)) if pool.eagle_memory else None
+        window_start = pool.windows.first_pages[row] * PAGE if pool.windows else 0
+        return SwappedKV(length, layers, self.observations[row], eagle_slots, window_start)
 
 
 def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:
-    """Copies on the host of K and V of each layer."""
+    """Return copies of each layer's K and V on the host."""
     return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in layers]
 
 
 def write_layers(
     memory: KVBackend, slots_N: Tensor, layers: Iterable[tuple[int, LayerKV]], tokens: slice = slice(None)
 ) -> None:
-    """Write some tokens of K and V of these layers into slots of this memory, bit for bit."""
-    for layer, held in layers:
-        keys_GND, values_GND = (each[:, tokens] for each in held)
+    """Write K and V of these layers into slots of a memory, bit for bit. tokens: the part of them to write."""
+    for layer, layer_kv in layers:
+        keys_GND, values_GND = (tensor[:, tokens] for tensor in layer_kv)
         memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))

@@ -22,18 +22,20 @@ from triforce.model.config import ModelConfig
 from triforce.ragged import Ints, to_device
 
 Ring = tuple[list[LayerKV], int, int]
-"""K and V of a row's sinks and ring for each layer; its length, and how far it has been written."""
+"""Contents of a row: K and V of its sinks and ring for each layer, its length, and its written length."""
 
 
 class StreamingView:
-    """Each token sees the first `sinks` tokens and the `window` tokens that end with itself.
+    """View in which each token sees the first `sinks` tokens and the `window` tokens that end with itself.
 
-    Distances are those of the places in [sinks | window], so that they stay inside the range the draft was trained on:
-    among the window they are the true ones, and towards the sinks a query stands at its place. So keys are kept
-    rotated by their true position and each query is rotated twice, instead of rotating every key in every pass; what
-    a token sees does not depend on how the text was cut into passes. A ring with `slack` slots more than the window
-    holds the keys, so that as many refused tokens can be forgotten. A row's sinks and ring lie in pages of its own, of
-    which there are as many as `rows`; `more` gives other rows of the same memory.
+    Distances are those of the places in [sinks | window], so that they stay within the range the draft was trained on.
+    Within the window they are the true distances; towards the sinks a query has its place in [sinks | window]. So keys
+    are stored rotated by their true position and each query is rotated twice, instead of rotating every key in every
+    pass. The tokens that a token sees do not depend on how the text was cut into passes.
+
+    A ring of keys has `slack` slots more than the window, so that up to `slack` rejected tokens can be dropped.
+    Each row has pages of its own for its sinks and ring; the memory has such pages for `rows` rows. `new_rows` gives
+    other rows of the same memory.
     """
 
     def __init__(
@@ -51,68 +53,74 @@ class StreamingView:
         self.window = window
         self.slack = slack
         self.unit = gcd(sinks, PAGE)
-        self.ring = self.unit * (1 + ceil((window + slack) / self.unit))  # a unit more: lists begin at a whole one
+        self.ring = self.unit * (
+            1 + ceil((window + slack) / self.unit)
+        )  # one unit more, as lists begin at a whole unit
         self.pages = ceil((sinks + self.ring) / PAGE)
         self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.dtype = kv_dtype(config, dtype)
         self.device = torch.device(device)
-        self.free = list(range(rows))
+        self.free_rings = list(range(rows))
         self._set_rows(rows)
 
     def _set_rows(self, rows: int) -> None:
-        if rows > len(self.free):
-            raise CacheError(f"the draft's KV has room for {len(self.free)} more rows, not for {rows}")
-        self.rows, self.rings = range(rows), self.free[:rows]
-        """Which pages each row has: ring r those from 1 + r * self.pages on."""
-        del self.free[:rows]
+        if rows > len(self.free_rings):
+            raise CacheError(f"the draft's KV has room for {len(self.free_rings)} more rows, not for {rows}")
+        self.rows = range(rows)
+        self.rings = self.free_rings[:rows]
+        """Ring of each row. Ring r has `self.pages` pages from page 1 + r * self.pages on."""
+        del self.free_rings[:rows]
         self.lengths_B = np.zeros(rows, dtype=np.int64)
-        self.highest = [0] * rows
+        self.written_lengths = [0] * rows
         self._forget_lists()
 
     def _forget_lists(self) -> None:
-        self._dropped: list[int] = []
+        self._dropped_units: list[int] = []
         self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
 
-    def more(self, rows: int) -> StreamingView:
-        """Fresh rows of the same memory. Raises CacheError where there are not so many."""
-        other = copy(self)
-        other._set_rows(rows)
-        return other
+    def new_rows(self, rows: int) -> StreamingView:
+        """Return `rows` empty rows of the same memory. Raises CacheError where it has too few free rows."""
+        new_view = copy(self)
+        new_view._set_rows(rows)
+        return new_view
 
     def select(self, rows: Sequence[int]) -> None:
-        self.free += [ring for b, ring in enumerate(self.rings) if b not in rows]
-        self.rings, self.highest = ([each[b] for b in rows] for each in (self.rings, self.highest))
+        self.free_rings += [ring for b, ring in enumerate(self.rings) if b not in rows]
+        self.rings, self.written_lengths = ([values[b] for b in rows] for values in (self.rings, self.written_lengths))
         self.lengths_B = self.lengths_B[list(rows)]
         self.rows = range(len(rows))
         self._forget_lists()
 
     def join(self, other: StreamingView) -> None:
         self.rings += other.rings
-        self.highest += other.highest
+        self.written_lengths += other.written_lengths
         self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
         self.rows = range(len(self.rings))
         self._forget_lists()
 
-    def steps(self, counts_B: Ints, most: int) -> int:
-        """Count tokens, at most `most`, to feed one by one behind a pass of `counts_B` before its lists must move."""
-        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, most)
+    def steps(self, counts_B: Ints, limit: int) -> int:
+        """Return how many tokens to feed one by one after a pass of `counts_B`, until its lists move or at `limit`."""
+        return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, limit)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        # On the host: a pass of the draft costs less than a dozen operations on tensors would.
+        # Computed on the host: a pass of the draft costs less than a dozen tensor operations.
         starts = self.lengths_B.tolist()
         counts = counts_B.tolist()
-        ends = [max(self.highest[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)]
-        if any(count and end - start > self.slack for start, count, end in zip(starts, counts, ends, strict=True)):
+        written = [
+            max(self.written_lengths[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)
+        ]
+        if any(count and end - start > self.slack for start, count, end in zip(starts, counts, written, strict=True)):
             raise CacheError(
                 f"A streaming cache with slack {self.slack} cannot run further ahead of the text; raise `slack`."
             )
-        self.highest[self.rows.start : self.rows.stop] = ends
+        self.written_lengths[self.rows.start : self.rows.stop] = written
         dropped = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
-        if dropped != self._dropped:
-            self._dropped, self._units_BU = dropped, self._units(dropped)
-        firsts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
-        lists = PageTable(self._units_BU, firsts, counts, self.unit, self.sinks, self.window)
-        return ForwardBatch(starts, [(self.config.layers, lists)])
+        if dropped != self._dropped_units:
+            self._dropped_units = dropped
+            self._units_BU = self._units(dropped)
+        list_starts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
+        page_table = PageTable(self._units_BU, list_starts, counts, self.unit, self.sinks, self.window)
+        return ForwardBatch(starts, [(self.config.layers, page_table)])
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
         self.lengths_B += batch.views[0][1].counts
@@ -121,59 +129,63 @@ class StreamingView:
         np.minimum(self.lengths_B, lengths_B, out=self.lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
-        """Skips what cannot reach the window through any layer: the draft's prefill does not grow with the prompt."""
-        seen = int(self.lengths_B[0])
+        """Return the next range of the prompt to feed.
+
+        Tokens that cannot reach the window through any layer are skipped, so the draft's prefill does not grow with the
+        prompt.
+        """
+        fed_tokens = int(self.lengths_B[0])
         (b,) = self.rows
-        if self.highest[b] - seen > self.slack:  # rewound so far that the window is gone; the sinks never are
-            seen = min(seen, self.sinks)
-        if seen < self.sinks:
-            start = seen
+        if self.written_lengths[b] - fed_tokens > self.slack:  # the rewind lost the window; sinks are never lost
+            fed_tokens = min(fed_tokens, self.sinks)
+        if fed_tokens < self.sinks:
+            start = fed_tokens
             stop = min(self.sinks, length)
         else:
-            start = max(seen, length - self.config.layers * self.window)
+            start = max(fed_tokens, length - self.config.layers * self.window)
             stop = min(start + self.slack, length)
         self.lengths_B[:] = start
-        self.highest[b] = start
+        self.written_lengths[b] = start
         return start, stop
 
     def row(self, b: int) -> StreamingView:
-        one = copy(self)
-        one.rows = self.rows[b : b + 1]
-        one.lengths_B = self.lengths_B[b : b + 1]
-        one._dropped = []
-        return one
+        row_view = copy(self)
+        row_view.rows = self.rows[b : b + 1]
+        row_view.lengths_B = self.lengths_B[b : b + 1]
+        row_view._dropped_units = []
+        return row_view
 
     def fork(self, source: int, row: int) -> None:
-        """Let a row see what another row has seen."""
-        self.swap_in(row, (self._ring(source), int(self.lengths_B[source]), self.highest[source]))
+        """Copy the contents of row `source` into row `row`."""
+        self.swap_in(row, (self._ring(source), int(self.lengths_B[source]), self.written_lengths[source]))
 
     def swap_out(self, b: int) -> Ring:
-        """A copy of what a row holds, for `swap_in`."""
-        return to_host(self._ring(b)), int(self.lengths_B[b]), self.highest[b]
+        """Return a copy of a row's contents on the host, for `swap_in`."""
+        return to_host(self._ring(b)), int(self.lengths_B[b]), self.written_lengths[b]
 
     def swap_in(self, b: int, ring: Ring) -> None:
-        """Let a fresh row go on as the one that was swapped out."""
-        layers, self.lengths_B[b], self.highest[b] = ring
+        """Restore a swapped row's contents into empty row b."""
+        layers, self.lengths_B[b], self.written_lengths[b] = ring
         write_layers(
             self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), enumerate(layers)
         )
 
     def visible(self, length: int) -> int:
-        """Return how many tokens a row keeps of a text of `length`: its sinks and its window."""
+        """Return the count of visible tokens of a text of `length` tokens: its sinks and its window."""
         return min(length, self.sinks + self.window)
 
     def window_of(self, b: int) -> list[LayerKV]:
-        """Return copies of what row b sees: K and V of its sinks and its window for each layer, (G, N, D)."""
+        """Return copies of row b's visible K and V, those of its sinks and window, for each layer, (G, N, D)."""
         slots_N = self._visible_slots(b, int(self.lengths_B[b]))
         return to_host(self.kv.read(n, slots_N) for n in range(self.config.layers))
 
     def start_at(self, b: int, length: int, layers: list[LayerKV]) -> None:
-        """Let a fresh row go on as one that has seen `length` tokens. layers: what that one saw, see `window_of`."""
+        """Start empty row b as a row that was fed `length` tokens. layers: that row's `window_of`."""
         write_layers(self.kv, self._visible_slots(b, length), enumerate(layers))
-        self.lengths_B[b] = self.highest[b] = length
+        self.lengths_B[b] = self.written_lengths[b] = length
 
     def _visible_slots(self, b: int, length: int) -> Tensor:
-        """Slots (N) of the sinks and the window of a row that has seen `length` tokens."""
+        """Return the slots (N) of the sinks and the window of row b after `length` tokens."""
         sinks_N = torch.arange(min(self.sinks, length), device=self.device)
         window_N = torch.arange(max(self.sinks, length - self.window), length, device=self.device)
         return self._first_slot(b) + torch.cat([sinks_N, self.sinks + (window_N - self.sinks) % self.ring])
@@ -185,19 +197,22 @@ class StreamingView:
         return [self.kv.view(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
 
     def _units(self, dropped: list[int]) -> Tensor:
-        """Each row's sinks, and then its ring from the oldest unit visible on, int32 (B, U)."""
+        """Return each row's sinks, and then its ring from the oldest visible unit on, as units: int32 (B, U)."""
         sinks = self.sinks // self.unit
         ring = self.ring // self.unit
-        firsts = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
+        first_units = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
         rows = [
-            [*range(first, first + sinks), *(first + sinks + (drop + i) % ring for i in range(ring))]
-            for first, drop in zip(firsts, dropped, strict=True)
+            [*range(first_unit, first_unit + sinks), *(first_unit + sinks + (drop + i) % ring for i in range(ring))]
+            for first_unit, drop in zip(first_units, dropped, strict=True)
         ]
         return to_device(np.array(rows, dtype=np.int32), self.device)
 
 
-def steps_in_place(lengths_B: Ints, counts_B: Ints, first: int, unit: int, most: int) -> int:
-    """Count tokens, at most `most`, to feed behind a pass before a list moves: at `first`, and each unit behind it."""
-    dropped_B = np.maximum(lengths_B - first, 0) // unit
-    left_B = (dropped_B + 1) * unit + first - (lengths_B + counts_B)
-    return max(min(most, int(left_B[counts_B > 0].min())), 0)
+def steps_in_place(lengths_B: Ints, counts_B: Ints, first_move: int, unit: int, limit: int) -> int:
+    """Return how many tokens can be fed after a pass of `counts_B` before a list moves, at most `limit`.
+
+    A list moves at length `first_move`, and every `unit` tokens after it.
+    """
+    dropped_B = np.maximum(lengths_B - first_move, 0) // unit
+    remaining_B = (dropped_B + 1) * unit + first_move - (lengths_B + counts_B)
+    return max(min(limit, int(remaining_B[counts_B > 0].min())), 0)

@@ -1,1 +1,1 @@
-"""KV in pinned host memory, layers of which pass through a GPU."""
+"""KV in pinned host memory, whose layers stream through a GPU."""

@@ -1,9 +1,9 @@
 """KV memory for the Triton kernels whose pages lie in pinned host memory.
 
-A pass of the exact view goes through two buffers, layer by layer: each is filled while another one computes, and what
-a layer gave most mass stays in the working set. A pass over lists of KV heads' own finds them there; the device itself
-reads from the host what is not there, so that such passes can be captured. A prompt is read layer by layer, all of its
-tokens through one before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
+A pass of the exact view streams layers through two buffers: one is filled while the other computes, and the pages of
+most mass of each layer stay in the working set. A pass over lists of single KV heads looks pages up there; the device
+itself reads missing pages from the host, so that such passes can be captured. A prompt is read layer by layer, all of
+its tokens through one layer before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.frames import Run, runs_of
 from triforce.backends.cuda.offload.residency import OffloadManager
 from triforce.backends.cuda.triton.attention import DevicePageTable
-from triforce.backends.current_device import current
+from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
     Device,
@@ -38,108 +38,113 @@ from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
 
 AT_ONCE = 8192
-"""Tokens of a prompt that go through a layer together, counted from the text's start."""
+"""Tokens of a prompt that go through a layer at once, counted from the text's start."""
 Places = tuple[Tensor, Tensor]
 """Pages as places of a part and of a home."""
 
 
 @dataclass
 class StreamPlan:
-    """Reads of a pass from the host: for which layers, and which pages."""
+    """Plan of a pass's reads from the host: which layers, and which pages."""
 
     layers: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
-    seated: Places | None = None
-    """Pages that are newer than what the store has."""
-    written: Places | None = None
+    write_slot_places: Places | None = None
+    """Pages with write slots, which may be newer than the store's."""
+    written_places: Places | None = None
+    """Pages that the pass writes."""
     keep: int = 0
     filled: dict[int, int] = field(default_factory=dict)
-    """The buffers of the layers that are next."""
+    """Buffer of each layer that is filled ahead."""
 
 
 class TritonOffloadedKV(TritonKV):
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, room: OffloadLayout
+        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, offload_layout: OffloadLayout
     ) -> None:
-        super().__init__(config, pages, dtype, device, room.layers + room.buffers)
-        self.room = room
-        self.whole_layers = room.layers
-        self.manager = OffloadManager(config, pages, room, (self.keys_LGSD, self.values_LGSD))
+        super().__init__(config, pages, dtype, device, offload_layout.layers + offload_layout.buffers)
+        self.offload_layout = offload_layout
+        self.whole_layers = offload_layout.layers
+        self.manager = OffloadManager(config, pages, offload_layout, (self.keys_LGSD, self.values_LGSD))
         self._streams = StreamPlan()
         self._streamed = 0
 
     @property
     def bytes(self) -> KVMemoryUsage:
-        return KVMemoryUsage(self.room.memory, *self.room.store.usage)
+        return KVMemoryUsage(self.offload_layout.memory, *self.offload_layout.store.usage)
 
     @property
     def bytes_read(self) -> int:
-        """Bytes read from the host since it exists; waits for the device."""
-        return (self._streamed + int(self.manager.fetched)) * self.room.page_bytes
+        """Bytes read from the host since this memory was made; waits for the device."""
+        return (self._streamed + int(self.manager.fetched)) * self.offload_layout.page_bytes
 
     def prefer(self, layers: Collection[int]) -> None:
-        with current(self.device):
+        with device_context(self.device):
             self.version += self.manager.prefer(layers)
 
     def reserve(self, pages: Sequence[int]) -> None:
-        """The host's memory is there already."""
+        """Do nothing: the host's memory is already allocated."""
 
     def forget(self, pages: Sequence[int]) -> None:
-        self.manager.seats.forget(pages)  # what the device has of them counts until they are written to
+        self.manager.write_slots.forget(pages)  # copies on the device stay mapped until the pages are written to
 
     def commit(self, pages: Sequence[int]) -> None:
-        """Pages leave when others need their seats."""
+        """Do nothing: pages leave when other pages need their write slots."""
 
     def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        with current(self.device):
+        with device_context(self.device):
             self.manager.write(layer, slots_N, k_GND, v_GND)
 
     def read(self, layer: int, slots_N: Tensor) -> tuple[Tensor, Tensor]:
-        with current(self.device):
+        with device_context(self.device):
             return self.manager.read(layer, slots_N)
 
-    def view(self, layer: int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        return self.read(layer, torch.arange(first, first + count))
+    def view(self, layer: int, first_slot: int, count: int) -> tuple[Tensor, Tensor]:
+        return self.read(layer, torch.arange(first_slot, first_slot + count))
 
     def prepare(self, batch: ForwardBatch, width: int) -> None:
         super().prepare(batch, width)
         manager = self.manager
         counts = batch.views[0][1].counts
-        each = zip(batch.tables, batch.positions, counts, strict=True)
-        rows = [(table, at, count) for table, at, count in each if count]
+        batch_rows = zip(batch.tables, batch.positions, counts, strict=True)
+        rows = [(table, at, count) for table, at, count in batch_rows if count]
         if batch.exact:
-            manager.store([page for table, at, _ in rows for page in manager.seats.leaving(table, at)])
-        written = dict.fromkeys(page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)])
-        manager.begin_write([*written])
+            manager.store([page for table, at, _ in rows for page in manager.write_slots.mark_full_stored(table, at)])
+        written_pages = dict.fromkeys(
+            page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)]
+        )
+        manager.begin_write([*written_pages])
         self._streams = StreamPlan(self._to_stream(batch))
         self.capturable = not self._streams.layers
         if self._streams.layers:
-            self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written])
+            self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written_pages])
             self._streams.keep = min(batch.keep, manager.layout.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
 
     def _to_stream(self, batch: ForwardBatch) -> list[int]:
-        """The layers whose pages come by: of an exact pass, or where more is seen than the working set has room for."""
+        """Return the layers to stream: all offloaded ones of an exact pass, or views larger than the working set."""
         layers: list[int] = []
-        first = 0
+        first_layer = 0
         for count, lists in batch.views:
             pages = sum(pages_for(start + new) for start, new in zip(lists.starts, lists.counts, strict=True) if new)
             if batch.exact or pages > self.manager.layout.frames:
-                layers += range(first, first + count)
-            first += count
+                layers += range(first_layer, first_layer + count)
+            first_layer += count
         return [layer for layer in layers if layer in self.manager.layout.part]
 
-    def _prepare(self, seen: list[int], written: list[int]) -> None:
-        """Runs of what rows have seen, and where on the device is what they have written."""
+    def _prepare(self, read_pages: list[int], written_pages: list[int]) -> None:
+        """Plan the runs of pages to read, and the places of pages with write slots, and of pages to write."""
         streams = self._streams
         manager = self.manager
-        pages_N = np.unique(np.array(seen, dtype=np.int64))
-        seats_N = manager.seats.seat_P[pages_N]
-        assert (manager.seats.stored_P[pages_N] | (seats_N > 0)).all(), "a page that nobody has is to be read"
+        pages_N = np.unique(np.array(read_pages, dtype=np.int64))
+        write_slots_N = manager.write_slots.write_slot_P[pages_N]
+        assert (manager.write_slots.stored_P[pages_N] | (write_slots_N > 0)).all(), (
+            "a page without contents is to be read"
+        )
         streams.runs = runs_of(pages_N.tolist())
-        streams.seated = manager.at(pages_N[seats_N > 0].tolist())
-        streams.written = manager.at(written)
-        manager.stream.after(manager.stream.computed())  # what has been stored just now
+        streams.write_slot_places = manager.places_of(pages_N[write_slots_N > 0].tolist())
+        streams.written_places = manager.places_of(written_pages)
+        manager.stream.copy_after(manager.stream.record_compute())  # pages stored just now
 
     def _fill(self, layer: int) -> None:
         manager = self.manager
@@ -148,28 +153,30 @@ class TritonOffloadedKV(TritonKV):
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
     def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Page tables in which layers that are neither whole nor streamed have frames in the place of pages."""
+        """Return page tables; layers that are neither whole nor streamed have frames in place of pages."""
         lists_L = super()._lists(inputs)
-        first = 0
+        first_layer = 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
-            layers = range(first, first + view.layers)
-            first = first + view.layers
-            found = [layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}]
-            if found:
+            layers = range(first_layer, first_layer + view.layers)
+            first_layer = first_layer + view.layers
+            framed_layers = [
+                layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}
+            ]
+            if framed_layers:
                 units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
-                for layer in found:
+                for layer in framed_layers:
                     lists_L[layer] = (units_LBGU[layer - layers.start], starts_B, view)
         return lists_L
 
     def _find(self, layers: slice, units: Tensor, starts_B: Tensor, counts_B: Tensor) -> Tensor:
-        """The frames of what lists see, int32 (L, B, G, U), once they are there."""
+        """Bring the visible pages of lists into frames; return the frames, int (L, B, G, U)."""
         L = layers.stop - layers.start
         G = self.config.kv_heads
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
-        firsts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
-        seen_BU = (firsts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        wanted_LBGU = units_LBGU * seen_BU[:, None] * self.manager.layout.parted_L[layers, None, None, None]
-        self.manager.find(layers, wanted_LBGU.transpose(1, 2).flatten(2))
+        unit_starts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
+        visible_BU = (unit_starts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
+        pages_LBGU = units_LBGU * visible_BU[:, None] * self.manager.layout.has_part_L[layers, None, None, None]
+        self.manager.find(layers, pages_LBGU.transpose(1, 2).flatten(2))
         frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
 
@@ -178,36 +185,39 @@ class TritonOffloadedKV(TritonKV):
         layout = self.manager.layout
         if layer not in streams.layers:
             return layout.on_device(layer)
-        following = streams.layers.index(layer) + 1
-        if following < len(streams.layers):
-            self._fill(streams.layers[following])
+        next_index = streams.layers.index(layer) + 1
+        if next_index < len(streams.layers):
+            self._fill(streams.layers[next_index])
         home = streams.filled[layer]
         self.manager.buffers.use(home)
-        assert streams.seated is not None
-        layout.from_part(layer, home, *streams.seated)
+        assert streams.write_slot_places is not None
+        layout.from_part(layer, home, *streams.write_slot_places)
         return layout.of_home(home)
 
-    def _close(self, layer: int, seen: DevicePageTable, mass_BGU: Tensor) -> None:
+    def _close(self, layer: int, page_table: DevicePageTable, mass_BGU: Tensor) -> None:
         streams = self._streams
         manager = self.manager
         if layer not in streams.layers:
             return
         home = streams.filled[layer]
-        assert streams.written is not None
-        manager.layout.to_part(layer, home, *streams.written)
+        assert streams.written_places is not None
+        manager.layout.to_part(layer, home, *streams.written_places)
         if streams.keep and mass_BGU.numel():
-            manager.keep(layer, home, _favourites(seen, mass_BGU, streams.keep))
-        manager.buffers.leave(home)
+            manager.keep(layer, home, _heaviest_pages(page_table, mass_BGU, streams.keep))
+        manager.buffers.release(home)
 
     def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
-        """Do what `OffloadedKVBackend.read_prompt` says; between two layers the buffers are others'."""
+        """Run `OffloadedKVBackend.read_prompt`; between two layers other passes may use the buffers."""
         manager = self.manager
-        (start,), (table,), T, device = batch.positions, batch.tables, ids_1T.shape[1], manager.device
-        earlier = runs_of(sorted(table[: pages_for(start)]))
-        new = table[start // PAGE : pages_for(start + T)]
-        manager.store([*manager.seats.leaving(table, start), *manager.seats.fresh(new[:1])])
-        manager.leave(new)
-        leaving = runs_of(sorted(new))
+        (start,) = batch.positions
+        (table,) = batch.tables
+        T = ids_1T.shape[1]
+        device = manager.device
+        earlier_runs = runs_of(sorted(table[: pages_for(start)]))
+        new_pages = table[start // PAGE : pages_for(start + T)]
+        manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new_pages[:1])])
+        manager.drop(new_pages)
+        new_runs = runs_of(sorted(new_pages))
         x_TC = model.embed(ids_1T.flatten().to(device))
         ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
         layout = manager.layout
@@ -215,45 +225,48 @@ class TritonOffloadedKV(TritonKV):
         units_1U = batch.views[0][1].units
         try:
             for layer, block in enumerate(model.blocks):
-                whole = layer in layout.home
-                if not whole:
-                    stream.after(stream.computed())
-                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier))
+                is_whole = layer in layout.home
+                if not is_whole:
+                    stream.copy_after(stream.record_compute())
+                    buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier_runs))
                     manager.buffers.use(buffer)
-                home = layout.home[layer] if whole else buffer
+                home = layout.home[layer] if is_whole else buffer
                 for at, end in zip([start, *ends], ends, strict=False):
                     x_NC = x_TC[at - start : end - start]
-                    last = layer + 1 == len(model.blocks)
-                    self._through(block, x_NC, at, units_1U, home, last)
-                if not whole:
-                    manager.buffers.leave(home, layout.copies_out(layer, leaving, home))
+                    is_last_layer = layer + 1 == len(model.blocks)
+                    self._run_layer(block, x_NC, at, units_1U, home, is_last_layer)
+                if not is_whole:
+                    manager.buffers.release(home, layout.copies_out(layer, new_runs, home))
                 yield (layer + 1) * T // len(model.blocks)
-            manager.seats.store(new)
+            manager.write_slots.mark_stored(new_pages)
         finally:
-            stream.hold(stream.reached())
+            stream.compute_after(stream.record_copy())
 
-    def _through(self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, last: bool) -> None:
-        """Tokens from `at` on through one layer; behind the last one nobody asks for what they come to."""
+    def _run_layer(
+        self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, is_last_layer: bool
+    ) -> None:
+        """Take tokens from `at` on through one layer; the last layer only writes KV, as its outputs are not read."""
         count = len(x_NC)
         q_1NHD, k_1NGD, v_1NGD = (x.view(1, *x.shape) for x in block.qkv(x_NC))
         at_1, count_1 = (torch.tensor([n], device=x_NC.device) for n in (at, count))
-        seen = DevicePageTable(units_1U, at_1, count_1, PAGE)
+        page_table = DevicePageTable(units_1U, at_1, count_1, PAGE)
         wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
         _, attn_out_1NHD, _ = write_and_attend(
-            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, seen, self.manager.layout.of_home(home), self.together, wide
-        )
-        if not last:
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, page_table, self.manager.layout.of_home(home),
+            self.hadamard_size, wide,
+        )  # fmt: skip
+        if not is_last_layer:
             block.finish(x_NC, attn_out_1NHD[0].flatten(1))
 
 
-def _favourites(seen: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
-    """The pages of most mass of each KV head, so many of each row, of those that are full of what came before: (G, N).
+def _heaviest_pages(page_table: DevicePageTable, mass_BGU: Tensor, count: int) -> Tensor:
+    """Return the `count` pages of most mass of each KV head and row, among pages full of earlier tokens: (G, N).
 
-    0 where there are fewer.
+    0 where there are fewer such pages.
     """
     B, G, U = mass_BGU.shape
-    full_B = seen.starts_B // PAGE * (seen.counts_B > 0)
+    full_B = page_table.starts_B // PAGE * (page_table.counts_B > 0)
     mass_BGU = mass_BGU.masked_fill(torch.arange(U, device=full_B.device) >= full_B[:, None, None], -1.0)
     top = mass_BGU.topk(min(count, U), dim=2)
-    pages_BGN = seen.units[:, None].expand(B, G, U).gather(2, top.indices) * (top.values >= 0)
+    pages_BGN = page_table.units[:, None].expand(B, G, U).gather(2, top.indices) * (top.values >= 0)
     return pages_BGN.transpose(0, 1).flatten(1).long()

@@ -1,7 +1,7 @@
-"""Triton kernels: a function over tensors for each job, with its jitted parts above it.
+"""Triton kernels: a function over tensors for each operation, and its jitted parts.
 
-They run on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests: it is exact and
-slow. Imported only where `backends/dispatch.py` has found Triton.
+Kernels run on CUDA devices, and on a CPU in Triton's interpreter (TRITON_INTERPRET=1), which is for tests: it is exact
+and slow. Imported only where `backends/dispatch.py` has found Triton.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ NAMES = {"torch.float32": tl.float32, "torch.bfloat16": tl.bfloat16, "torch.floa
 
 
 def interpreted() -> bool:
-    """Whether kernels run in the interpreter."""
+    """Return whether kernels run in the interpreter."""
     return bool(triton.knobs.runtime.interpret)
 
 
 def on_amd() -> bool:
-    """Whether torch was built for AMD's GPUs."""
+    """Return whether torch was built for AMD's GPUs."""
     return torch.version.hip is not None
 
 
 def on_nvidia() -> bool:
-    """Whether kernels are compiled for NVIDIA's GPUs, and may have their instructions in them."""
+    """Return whether kernels are compiled for NVIDIA's GPUs, and may contain PTX."""
     return not interpreted() and not on_amd()
 
 
 def multiplied_as(x: Tensor, coded: bool = False) -> tl.dtype:
-    """The type in which matrices of this one meet: the interpreter knows no products of bfloat16.
+    """Return the type of a product's factors, of the type of `x`: float32 in the interpreter, which lacks bfloat16.
 
-    coded: with codes, whose weights are of all sizes: float16 has no small ones.
+    coded: products with codes, whose weights include tiny ones, which float16 cannot represent.
     """
     if interpreted():
         return tl.float32

@@ -1,10 +1,10 @@
-"""Sampling as in `sampler`, by several programs a column, each of which looks at one part of the vocabulary.
+"""Sampling as in `sampler`, by several programs a column, each for one part of the vocabulary.
 
-What is certainly cut is dropped in float32: what is below the k-th largest of its part is not among the k largest, and
-masses of all weights from each power of two on say where a nucleus ends at the latest. What is left becomes one list,
-by ascending id; one program makes the cuts among that in float64, and parts of the list draw from what then is left.
+Tokens that are certainly cut are dropped in float32: a token below the k-th largest of its part is not among the k
+largest, and masses of all weights above each power of two bound the end of a nucleus. The other tokens become one list,
+by ascending id; one program makes the cuts in this list in float64, and parts of the list draw from the tokens left.
 
-Shape suffixes: B rows, J columns, K guesses, V vocabulary, C parts, N tokens of a part, P powers of two.
+Shape suffixes: B rows, J columns, K draft tokens, V vocabulary, C parts, N tokens of a part, P powers of two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from triforce.backends.cuda.triton.truncation import cut
 
 @triton.jit
 def peak_of(peaks, C, C2: tl.constexpr):
-    """The largest of all parts' peaks: NaN if one of them is."""
+    """Return the largest of all parts' peaks; NaN if any peak is."""
     c_C = tl.arange(0, C2)
     peak_C = tl.load(peaks + c_C, mask=c_C < C, other=-float("inf"))
     return tl.where(tl.max((peak_C != peak_C).to(tl.int32), 0) > 0, float("nan"), tl.max(peak_C, 0))
@@ -28,7 +28,7 @@ def peak_of(peaks, C, C2: tl.constexpr):
 
 @triton.jit(do_not_specialize=["J", "C"])
 def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, winners, J, C, N: tl.constexpr):
-    """The token of a part with the largest probability / exponential, the lowest id among equals."""
+    """Find the token of a part with the largest probability / exponential, the lowest id among equals."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -52,7 +52,7 @@ def race_parts(places, ids, values, counts, divisors, seeds, choices, bests, win
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def close_race(peaks, bests, winners, out, B, J, C, C2: tl.constexpr):
-    """The winner of all parts, the lowest id among equals, and the column's peak."""
+    """Store the winner of all parts, the lowest id among equals, and the column's peak."""
     cell = tl.program_id(1) * J + tl.program_id(0)
     c_C = tl.arange(0, C2)
     best_C = tl.load(bests + cell * C + c_C, mask=c_C < C, other=0.0)
@@ -63,54 +63,54 @@ def close_race(peaks, bests, winners, out, B, J, C, C2: tl.constexpr):
     tl.store(out + B * J + cell, peak_of(peaks + cell * C, C, C2).to(tl.int64, bitcast=True))
 
 
-@triton.jit(do_not_specialize=["B", "J", "C", "guess_row_stride", "guess_stride"])
+@triton.jit(do_not_specialize=["B", "J", "C", "draft_row_stride", "draft_stride"])
 def share_parts(
-    places, ids, values, counts, divisors, guessed, laws, sums, B, J, V, C, guess_row_stride, guess_stride,
+    places, ids, values, counts, divisors, draft_probs, probs, sums, B, J, V, C, draft_row_stride, draft_stride,
     N: tl.constexpr,
 ):  # fmt: skip
-    """A part's law, in its list too, and what it holds: of max(p - q, 0) where a guess is judged, and of p."""
+    """Store a part's probabilities p, in its list too, and its sums of max(p - q, 0) with q of the draft, and of p."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
     cell = (b * J + j).to(tl.int64)
     lane_N = tl.arange(0, N)
     count = tl.load(counts + cell) - c * N
-    left = tl.full([], 0.0, tl.float64)
-    whole = tl.full([], 0.0, tl.float64)
+    residual = tl.full([], 0.0, tl.float64)
+    mass = tl.full([], 0.0, tl.float64)
     if count > 0:
         at_N = (cell * C + c) * N + lane_N
         real_N = lane_N < count
         id_N = tl.load(ids + at_N, mask=real_N, other=0)
         p_N = tl.load(values + at_N, mask=real_N, other=0.0) / tl.load(divisors + cell)
         tl.store(values + at_N, p_N, mask=real_N)
-        tl.store(laws + cell * V + id_N, p_N, mask=real_N)
-        guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
-        q_N = tl.load(guessed + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
-        left = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
-        whole = tl.sum(p_N, 0)
-    tl.store(sums + cell * C + c, left)
-    tl.store(sums + (B * J + cell) * C + c, whole)
+        tl.store(probs + cell * V + id_N, p_N, mask=real_N)
+        draft_probs += b.to(tl.int64) * draft_row_stride + j.to(tl.int64) * draft_stride
+        q_N = tl.load(draft_probs + id_N, mask=real_N & (j < tl.load(places + B + b)), other=0.0)
+        residual = tl.sum(tl.maximum(p_N - q_N, 0.0), 0)
+        mass = tl.sum(p_N, 0)
+    tl.store(sums + cell * C + c, residual)
+    tl.store(sums + (B * J + cell) * C + c, mass)
 
 
-@triton.jit(do_not_specialize=["B", "J", "C", "guess_row_stride", "guess_stride"])
+@triton.jit(do_not_specialize=["B", "J", "C", "draft_row_stride", "draft_stride"])
 def judge_parts(
-    places, peaks, ids, values, counts, sums, tokens, uniforms, guessed, laws, out, B, J, V, C, guess_row_stride,
-    guess_stride, N: tl.constexpr, C2: tl.constexpr,
+    places, peaks, ids, values, counts, sums, tokens, uniforms, draft_probs, probs, out, B, J, V, C, draft_row_stride,
+    draft_stride, N: tl.constexpr, C2: tl.constexpr,
 ):  # fmt: skip
-    """One column's verdict: keeps the guess, or draws what follows instead of it."""
+    """Store one column's verdict: accept the draft token, or draw the token that replaces it."""
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (b * J + j).to(tl.int64)
-    last = tl.load(places + B + b)
+    last_column = tl.load(places + B + b)
     verdict = tl.full([], 0, tl.int32)
     peak = peak_of(peaks + cell * C, C, C2)
-    if (j <= last) & (tl.abs(peak) < float("inf")):
-        guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
-        token = tl.load(tokens + b * (J - 1) + j, mask=j < last, other=0)
-        p = tl.load(laws + cell * V + token)
-        q = tl.load(guessed + token, mask=j < last, other=0.0)
-        uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last, other=0.0)
-        if (j < last) & (uniform * q < p):
+    if (j <= last_column) & (tl.abs(peak) < float("inf")):
+        draft_probs += b.to(tl.int64) * draft_row_stride + j.to(tl.int64) * draft_stride
+        token = tl.load(tokens + b * (J - 1) + j, mask=j < last_column, other=0)
+        p = tl.load(probs + cell * V + token)
+        q = tl.load(draft_probs + token, mask=j < last_column, other=0.0)
+        uniform = tl.load(uniforms + b * J + 1 + j, mask=j < last_column, other=0.0)
+        if (j < last_column) & (uniform * q < p):
             verdict = tl.full([], -1, tl.int32)
         else:
             ids = ids + cell * C * N
@@ -118,54 +118,63 @@ def judge_parts(
             sums = sums + cell * C
             count = tl.load(counts + cell)
             uniform = tl.load(uniforms + b * J)
-            verdict = _draw(ids, values, count, sums, guessed, j < last, uniform, B * J * C, C, N, C2)
+            verdict = _draw(ids, values, count, sums, draft_probs, j < last_column, uniform, B * J * C, C, N, C2)
     tl.store(out + cell, verdict.to(tl.int64))
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
 
 
 @triton.jit
-def _draw(ids, values, count, sums, guessed, refused, uniform, whole, C, N: tl.constexpr, C2: tl.constexpr):
-    """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion: its part, then it.
+def _draw(ids, values, count, sums, draft_probs, rejected, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
+    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion: its part, then the token.
 
-    A scan may round a prefix below one before it, so what holds nothing is left out, and where none passes it is the
-    last of the others. Sums of p lie `whole` behind those of residuals.
+    A scan may round a prefix below an earlier one, so parts and tokens of mass 0 are skipped; where no prefix passes
+    the end, the last part or token with mass is drawn. Sums of p lie `sums_stride` after those of residuals.
     """
     c_C = tl.arange(0, C2)
     lane_N = tl.arange(0, N)
-    held_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
-    if refused & (tl.sum(held_C, 0) == 0):  # p == q up to rounding
-        refused = tl.full([], False, tl.int1)
-        held_C = tl.load(sums + whole + c_C, mask=c_C < C, other=0.0)
-    upto_C = tl.cumsum(held_C, 0)
+    mass_C = tl.load(sums + c_C, mask=c_C < C, other=0.0)
+    if rejected & (tl.sum(mass_C, 0) == 0):  # p == q up to rounding
+        rejected = tl.full([], False, tl.int1)
+        mass_C = tl.load(sums + sums_stride + c_C, mask=c_C < C, other=0.0)
+    upto_C = tl.cumsum(mass_C, 0)
     total = tl.sum(tl.where(c_C == C - 1, upto_C, 0.0), 0)
-    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
+    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to total
     end = tl.minimum(uniform * total, below)
-    c = tl.min(tl.where((held_C > 0) & (upto_C > end), c_C, 0x7FFFFFFF), 0)
-    c = tl.where(c == 0x7FFFFFFF, tl.max(tl.where(held_C > 0, c_C, 0), 0), c)
-    before = tl.sum(tl.where(c_C == c - 1, upto_C, 0.0), 0)
+    c = tl.min(tl.where((mass_C > 0) & (upto_C > end), c_C, 0x7FFFFFFF), 0)
+    c = tl.where(c == 0x7FFFFFFF, tl.max(tl.where(mass_C > 0, c_C, 0), 0), c)
+    earlier_mass = tl.sum(tl.where(c_C == c - 1, upto_C, 0.0), 0)
     real_N = c * N + lane_N < count
     id_N = tl.load(ids + c * N + lane_N, mask=real_N, other=0)
     p_N = tl.load(values + c * N + lane_N, mask=real_N, other=0.0)
-    residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
-    passes_N = (residual_N > 0) & (before + tl.cumsum(residual_N, 0) > end)
+    residual_N = tl.maximum(p_N - tl.load(draft_probs + id_N, mask=real_N & rejected, other=0.0), 0.0)
+    passes_N = (residual_N > 0) & (earlier_mass + tl.cumsum(residual_N, 0) > end)
     token = tl.min(tl.where(passes_N, id_N, 0x7FFFFFFF), 0)
     return tl.where(token == 0x7FFFFFFF, tl.max(tl.where(residual_N > 0, id_N, 0), 0), token)
 
 
 POWERS = 32
-"""A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
+"""Powers of two with masses. A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
 
 
 def decide(
-    given: tuple[Tensor, Tensor, Tensor], draws: tuple[Tensor, Tensor], laws: tuple[Tensor, Tensor], race: bool, N: int
+    column_inputs: tuple[Tensor, Tensor, Tensor],
+    draws: tuple[Tensor, Tensor],
+    probs: tuple[Tensor, Tensor],
+    race: bool,
+    N: int,
 ) -> Tensor:
-    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; writes laws.
+    """Return verdicts and peaks, int64 (2, B, J), as `sampler.by_race` or `sampler.by_rejection` does; write `probs`.
 
-    given: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else guesses (B, K)
-    and uniforms (B, J). laws: those of guesses, and where this one's go. N: a power of two.
+    column_inputs: logits, settings and places of `SamplerInputs`. draws: seeds and choices (B) of a race, else draft
+    tokens (B, K) and uniforms (B, J). probs: probabilities of the draft, and room for the target's. N: a power of two.
     """
-    (logits_BJV, settings_5B, places_2B), (first, second), (guessed_BKV, laws_BJV) = given, draws, laws
-    (B, J, V), P, float64, int32 = logits_BJV.shape, POWERS, torch.float64, torch.int32
+    logits_BJV, settings_5B, places_2B = column_inputs
+    seeds_or_tokens, choices_or_uniforms = draws
+    draft_probs_BKV, probs_BJV = probs
+    B, J, V = logits_BJV.shape
+    P = POWERS
+    float64 = torch.float64
+    int32 = torch.int32
     C = triton.cdiv(V, N)
     C2 = triton.next_power_of_2(C)
     parts = (C, J, B)
@@ -176,7 +185,7 @@ def decide(
 
     peaks_BJC = new(B, J, C, dtype=float64)
     sums_2BJC = new(2, B, J, C, dtype=float64)
-    held_BJCP = new(B, J, C, P, dtype=torch.float32)
+    masses_BJCP = new(B, J, C, P, dtype=torch.float32)
     counts_BJCP = new(B, J, C, P + 1, dtype=int32)
     lists, joined = ((new(B, J, C * N, dtype=int32), new(B, J, C * N, dtype=float64)) for _ in range(2))
     counts_BJ = new(B, J, dtype=int32)
@@ -184,55 +193,56 @@ def decide(
     winners_BJC = new(B, J, C, dtype=int32)
     out_2BJ = new(2, B, J, dtype=torch.int64)
     strides = logits_BJV.stride()[:2]
-    guess_strides = guessed_BKV.stride()[:2]
+    draft_strides = draft_probs_BKV.stride()[:2]
     _peaks[parts](logits_BJV, peaks_BJC, J, V, C, *strides, N, num_warps=4)
     _shortlist[parts](
-        logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, held_BJCP, sums_2BJC, B, J, V, C, *strides,
-        N, C2, P, num_warps=4,
+        logits_BJV, settings_5B, places_2B, peaks_BJC, *lists, counts_BJCP, masses_BJCP, sums_2BJC, B, J, V, C,
+        *strides, N, C2, P, num_warps=4,
     )  # fmt: skip
     _join[parts](
-        settings_5B, *lists, counts_BJCP, held_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
+        settings_5B, *lists, counts_BJCP, masses_BJCP, sums_2BJC, *joined, counts_BJ, B, J, C, N, C2, P, num_warps=4
     )  # fmt: skip
     _cut[columns](settings_5B, *joined, counts_BJ, sums_2BJC, divisors_BJ, B, J, C, N, C2, num_warps=16)
     if race:
         race_parts[parts](
-            places_2B, *joined, counts_BJ, divisors_BJ, first, second, sums_2BJC, winners_BJC, J, C, N, num_warps=8
+            places_2B, *joined, counts_BJ, divisors_BJ, seeds_or_tokens, choices_or_uniforms, sums_2BJC, winners_BJC,
+            J, C, N, num_warps=8,
         )  # fmt: skip
         close_race[columns](peaks_BJC, sums_2BJC, winners_BJC, out_2BJ, B, J, C, C2, num_warps=1)
     else:
         share_parts[parts](
-            places_2B, *joined, counts_BJ, divisors_BJ, guessed_BKV, laws_BJV, sums_2BJC, B, J, V, C, *guess_strides, N,
-            num_warps=8,
+            places_2B, *joined, counts_BJ, divisors_BJ, draft_probs_BKV, probs_BJV, sums_2BJC, B, J, V, C,
+            *draft_strides, N, num_warps=8,
         )  # fmt: skip
         judge_parts[columns](
-            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, first, second, guessed_BKV, laws_BJV, out_2BJ, B, J, V,
-            C, *guess_strides, N, C2, num_warps=8,
+            places_2B, peaks_BJC, *joined, counts_BJ, sums_2BJC, seeds_or_tokens, choices_or_uniforms, draft_probs_BKV,
+            probs_BJV, out_2BJ, B, J, V, C, *draft_strides, N, C2, num_warps=8,
         )  # fmt: skip
     return out_2BJ
 
 
 @triton.jit(do_not_specialize=["J", "C"])
 def _peaks(logits, peaks, J, V, C, row_stride, column_stride, N: tl.constexpr):
-    """The largest logit of a part: NaN if one of them is."""
+    """Store the largest logit of a part; NaN if any logit is."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
     at_N = c * N + tl.arange(0, N)
     logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
     x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
-    odd = tl.max((x_N != x_N).to(tl.int32), 0) > 0
-    peak = tl.where(odd, float("nan"), tl.max(x_N, 0).to(tl.float64))
+    has_nan = tl.max((x_N != x_N).to(tl.int32), 0) > 0
+    peak = tl.where(has_nan, float("nan"), tl.max(x_N, 0).to(tl.float64))
     tl.store(peaks + (b * J + j) * C + c, peak)
 
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _shortlist(
-    logits, settings, places, peaks, ids, values, counts, held, sums, B, J, V, C, row_stride, column_stride,
+    logits, settings, places, peaks, ids, values, counts, masses, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """List what a part's cuts may leave: scores if there is a top-k, else weights; their number, and the total.
+    """List the tokens that a part's cuts may leave: scores if there is a top-k, else weights; store count and total.
 
-    Nothing of a column that has no law, or that nobody looks at.
+    The list is empty for a column without a distribution, or after a row's last column.
     """
     c = tl.program_id(0)
     j = tl.program_id(1)
@@ -240,22 +250,22 @@ def _shortlist(
     cell = (b * J + j).to(tl.int64)
     at = cell * C + c
     peak = peak_of(peaks + cell * C, C, C2)
-    own = tl.load(peaks + at)
+    part_peak = tl.load(peaks + at)
     temperature = tl.load(settings + b)
     k = tl.load(settings + B + b).to(tl.int32)
-    least = tl.load(settings + 3 * B + b)
+    min_score = tl.load(settings + 3 * B + b)
     light = tl.load(settings + 4 * B + b)
-    least = tl.where(k == 1, tl.maximum(least, 0.0), least)
+    min_score = tl.where(k == 1, tl.maximum(min_score, 0.0), min_score)
     value_N = tl.full([N], 0.0, tl.float64)
     stays_N = tl.full([N], False, tl.int1)
     total = tl.full([], 0.0, tl.float64)
     id_N = c * N + tl.arange(0, N)
     if (j <= tl.load(places + B + b)) & (tl.abs(peak) < float("inf")):  # noqa: SIM102
-        if (own - peak) / temperature >= least:
+        if (part_peak - peak) / temperature >= min_score:
             logits += b.to(tl.int64) * row_stride + j.to(tl.int64) * column_stride
             x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf"))
             value_N = (x_N.to(tl.float64) - peak) / temperature  # in this order: a tiny temperature cannot overflow
-            stays_N = (value_N >= least) & (value_N > -float("inf"))
+            stays_N = (value_N >= min_score) & (value_N > -float("inf"))
             if k > 1:
                 stays_N = stays_N & _kept_by_top_k(x_N, k)
             if k == 0:
@@ -271,34 +281,34 @@ def _shortlist(
         weight_N = tl.where(stays_N, value_N, 0.0).to(tl.float32)
         for p in range(P):
             heavy_N = weight_N >= _power(p)
-            tl.store(held + at * P + p, tl.sum(tl.where(heavy_N, weight_N, 0.0), 0))
+            tl.store(masses + at * P + p, tl.sum(tl.where(heavy_N, weight_N, 0.0), 0))
             tl.store(counts + at * (P + 1) + p, tl.sum(heavy_N.to(tl.int32), 0))
 
 
 @triton.jit
 def _power(p):
-    """2 ** -(p + 1), a float32."""
+    """Return 2 ** -(p + 1), a float32."""
     return ((tl.full([], 126, tl.int32) - p) << 23).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def _kept_by_top_k(x_N, k):
-    """Mask of the k largest of a part, and of all that equal them in float32."""
+    """Return a mask of the k largest of a part, and of all tokens that equal them in float32."""
     bits_N = (x_N.to(tl.float32) + 0.0).to(tl.uint32, bitcast=True)  # so that -0.0 equals 0.0
     order_N = tl.where(bits_N >> 31 == 1, bits_N ^ 0xFFFFFFFF, bits_N | 0x80000000).to(tl.uint32)
-    least = tl.full([], 0, tl.uint32)
+    threshold = tl.full([], 0, tl.uint32)
     for bit in range(32):
-        higher = least | (tl.full([], 0x80000000, tl.uint32) >> bit)
-        least = tl.where(tl.sum((order_N >= higher).to(tl.int32), 0) >= k, higher, least)
-    return order_N >= least
+        higher = threshold | (tl.full([], 0x80000000, tl.uint32) >> bit)
+        threshold = tl.where(tl.sum((order_N >= higher).to(tl.int32), 0) >= k, higher, threshold)
+    return order_N >= threshold
 
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _join(
-    settings, ids, values, counts, held, sums, joined_ids, joined_values, joined, B, J, C, N: tl.constexpr,
+    settings, ids, values, counts, masses, sums, joined_ids, joined_values, joined_counts, B, J, C, N: tl.constexpr,
     C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """One list of what all parts have left, without what is certainly behind a nucleus; this part's share of it."""
+    """Append this part's list to the list of all parts, without tokens that are certainly outside the nucleus."""
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -308,29 +318,29 @@ def _join(
     lane_N = tl.arange(0, N)
     at_C = cell * C + c_C
     p = tl.full([], P, tl.int32)
-    least = tl.full([], -float("inf"), tl.float32)
+    min_weight = tl.full([], -float("inf"), tl.float32)
     mass = tl.load(settings + 2 * B + b)
     if (tl.load(settings + B + b) == 0) & (mass < 1):
         total = tl.sum(tl.load(sums + at_C, mask=c_C < C, other=0.0), 0)
-        held_CP = tl.load(held + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
-        enough_P = tl.sum(held_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # sums of float32 are not that wrong
+        mass_CP = tl.load(masses + at_C[:, None] * P + p_P[None, :], mask=(c_C < C)[:, None], other=0.0)
+        enough_P = tl.sum(mass_CP, 0) >= (mass * total * 1.0001).to(tl.float32)  # the error of float32 sums is smaller
         p = tl.min(tl.where(enough_P, p_P, P), 0)
-        least = tl.where(p < P, _power(p), least)
+        min_weight = tl.where(p < P, _power(p), min_weight)
     kept_C = tl.load(counts + at_C * (P + 1) + p, mask=c_C < C, other=0)
-    before = tl.sum(tl.where(c_C < c, kept_C, 0), 0)
+    earlier_count = tl.sum(tl.where(c_C < c, kept_C, 0), 0)
     real_N = lane_N < tl.load(counts + (cell * C + c) * (P + 1) + P)
     id_N = tl.load(ids + (cell * C + c) * N + lane_N, mask=real_N, other=0)
     value_N = tl.load(values + (cell * C + c) * N + lane_N, mask=real_N, other=0.0)
-    stays_N = real_N & (value_N.to(tl.float32) >= least)
-    at_N = cell * C * N + before + tl.cumsum(stays_N.to(tl.int32), 0) - 1
+    stays_N = real_N & (value_N.to(tl.float32) >= min_weight)
+    at_N = cell * C * N + earlier_count + tl.cumsum(stays_N.to(tl.int32), 0) - 1
     tl.store(joined_ids + at_N, id_N, mask=stays_N)
     tl.store(joined_values + at_N, value_N, mask=stays_N)
-    tl.store(joined + cell, tl.sum(kept_C, 0), mask=c == 0)
+    tl.store(joined_counts + cell, tl.sum(kept_C, 0), mask=c == 0)
 
 
 @triton.jit(do_not_specialize=["B", "J", "C"])
 def _cut(settings, ids, values, counts, sums, divisors, B, J, C, N: tl.constexpr, C2: tl.constexpr):
-    """One column's cuts by top-k and top-p, and by what to divide its values."""
+    """Cut one column's list by top-k and top-p, and store the divisor of its values."""
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (b * J + j).to(tl.int64)

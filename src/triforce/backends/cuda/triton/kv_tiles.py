@@ -1,9 +1,9 @@
-"""Rows of KV in the memory of the Triton kernels, as numbers: loaded and stored here, whatever they are kept as.
+"""Loads and stores of KV rows in the memory of the Triton kernels, for every type of memory.
 
 A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
-Codes are multiplied with as they are: those of keys with codes of queries, whose scales go to scores, and those of
-values with weights, in which their scales are. Shape suffixes as in kernel_api.py; M heads of tokens, R query rows,
-K keys of a block, P of them at once or in pairs, W words of four codes.
+Products use codes directly: key codes times query codes, with scales applied to scores; value codes times weights that
+include their scales. Shape suffixes as in kernel_api.py; M heads of tokens, R query rows, K keys of a block, P keys at
+once or in pairs, W words of four codes.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ LANES = tl.constexpr(PAGE)
 
 
 def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    """Return keys, values, where kernels find the scales of both, and whether there are any."""
+    """Return keys, values, views of the scales of both, and whether the memory has codes."""
     keys, values = kv
     return (keys, values, scales_of(keys), scales_of(values), True) if is_coded(keys) else (keys, values, *kv, False)
 
 
 @triton.jit
-def load_rows(memory, head, slot, d, there, D: tl.constexpr, CODED: tl.constexpr):
-    """Dimensions `d` of slots, zeros of those that are not there; slots and dimensions go along two directions."""
-    return tl.load(memory + _row(head, slot, D, CODED) + d, mask=there & (d < D), other=0)
+def load_rows(memory, head, slot, d, present, D: tl.constexpr, CODED: tl.constexpr):
+    """Load dimensions `d` of slots, zeros where not `present`; slots and dimensions lie along different axes."""
+    return tl.load(memory + _row(head, slot, D, CODED) + d, mask=present & (d < D), other=0)
 
 
 @triton.jit
 def load_scales(
     key_scales, value_scales, table, head, block, end, D: tl.constexpr, UNIT: tl.constexpr, KEYS: tl.constexpr
 ):  # fmt: skip
-    """Scales of keys and of values of a block of a list, float32 (1, K), zeros from the list's end on.
+    """Load the scales of keys and values of a block of a list, float32 (1, K), zeros from the list's end on.
 
-    Two at once, where they lie beside each other: what is of two bytes is not copied while others compute.
+    Neighbouring scales load in pairs, as loads of two bytes are not made asynchronous copies.
     """
-    EACH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
-    key_P = block + EACH * tl.arange(0, KEYS // EACH)
+    WIDTH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
+    key_P = block + WIDTH * tl.arange(0, KEYS // WIDTH)
     unit_P = tl.load(table + key_P // UNIT, mask=key_P < end, other=0)
     at_P = _scale(head, unit_P * UNIT + key_P % UNIT, D)
-    return _scales(key_scales, at_P, key_P, end, EACH, KEYS), _scales(value_scales, at_P, key_P, end, EACH, KEYS)
+    return _scales(key_scales, at_P, key_P, end, WIDTH, KEYS), _scales(value_scales, at_P, key_P, end, WIDTH, KEYS)
 
 
 @triton.jit
-def _scales(scales, at_P, key_P, end, EACH: tl.constexpr, KEYS: tl.constexpr):
-    if EACH == 2:
-        two_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
-        first_P = (two_P << 16).to(tl.float32, bitcast=True)
-        second_P = (two_P & -65536).to(tl.float32, bitcast=True)
+def _scales(scales, at_P, key_P, end, WIDTH: tl.constexpr, KEYS: tl.constexpr):
+    if WIDTH == 2:
+        pair_bits_P = tl.load(scales.to(tl.pointer_type(tl.int32)) + at_P // 2, mask=key_P < end, other=0)
+        first_P = (pair_bits_P << 16).to(tl.float32, bitcast=True)
+        second_P = (pair_bits_P & -65536).to(tl.float32, bitcast=True)
         scale_K = tl.reshape(tl.join(first_P, tl.where(key_P + 1 < end, second_P, 0.0)), [KEYS])
     else:
         scale_K = tl.load(scales + at_P, mask=key_P < end, other=0.0).to(tl.float32)
@@ -60,36 +60,36 @@ def _scales(scales, at_P, key_P, end, EACH: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def query_codes(q_RD):
-    """Codes of queries, and what one of each row's stands for: `kv_rows.rounded_queries` is their product."""
+    """Return codes of queries, and the scale of each row: their product is `kv_rows.rounded_queries`."""
     scale_R = _exact_scale(q_RD)
     return _codes(q_RD * _inverse(scale_R)[:, None]), scale_R
 
 
 @triton.jit
 def mixed_block(
-    weights_RK, memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
+    weights_RK, memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.constexpr, CODED: tl.constexpr,
     FACTOR: tl.constexpr, BY_PTX: tl.constexpr,
 ):  # fmt: skip
-    """Values of a block of slots, times their weights, in which codes' scales are."""
+    """Return weights times values of a block of slots; weights include the scales of codes."""
     if CODED and BY_PTX:
-        v_KD = _codes_by_ptx(memory, head, slot_K, there_K, D, D2)
+        v_KD = _codes_by_ptx(memory, head, slot_K, in_list_K, D, D2)
         mixed_RD = tl.dot(weights_RK.to(FACTOR), v_KD)
     else:
-        v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], there_K[:, None], D, CODED)
+        v_KD = load_rows(memory, head, slot_K[:, None], tl.arange(0, D2)[None, :], in_list_K[:, None], D, CODED)
         rounded_RK = weights_RK.to(FACTOR) if CODED else weights_RK.to(v_KD.dtype).to(FACTOR)
         mixed_RD = tl.dot(rounded_RK, v_KD.to(FACTOR), input_precision="ieee")
     return mixed_RD
 
 
 @triton.jit
-def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constexpr):
-    """Codes as bfloat16, four at once, (K, D2). Else they would come out of shared memory byte by byte.
+def _codes_by_ptx(memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.constexpr):
+    """Return codes as bfloat16 (K, D2), converted four at once; Triton would read shared memory byte by byte.
 
-    The lower seven bits, behind the exponent of 128, are 128 + them; 128 is taken away, or 256 where the sign is set.
+    The lower seven bits below the exponent of 128 make 128 + bits; 128 is subtracted, or 256 where the sign is set.
     """
     d_1W = tl.arange(0, D2 // 4)[None, :]
     at_KW = _row(head, slot_K[:, None], D, True) // 4 + d_1W
-    four_KW = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KW, mask=there_K[:, None] & (4 * d_1W < D), other=0)
+    four_KW = tl.load(memory.to(tl.pointer_type(tl.int32)) + at_KW, mask=in_list_K[:, None] & (4 * d_1W < D), other=0)
     first_KW, second_KW, third_KW, fourth_KW = tl.inline_asm_elementwise(
         """{
         .reg .b32 seven, eighth, one, low, high, less, much;
@@ -107,13 +107,13 @@ def _codes_by_ptx(memory, head, slot_K, there_K, D: tl.constexpr, D2: tl.constex
         }""",
         "=h,=h,=h,=h,r", [four_KW], dtype=(tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16), is_pure=True, pack=1,
     )  # fmt: skip
-    each_KW22 = tl.join(tl.join(first_KW, third_KW), tl.join(second_KW, fourth_KW))
-    return tl.reshape(each_KW22, [slot_K.shape[0], D2])
+    codes_KW22 = tl.join(tl.join(first_KW, third_KW), tl.join(second_KW, fourth_KW))
+    return tl.reshape(codes_KW22, [slot_K.shape[0], D2])
 
 
 @triton.jit
 def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constexpr, CODED: tl.constexpr):
-    """Store rows, float32, of which what lies beyond D is zero. Codes are those of `rounded`."""
+    """Store float32 rows, which are zero beyond D. Codes are those of `kv_rows.rounded`."""
     at_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D
     real_MD = real_M[:, None] & (d_1D < D)
     if CODED:
@@ -126,7 +126,7 @@ def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constex
 
 @triton.jit
 def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
-    """Place of a slot's first number."""
+    """Return the place of a slot's first number."""
     if CODED:
         at = head + (slot // LANES).to(tl.int64) * (LANES * (D + 2)) + slot % LANES * D
     else:
@@ -136,13 +136,13 @@ def _row(head, slot, D: tl.constexpr, CODED: tl.constexpr):
 
 @triton.jit
 def _scale(head, slot, D: tl.constexpr):
-    """Place of a slot's scale, in numbers of two bytes."""
+    """Return the place of a slot's scale, in numbers of two bytes."""
     return head // 2 + (slot // LANES).to(tl.int64) * (LANES * (D + 2) // 2) + LANES * D // 2 + slot % LANES
 
 
 @triton.jit
 def _scale_of(x_MD):
-    """A 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
+    """Return a 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
     exact_M = _exact_scale(x_MD)
     upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
     return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
@@ -155,64 +155,64 @@ def _exact_scale(x_MD):
 
 @triton.jit
 def _inverse(scale_M):
-    """Rounded to the nearest, as on a CPU, or halves of the largest number would be rounded otherwise."""
+    """Return 1 / scale rounded to nearest, as on a CPU; otherwise halves of the largest number round differently."""
     return tl.where(scale_M > 0, tl.div_rn(1.0, tl.where(scale_M > 0, scale_M, 1.0)), 0.0)
 
 
 @triton.jit
 def _codes(x_MD):
-    """The nearest integers, to even; -127 of what is no number. Bounds come first, or a sum would join a product."""
+    """Return the nearest integers, ties to even; -127 for NaN. Clamping first keeps the sum out of a fused multiply."""
     bounded_MD = tl.minimum(tl.maximum(x_MD, -127.0), 127.0)
-    nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # where a float32 has no bits behind the point
+    nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # where float32 has no fractional bits
     return tl.where(x_MD == x_MD, nearest_MD, -127.0).to(tl.int32).to(tl.int8)
 
 
 @triton.jit
-def rotated_heads(x_MD, d_1D, TOGETHER: tl.constexpr):
-    """Heads in float32, so many channels of each rotated together, a power of two; 1: as they are. d: 0, 1, 2, ..."""
-    if TOGETHER > 1:
+def rotated_heads(x_MD, d_1D, HADAMARD_SIZE: tl.constexpr):
+    """Return heads in float32, rotated in blocks of `HADAMARD_SIZE` channels, a power of two; 1: none. d: 0, 1, ..."""
+    if HADAMARD_SIZE > 1:
         place_MD = tl.broadcast_to(d_1D, x_MD.shape)
-        for stage in tl.static_range(TOGETHER.bit_length() - 1):
-            other_MD = tl.gather(x_MD, place_MD ^ (1 << stage), 1)
-            x_MD = tl.where((place_MD >> stage) % 2 == 1, other_MD - x_MD, x_MD + other_MD)
-        x_MD *= TOGETHER**-0.5
+        for stage in tl.static_range(HADAMARD_SIZE.bit_length() - 1):
+            partner_MD = tl.gather(x_MD, place_MD ^ (1 << stage), 1)
+            x_MD = tl.where((place_MD >> stage) % 2 == 1, partner_MD - x_MD, x_MD + partner_MD)
+        x_MD *= HADAMARD_SIZE**-0.5
     return x_MD
 
 
-SOME = 32
-"""Places that a program looks at: few of them are wanted, as a rule, and what is idle is to be soon gone."""
+PLACES_PER_PROGRAM = 32
+"""Places that a program checks: usually few of them need a copy, and programs without one end soon."""
 
 
-def carry(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
-    """Page `from_X[x]` of a memory to place `to_X[x]` of another one; nothing where `to_X` is 0.
+def copy_pages(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
+    """Copy page `from_X[x]` of `source` to place `to_X[x]` of `target`; no copy where `to_X` is 0.
 
     Memories are contiguous from the start of each tensor on, in pages of `size` numbers. Both lists are int64.
     """
     if count := from_X.numel():
-        some, at_once = (min(triton.next_power_of_2(count), 1024),) * 2 if interpreted() else (SOME, 2)
-        _carry[(triton.cdiv(count, some),)](
-            *source, *target, from_X, to_X, count, size, triton.next_power_of_2(size), some, at_once
+        places, at_once = (min(triton.next_power_of_2(count), 1024),) * 2 if interpreted() else (PLACES_PER_PROGRAM, 2)
+        _carry[(triton.cdiv(count, places),)](
+            *source, *target, from_X, to_X, count, size, triton.next_power_of_2(size), places, at_once
         )
 
 
 @triton.jit
 def _carry(
-    keys, values, to_keys, to_values, from_, to, X, SIZE: tl.constexpr, SIZE2: tl.constexpr, SOME: tl.constexpr,
+    keys, values, to_keys, to_values, from_, to, X, SIZE: tl.constexpr, SIZE2: tl.constexpr, PLACES: tl.constexpr,
     AT_ONCE: tl.constexpr,
 ):  # fmt: skip
-    """Some pages, a few at once; a program of none ends when it has looked."""
-    first = tl.program_id(0) * SOME
+    """Copy some pages, a few at once; a program without pages to copy ends after one load."""
+    first_place = tl.program_id(0) * PLACES
     e = tl.arange(0, SIZE2)
-    all_X = first + tl.arange(0, SOME)
-    if tl.max(tl.load(to + all_X, mask=all_X < X, other=0), 0) == 0:
+    place_X = first_place + tl.arange(0, PLACES)
+    if tl.max(tl.load(to + place_X, mask=place_X < X, other=0), 0) == 0:
         return
-    for start in range(first, first + SOME, AT_ONCE):
+    for start in range(first_place, first_place + PLACES, AT_ONCE):
         x_X = start + tl.arange(0, AT_ONCE)
         to_X = tl.load(to + x_X, mask=x_X < X, other=0)
-        here_X = to_X > 0
-        from_X = tl.load(from_ + x_X, mask=here_X, other=0)
+        used_X = to_X > 0
+        from_X = tl.load(from_ + x_X, mask=used_X, other=0)
         read_XE = from_X[:, None] * SIZE + e[None, :]
         write_XE = to_X[:, None] * SIZE + e[None, :]
-        mask_XE = here_X[:, None] & (e < SIZE)[None, :]
+        mask_XE = used_X[:, None] & (e < SIZE)[None, :]
         tl.store(to_keys + write_XE, tl.load(keys + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)
         tl.store(to_values + write_XE, tl.load(values + read_XE, mask=mask_XE, other=0.0), mask=mask_XE)

@@ -1,4 +1,4 @@
-"""The noise of `sampling.rng`, in one launch: there a hundred, as torch has no 32-bit unsigned arithmetic.
+"""Noise of `sampling.rng` in one launch; torch, without 32-bit unsigned arithmetic, needs a hundred.
 
 N places, P pairs of tokens, V vocabulary, B rows, n draws.
 """
@@ -14,21 +14,21 @@ from triforce.backends.cuda.triton import interpreted
 
 
 def exponentials(seeds_N: Tensor, choices_N: Tensor, positions_N: Tensor, vocab_size: int) -> Tensor:
-    """Exp(1) variates, float64 (N, V): Philox4x32-10 of key `seed` and counter (token // 2, position, choice, 0).
+    """Return Exp(1) variates, float64 (N, V): Philox4x32-10 of key `seed`, counter (token // 2, position, choice, 0).
 
-    All int64; seeds are 64 bits, and so perhaps negative.
+    All inputs are int64; seeds have 64 bits, so they may be negative.
     """
     out_NV = torch.empty(len(seeds_N), vocab_size, dtype=torch.float64, device=seeds_N.device)
     pairs = 1 << 15 if interpreted() else 512
     if len(seeds_N):
         grid = (triton.cdiv((vocab_size + 1) // 2, pairs), len(seeds_N))
-        each = (x_N.contiguous() for x_N in (seeds_N, choices_N, positions_N))
-        _exponentials[grid](*each, out_NV, vocab_size, pairs)
+        noise_keys = (x_N.contiguous() for x_N in (seeds_N, choices_N, positions_N))
+        _exponentials[grid](*noise_keys, out_NV, vocab_size, pairs)
     return out_NV
 
 
 def uniforms(seeds_B: Tensor, choices_B: Tensor, draws_B: Tensor, tier: int, n: int) -> Tensor:
-    """Uniforms of [0, 1), float64 (B, n): counter (draw low, draw high, choice, 1 + tier), from `draws_B` on."""
+    """Return uniforms in [0, 1), float64 (B, n): counter (draw low, draw high, choice, 1 + tier), from `draws_B` on."""
     out_Bn = torch.empty(len(seeds_B), n, dtype=torch.float64, device=seeds_B.device)
     if out_Bn.numel():
         _uniforms[(len(seeds_B),)](seeds_B, choices_B, draws_B, out_Bn, tier + 1, n, triton.next_power_of_2(n))
@@ -64,7 +64,7 @@ def _exponentials(seeds, choices, positions, out, V, PAIRS: tl.constexpr):
 
 @triton.jit
 def exponential_of(seed, choice, position, token_N):
-    """The exponentials of some tokens, at one place."""
+    """Return the exponentials of some tokens at one position."""
     zero_N = (token_N * 0).to(tl.uint32)
     position_N = zero_N + position.to(tl.uint32)
     choice_N = zero_N + choice.to(tl.uint32)
@@ -74,11 +74,11 @@ def exponential_of(seed, choice, position, token_N):
 
 @triton.jit
 def _exponential(high_P, low_P):
-    """Exponential of an odd multiple of 2 ** -53, which is neither 0 nor 1."""
+    """Return the exponential of an odd multiple of 2 ** -53, which is neither 0 nor 1."""
     return -tl.log((_bits(high_P, low_P) | 1).to(tl.float64) * 1.1102230246251565e-16)
 
 
 @triton.jit
 def _bits(high, low):
-    """53 random bits from two 32-bit words."""
+    """Return 53 random bits from two 32-bit words."""
     return (high.to(tl.int64) << 21) | (low.to(tl.int64) >> 11)

@@ -1,12 +1,12 @@
-"""Sampling from logits to verdicts: each column's distribution is found, and decides.
+"""Sampling from logits to verdicts: each column's distribution is computed, and decides about a draft token.
 
-Large vocabularies are looked at by several programs a column (`column_parts`), others by one, here, in one launch.
+Large vocabularies take several programs a column (`column_parts`), others one program, here, in one launch.
 
-A program goes through its column in blocks. The tokens that a law has left stand in a list in memory, by ascending id,
-and each cut shortens it; so only the first passes see the whole vocabulary, and nothing is sorted (see `cuts`). All
+A program goes through its column in blocks. Tokens of nonzero probability are a list in memory, by ascending id, and
+each cut shortens it; so only the first passes read the whole vocabulary, and nothing is sorted (see `truncation`). All
 numbers are float64.
 
-Shape suffixes: B rows, J columns, K guesses, V vocabulary, N tokens of a block.
+Shape suffixes: B rows, J columns, K draft tokens, V vocabulary, N tokens of a block.
 """
 
 from __future__ import annotations
@@ -20,23 +20,26 @@ from torch import Tensor
 
 from triforce.backends.cuda.triton import column_parts, interpreted
 from triforce.backends.cuda.triton.rng import exponential_of
-from triforce.backends.cuda.triton.truncation import law, widest
+from triforce.backends.cuda.triton.truncation import distribution, widest
 
-KEPT = -1
-"""The verdict where a guess is kept."""
-BLOCK, BLOCK_INTERPRETED = 2048, 256
-"""Tokens that a program looks at together; few in tests, so that small vocabularies have several blocks."""
-ALONE, ALONE_INTERPRETED = 16_384, 256
-"""Vocabularies up to which one program looks at a column, in one launch instead of six: at 32,000 tokens it takes 124
-microseconds of an H200, and six take 51."""
-PART, PART_INTERPRETED = 2048, 256
-"""Tokens of a part of a column, where several programs look at it."""
+ACCEPTED = -1
+"""Verdict that accepts a draft token."""
+BLOCK = 2048
+BLOCK_INTERPRETED = 256
+"""Tokens of a block; few in tests, so that small vocabularies have several blocks."""
+SINGLE_PROGRAM = 16_384
+SINGLE_PROGRAM_INTERPRETED = 256
+"""Largest vocabulary for which one program takes a column, in one launch instead of six: at 32,000 tokens one launch
+takes 124 microseconds of an H200, and six take 51."""
+PART = 2048
+PART_INTERPRETED = 256
+"""Tokens of a part of a column that several programs share."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
     """Inputs of verification: logits of any type, and for each row its temperature, top-k, top-p, least score and
-    lightest share (`settings_5B`, float64; see `cuts.law`), its length and its last column to look at (-1 for none)."""
+    lightest share (`settings_5B`, float64; see `truncation`), its length and its last column (-1 for none)."""
 
     logits_BJV: Tensor
     settings_5B: Tensor
@@ -44,52 +47,65 @@ class SamplerInputs:
 
 
 def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
-    """The picks of an exponential race with the noise of `noise.exponentials`, and the peaks: int64 (2, B, J).
+    """Return picks of an exponential race with the noise of `rng.exponentials`, and peaks: int64 (2, B, J).
 
-    A peak is the largest logit of a column, as the bits of a float64: NaN if one of them is. A column without a finite
-    peak has no law. There, and behind a row's last column, a pick means nothing.
+    A peak is the largest logit of a column, as the bits of a float64; NaN if any logit is. A column without a finite
+    peak has no distribution. There, and after a row's last column, a pick is undefined.
     """
     return _launch(inputs, True, seeds_B, choices_B, inputs.logits_BJV, inputs.logits_BJV)
 
 
 def by_rejection(
-    inputs: SamplerInputs, tokens_BK: Tensor, guessed_BKV: Tensor, uniforms_BJ: Tensor
+    inputs: SamplerInputs, tokens_BK: Tensor, draft_probs_BKV: Tensor, uniforms_BJ: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Verdicts and peaks as `by_race` gives them, and the laws (B, J, V), which are 0 where there is none.
+    """Return verdicts and peaks as `by_race` does, and the probabilities (B, J, V), which are 0 where there is none.
 
-    A verdict is KEPT, or the token that the row ends with if its guesses were kept so far. Uniforms are those of
-    `speculation.verification.rejection`.
+    A verdict is ACCEPTED, or the token that ends the row if its earlier draft tokens were accepted. Uniforms are those
+    of `speculation.verification.rejection`.
     """
-    laws_BJV = torch.zeros(inputs.logits_BJV.shape, dtype=torch.float64, device=inputs.logits_BJV.device)
-    return _launch(inputs, False, tokens_BK, uniforms_BJ, guessed_BKV, laws_BJV), laws_BJV
+    probs_BJV = torch.zeros(inputs.logits_BJV.shape, dtype=torch.float64, device=inputs.logits_BJV.device)
+    return _launch(inputs, False, tokens_BK, uniforms_BJ, draft_probs_BKV, probs_BJV), probs_BJV
 
 
 def _launch(
-    inputs: SamplerInputs, race: bool, first: Tensor, second: Tensor, guessed_BKV: Tensor, laws_BJV: Tensor
+    inputs: SamplerInputs,
+    race: bool,
+    seeds_or_tokens: Tensor,
+    choices_or_uniforms: Tensor,
+    draft_probs_BKV: Tensor,
+    probs_BJV: Tensor,
 ) -> Tensor:
-    (B, J, V), new = inputs.logits_BJV.shape, inputs.logits_BJV.new_empty
-    alone, part = (ALONE_INTERPRETED, PART_INTERPRETED) if interpreted() else (ALONE, PART)
-    if alone < V:
-        given = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
-        return column_parts.decide(given, (first, second), (guessed_BKV, laws_BJV), race, part)
+    B, J, V = inputs.logits_BJV.shape
+    new = inputs.logits_BJV.new_empty
+    single_program_size, part = (
+        (SINGLE_PROGRAM_INTERPRETED, PART_INTERPRETED) if interpreted() else (SINGLE_PROGRAM, PART)
+    )
+    if single_program_size < V:
+        column_inputs = inputs.logits_BJV, inputs.settings_5B, inputs.places_2B
+        return column_parts.decide(
+            column_inputs, (seeds_or_tokens, choices_or_uniforms), (draft_probs_BKV, probs_BJV), race, part
+        )
     ids_BJV = new(B, J, V, dtype=torch.int32)
     values_BJV = new(B, J, V, dtype=torch.float64)
     out_2BJ = new(2, B, J, dtype=torch.int64)
-    strides = *inputs.logits_BJV.stride()[:2], *guessed_BKV.stride()[:2]
+    strides = *inputs.logits_BJV.stride()[:2], *draft_probs_BKV.stride()[:2]
     _decide[(J, B)](
-        inputs.logits_BJV, inputs.settings_5B, inputs.places_2B, first, second, guessed_BKV, laws_BJV,
-        ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
+        inputs.logits_BJV, inputs.settings_5B, inputs.places_2B, seeds_or_tokens, choices_or_uniforms, draft_probs_BKV,
+        probs_BJV, ids_BJV, values_BJV, out_2BJ, B, J, V, *strides, race, BLOCK_INTERPRETED if interpreted() else BLOCK,
         num_warps=16,
     )  # fmt: skip
     return out_2BJ
 
 
-@triton.jit(do_not_specialize=["B", "J", "guess_row_stride", "guess_stride"])
+@triton.jit(do_not_specialize=["B", "J", "draft_row_stride", "draft_stride"])
 def _decide(
-    logits, settings, places, first, second, guessed, laws, ids, values, out, B, J, V, row_stride,
-    column_stride, guess_row_stride, guess_stride, RACE: tl.constexpr, N: tl.constexpr,
+    logits, settings, places, seeds_or_tokens, choices_or_uniforms, draft_probs, probs, ids, values, out, B, J, V,
+    row_stride, column_stride, draft_row_stride, draft_stride, RACE: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """One column of one row. `first`, `second`: seeds and choices (B) of a race, else guesses (B, K) and uniforms."""
+    """Decide one column of one row.
+
+    `seeds_or_tokens`, `choices_or_uniforms`: seeds and choices (B) of a race, else draft tokens (B, K) and uniforms.
+    """
     j = tl.program_id(0)
     b = tl.program_id(1)
     cell = (tl.program_id(1) * J + tl.program_id(0)).to(tl.int64)
@@ -97,25 +113,28 @@ def _decide(
     ids = ids + cell * V
     values = values + cell * V
     low, peak = widest(logits, V, N)
-    last = tl.load(places + B + b)
+    last_column = tl.load(places + B + b)
     verdict = tl.full([], 0, tl.int64)
-    if (j <= last) & (tl.abs(peak) < float("inf")):
-        count, total = law(logits, settings + b, ids, values, B, V, low, peak, N)
+    if (j <= last_column) & (tl.abs(peak) < float("inf")):
+        count, total = distribution(logits, settings + b, ids, values, B, V, low, peak, N)
         if RACE:
             position = tl.load(places + b) + j
-            verdict = _race(ids, values, count, tl.load(first + b), tl.load(second + b), position, N).to(tl.int64)
-        else:
-            guessed += b.to(tl.int64) * guess_row_stride + j.to(tl.int64) * guess_stride
-            verdict = _judge(
-                ids, values, count, total, laws + cell * V, guessed, first + b * (J - 1) + j, second + b * J, j, last, N
+            verdict = _race(
+                ids, values, count, tl.load(seeds_or_tokens + b), tl.load(choices_or_uniforms + b), position, N
             ).to(tl.int64)
+        else:
+            draft_probs += b.to(tl.int64) * draft_row_stride + j.to(tl.int64) * draft_stride
+            verdict = _judge(
+                ids, values, count, total, probs + cell * V, draft_probs, seeds_or_tokens + b * (J - 1) + j,
+                choices_or_uniforms + b * J, j, last_column, N,
+            ).to(tl.int64)  # fmt: skip
     tl.store(out + cell, verdict)
     tl.store(out + B * J + cell, peak.to(tl.int64, bitcast=True))
 
 
 @triton.jit
 def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
-    """The token with the largest value / exponential, the lowest id among equals."""
+    """Return the token with the largest value / exponential, the lowest id among equals."""
     best = tl.full([], 0.0, tl.float64)
     winner = tl.full([], 0, tl.int32)
     for start in range(0, count, N):
@@ -130,43 +149,43 @@ def _race(ids, values, count, seed, choice, position, N: tl.constexpr):
 
 
 @triton.jit
-def _judge(ids, values, count, total, law, guessed, guess, uniforms, j, last, N: tl.constexpr):
-    """Writes a law, and keeps the guess or draws what follows instead of it."""
+def _judge(ids, values, count, total, probs, draft_probs, draft_token, uniforms, j, last_column, N: tl.constexpr):
+    """Write the probabilities, and accept the draft token or draw the token that replaces it."""
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0) / total
         tl.store(values + at_N, share_N, mask=at_N < count)
-        tl.store(law + tl.load(ids + at_N, mask=at_N < count, other=0), share_N, mask=at_N < count)
+        tl.store(probs + tl.load(ids + at_N, mask=at_N < count, other=0), share_N, mask=at_N < count)
     tl.debug_barrier()
-    token = tl.load(guess, mask=j < last, other=0)
-    p = tl.load(law + token)
-    q = tl.load(guessed + token, mask=j < last, other=0.0)
-    uniform = tl.load(uniforms + 1 + j, mask=j < last, other=0.0)
-    if (j < last) & (uniform * q < p):
+    token = tl.load(draft_token, mask=j < last_column, other=0)
+    p = tl.load(probs + token)
+    q = tl.load(draft_probs + token, mask=j < last_column, other=0.0)
+    uniform = tl.load(uniforms + 1 + j, mask=j < last_column, other=0.0)
+    if (j < last_column) & (uniform * q < p):
         verdict = tl.full([], -1, tl.int32)
     else:
-        verdict = _draw(ids, values, count, guessed, j < last, tl.load(uniforms), N)
+        verdict = _draw(ids, values, count, draft_probs, j < last_column, tl.load(uniforms), N)
     return verdict
 
 
 @triton.jit
-def _draw(ids, values, count, guessed, refused, uniform, N: tl.constexpr):
-    """A token of max(p - q, 0), or of p where nothing was refused or that is empty, by inversion."""
-    total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
-    if refused & (total == 0):  # p == q up to rounding
-        refused = tl.full([], False, tl.int1)
-        total, _ = _walk(ids, values, count, guessed, refused, float("inf"), N)
-    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to it
-    _, token = _walk(ids, values, count, guessed, refused, tl.minimum(uniform * total, below), N)
+def _draw(ids, values, count, draft_probs, rejected, uniform, N: tl.constexpr):
+    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion."""
+    total, _ = _walk(ids, values, count, draft_probs, rejected, float("inf"), N)
+    if rejected & (total == 0):  # p == q up to rounding
+        rejected = tl.full([], False, tl.int1)
+        total, _ = _walk(ids, values, count, draft_probs, rejected, float("inf"), N)
+    below = (total.to(tl.int64, bitcast=True) - 1).to(tl.float64, bitcast=True)  # uniform * total may round up to total
+    _, token = _walk(ids, values, count, draft_probs, rejected, tl.minimum(uniform * total, below), N)
     return token
 
 
 @triton.jit
-def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
-    """Sum of all tokens' residuals, and the first token at which it passes `end`.
+def _walk(ids, values, count, draft_probs, rejected, end, N: tl.constexpr):
+    """Return the sum of all tokens' residuals, and the first token at which the running sum passes `end`.
 
-    A scan may round a prefix below one before it, so tokens without a residual are left out, and where none
-    passes it is the last of the others.
+    A scan may round a prefix below an earlier one, so tokens without a residual are skipped; where no prefix passes
+    `end`, the last token with a residual is returned.
     """
     total = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0x7FFFFFFF, tl.int32)
@@ -176,7 +195,7 @@ def _walk(ids, values, count, guessed, refused, end, N: tl.constexpr):
         real_N = start + lane_N < count
         id_N = tl.load(ids + start + lane_N, mask=real_N, other=0)
         p_N = tl.load(values + start + lane_N, mask=real_N, other=0.0)
-        residual_N = tl.maximum(p_N - tl.load(guessed + id_N, mask=real_N & refused, other=0.0), 0.0)
+        residual_N = tl.maximum(p_N - tl.load(draft_probs + id_N, mask=real_N & rejected, other=0.0), 0.0)
         sum_N = total + tl.cumsum(residual_N, 0)
         token = tl.minimum(token, tl.min(tl.where((residual_N > 0) & (sum_N > end), id_N, 0x7FFFFFFF), 0))
         final = tl.maximum(final, tl.max(tl.where(residual_N > 0, id_N, 0), 0))

@@ -1,8 +1,8 @@
-"""Jitted parts of the sampler: from the logits of one column to its law, as `sampling.warp` defines it.
+"""Jitted parts of the sampler: from the logits of one column to its distribution, as `sampling.logits` defines it.
 
-What is left of the vocabulary is a list of ids, ascending, and a value of each. A cut's edge is the value of the last
-token that stays, found by halving the range where it lies until that has one value; among equals at the edge the
-lowest ids stay. Passes over one list need a barrier between them, as a thread may read what another has written.
+The tokens left of the vocabulary are a list of ascending ids, with a value each. A cut's edge is the value of the last
+token that stays, found by halving its range until one value is left; among equals at the edge the lowest ids stay.
+Passes over one list need a barrier between them, as a thread may read values that another thread has written.
 
 V vocabulary, N tokens of a block.
 """
@@ -15,46 +15,46 @@ import triton.language as tl
 
 @triton.jit
 def widest(logits, V, N: tl.constexpr):
-    """The smallest and the largest logit; the largest is NaN if one of them is."""
+    """Return the smallest and the largest logit; the largest is NaN if any logit is."""
     low_N = tl.full([N], float("inf"), logits.dtype.element_ty)
     high_N = -low_N
-    odd_N = tl.full([N], 0, tl.int32)
+    nan_N = tl.full([N], 0, tl.int32)
     for start in range(0, V, N):
         at_N = start + tl.arange(0, N)
         low_N = tl.minimum(low_N, tl.load(logits + at_N, mask=at_N < V, other=float("inf")))
         x_N = tl.load(logits + at_N, mask=at_N < V, other=-float("inf"))
         high_N = tl.maximum(high_N, x_N)
-        odd_N = odd_N | (x_N != x_N).to(tl.int32)
-    high = tl.where(tl.max(odd_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
+        nan_N = nan_N | (x_N != x_N).to(tl.int32)
+    high = tl.where(tl.max(nan_N, 0) > 0, float("nan"), tl.max(high_N, 0).to(tl.float64))
     return tl.min(low_N, 0).to(tl.float64), high
 
 
 @triton.jit
-def law(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
-    """Writes the list of a law; returns how many tokens it has, and by what to divide their values.
+def distribution(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr):
+    """Write the list of a distribution; return the count of its tokens, and the divisor of their values.
 
-    The settings stand B apart: temperature, top-k (0 is off), top-p, the least score, the share below which all tokens
-    together hold less than top-p leaves out.
+    Settings have a stride of B: temperature, top-k (0 is off), top-p, least score, lightest share (see
+    `cuda.sampler._settings`).
     """
     temperature = tl.load(settings)
     k = tl.load(settings + B).to(tl.int32)
     mass = tl.load(settings + 2 * B)
-    least = tl.load(settings + 3 * B)
+    min_score = tl.load(settings + 3 * B)
     light = tl.load(settings + 4 * B)
     edge = tl.full([], -float("inf"), tl.float64)
     if k > 0:
-        # Scores rise with logits, so the edge of both is the same token's.
+        # Scores rise with logits, so both have their edge at the same token.
         edge = (find_edge(logits, V, tl.where(k == 1, peak, low), peak, k, False, N) - peak) / temperature
-    count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(least, edge), N)
+    count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(min_score, edge), N)
     count, total = _weights(ids, values, count, edge, k, light, N)
     return _top_p(ids, values, count, total, mass, light, N)
 
 
 @triton.jit
 def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
-    """A list's cuts: how many stay, and by what to divide their values.
+    """Cut a list by top-k and top-p; return the count of tokens left, and the divisor of their values.
 
-    The list has weights, those of all tokens of this total; or with a top-k scores, of which the largest is 0.
+    With a top-k the list has scores, the largest 0; else weights, with `total` the weight of all tokens.
     """
     if k > 0:
         low = tl.full([], -float("inf"), tl.float64)
@@ -65,28 +65,28 @@ def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
 
 @triton.jit
 def _top_p(ids, values, count, total, mass, light, N: tl.constexpr):
-    """Shares of weights, cut to their nucleus: how many they are, and what to divide them by."""
-    held = _shares(values, count, total, N)
+    """Turn weights into shares and cut them to their nucleus; return their count and divisor."""
+    total_share = _shares(values, count, total, N)
     divisor = tl.full([], 1.0, tl.float64)
-    if (mass < 1) & (held >= mass):
+    if (mass < 1) & (total_share >= mass):
         edge = find_edge(values, count, light, 1 / total, mass, True, N)
         count, divisor = _nucleus(ids, values, count, edge, mass, N)
     return count, divisor
 
 
 @triton.jit
-def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.constexpr):
-    """The largest value that, with all that are as large, makes up `wanted`: a number of values, or their sum.
+def find_edge(values, count, low, high, target, MASS: tl.constexpr, N: tl.constexpr):
+    """Return the largest value v so that the values >= v reach `target`, by their count or with MASS by their sum.
 
-    It lies from `low` to `high`, and the values from `low` on make up enough.
+    It lies from `low` to `high`, and the values from `low` on reach the target.
     """
     turn = tl.full([], 0, tl.int32)
     while low < high:
         pivot = _middle(low, high)
-        if not MASS:  # shares differ by factors, but logits by differences: every other time the middle of the values
+        if not MASS:  # shares spread over factors, logits over differences: every other pivot is the mean
             mean = 0.5 * low + 0.5 * high
             pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
-        above, below, enough = _count_from(values, count, pivot, wanted, MASS, N)
+        above, below, enough = _count_from(values, count, pivot, target, MASS, N)
         low = tl.where(enough, above, low)
         high = tl.where(enough, high, below)
         turn = turn + 1
@@ -95,7 +95,7 @@ def find_edge(values, count, low, high, wanted, MASS: tl.constexpr, N: tl.conste
 
 @triton.jit
 def _middle(low, high):
-    """The upper middle of all float64 numbers from one to another: above the first."""
+    """Return the upper middle of all float64 numbers from `low` to `high`: above `low`."""
     low_bits = low.to(tl.int64, bitcast=True)
     high_bits = high.to(tl.int64, bitcast=True)
     low_rank = low_bits ^ ((low_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
@@ -105,30 +105,30 @@ def _middle(low, high):
 
 
 @triton.jit
-def _count_from(values, count, pivot, wanted, MASS: tl.constexpr, N: tl.constexpr):
-    """The values next to a pivot, from it on and before it, and whether those from it on make up enough."""
+def _count_from(values, count, pivot, target, MASS: tl.constexpr, N: tl.constexpr):
+    """Return the least value >= pivot, the largest below it, and whether the values >= pivot reach `target`."""
     sum_N = tl.full([N], 0.0, tl.float64)
     above_N = tl.full([N], float("inf"), tl.float64)
     below_N = -above_N
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         value_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf")).to(tl.float64)
-        there_N = (value_N >= pivot) & (at_N < count)
-        sum_N += tl.where(there_N, value_N if MASS else 1.0, 0.0)
-        above_N = tl.minimum(above_N, tl.where(there_N, value_N, float("inf")))
-        below_N = tl.maximum(below_N, tl.where(there_N, -float("inf"), value_N))
-    return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= wanted
+        reaches_N = (value_N >= pivot) & (at_N < count)
+        sum_N += tl.where(reaches_N, value_N if MASS else 1.0, 0.0)
+        above_N = tl.minimum(above_N, tl.where(reaches_N, value_N, float("inf")))
+        below_N = tl.maximum(below_N, tl.where(reaches_N, -float("inf"), value_N))
+    return tl.min(above_N, 0), tl.max(below_N, 0), tl.sum(sum_N, 0) >= target
 
 
 @triton.jit
-def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
-    """A list of the tokens with at least this score."""
+def _scores(logits, ids, values, V, peak, temperature, min_score, N: tl.constexpr):
+    """List the tokens with a score of at least `min_score`; return their count."""
     count = tl.full([], 0, tl.int32)
     for start in range(0, V, N):
         id_N = start + tl.arange(0, N)
         x_N = tl.load(logits + id_N, mask=id_N < V, other=-float("inf")).to(tl.float64)
-        score_N = (x_N - peak) / temperature  # in this order: then a tiny temperature cannot overflow
-        stays_N = (score_N >= least) & (score_N > -float("inf"))
+        score_N = (x_N - peak) / temperature  # in this order, so that a tiny temperature cannot overflow
+        stays_N = (score_N >= min_score) & (score_N > -float("inf"))
         count = _append(ids, values, count, id_N, score_N, stays_N)
     tl.debug_barrier()
     return count
@@ -136,10 +136,10 @@ def _scores(logits, ids, values, V, peak, temperature, least, N: tl.constexpr):
 
 @triton.jit
 def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
-    """Weights of scores: cut to the k largest, exponentials, without light ones; their number, the sum of all."""
+    """Turn scores, cut to the k largest, into weights, without those below `light`; return count, and sum of all."""
     room = k
     level = tl.full([], 0, tl.int32)
-    left = tl.full([], 0, tl.int32)
+    kept_count = tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     if k > 0:
         for start in range(0, count, N):
@@ -150,17 +150,17 @@ def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
         score_N = tl.load(values + at_N, mask=at_N < count, other=-float("inf"))
-        stays_N, level = _down_to(score_N, at_N < count, edge, level, room)
+        stays_N, level = _cut_at_edge(score_N, at_N < count, edge, level, room)
         weight_N = tl.where(stays_N, tl.exp(score_N), 0.0)
         sum_N += weight_N
-        left = _append(ids, values, left, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
+        kept_count = _append(ids, values, kept_count, id_N, weight_N, (weight_N > 0) & (weight_N >= light))
     tl.debug_barrier()
-    return left, tl.sum(sum_N, 0)
+    return kept_count, tl.sum(sum_N, 0)
 
 
 @triton.jit
 def _shares(values, count, total, N: tl.constexpr):
-    """Shares of weights, of this total, and what these add up to."""
+    """Divide weights by `total`; return the sum of the shares."""
     sum_N = tl.full([N], 0.0, tl.float64)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
@@ -173,7 +173,7 @@ def _shares(values, count, total, N: tl.constexpr):
 
 @triton.jit
 def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
-    """Nucleus of shares: the fewest that hold this mass, from the largest to some at the edge; number and sum."""
+    """Cut shares to their nucleus, the fewest that hold `mass`, the largest and some at the edge; return count, sum."""
     heavy_N = tl.full([N], 0.0, tl.float64)
     level_N = tl.full([N], 0, tl.int32)
     for start in range(0, count, N):
@@ -181,29 +181,29 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
         heavy_N += tl.where(share_N > edge, share_N, 0.0)
         level_N += (share_N == edge).to(tl.int32)
-    held = tl.sum(heavy_N, 0)
+    nucleus_mass = tl.sum(heavy_N, 0)
     room = tl.full([], 0, tl.int32)
     equals = tl.sum(level_N, 0)
-    while (held < mass) & (room < equals):  # one after the other, as the torch path rounds
-        held = held + edge
+    while (nucleus_mass < mass) & (room < equals):  # one by one, as the torch path rounds
+        nucleus_mass = nucleus_mass + edge
         room = room + 1
-    left = tl.full([], 0, tl.int32)
+    kept_count = tl.full([], 0, tl.int32)
     level = tl.full([], 0, tl.int32)
     sum_N = tl.full([N], 0.0, tl.float64)
     for start in range(0, count, N):
         at_N = start + tl.arange(0, N)
         id_N = tl.load(ids + at_N, mask=at_N < count, other=0)
         share_N = tl.load(values + at_N, mask=at_N < count, other=0.0)
-        stays_N, level = _down_to(share_N, at_N < count, edge, level, room)
+        stays_N, level = _cut_at_edge(share_N, at_N < count, edge, level, room)
         sum_N += tl.where(stays_N, share_N, 0.0)
-        left = _append(ids, values, left, id_N, share_N, stays_N)
+        kept_count = _append(ids, values, kept_count, id_N, share_N, stays_N)
     tl.debug_barrier()
-    return left, tl.sum(sum_N, 0)
+    return kept_count, tl.sum(sum_N, 0)
 
 
 @triton.jit
-def _down_to(value_N, real_N, edge, level, room):
-    """Mask of values that stay: those above the edge, and `room` of the equal ones; and the equals so far."""
+def _cut_at_edge(value_N, real_N, edge, level, room):
+    """Return a mask of values that stay, those above the edge and `room` of the equal ones; and the equals so far."""
     equal_N = real_N & (value_N == edge)
     rank_N = level + tl.cumsum(equal_N.to(tl.int32), 0)
     return real_N & ((value_N > edge) | (equal_N & (rank_N <= room))), level + tl.sum(equal_N.to(tl.int32), 0)
@@ -211,9 +211,9 @@ def _down_to(value_N, real_N, edge, level, room):
 
 @triton.jit
 def _append(ids, values, count, id_N, value_N, stays_N):
-    """Adds some tokens to a list of `count`, perhaps the one they come from; returns how many it has then."""
+    """Append tokens to a list of `count`, which may be the list that they come from; return its new count."""
     at_N = count + tl.cumsum(stays_N.to(tl.int32), 0) - 1
-    tl.debug_barrier()  # all threads have read their part of this block
+    tl.debug_barrier()  # until all threads have read their part of this block
     tl.store(ids + at_N, id_N, mask=stays_N)
     tl.store(values + at_N, value_N, mask=stays_N)
     return count + tl.sum(stays_N.to(tl.int32), 0)

@@ -1,7 +1,7 @@
 """Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
 
-A tile of a weight is loaded in one place. Programs have 32 outputs, a part of the inputs, as few outputs would leave a
-device idle, and up to 16 tokens, or up to 32 where there are more: so a token's bits depend on which of both it is.
+`_load` loads a tile of a weight for both. Programs have 32 outputs, a part of the inputs, as otherwise few outputs
+would leave a device idle, and up to 16 tokens, or up to 32 where there are more: a token's bits depend on this height.
 Strict passes have one shape, and so one height. Sums of parts are added in order.
 
 Shape suffixes: N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`), P parts.
@@ -17,52 +17,56 @@ from torch import Tensor
 from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
 from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
 
-LOW, HIGH = 16, 32
-"""Tokens of a program, where there are no more, and where there are."""
+LOW = 16
+HIGH = 32
+"""Tokens of a program: for products of at most `LOW` tokens, and for products of more."""
 WIDE = 256
-"""More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
+"""Most tokens of these kernels. More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
 PROGRAMS = 512
-"""Programs that a matrix has for some tokens, if it has as many inputs: four for each multiprocessor of an H100."""
+"""Programs of a matrix for one block of tokens, if its inputs suffice: four for each multiprocessor of an H100."""
 TILE = tl.constexpr(OUTPUTS)
-MANY = tl.constexpr(EIGHT)
+GROUPS = tl.constexpr(EIGHT)
 HALF = tl.constexpr(16)
 
 
 def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> Tensor:
     """Return x W^T + bias, (N, M), in the type of x; sums are float32."""
-    (N, K), M = x_NK.shape, weight.outputs
+    N, K = x_NK.shape
+    M = weight.outputs
     if N > WIDE:
-        every_M = torch.arange(M, device=x_NK.device)
+        all_ids_M = torch.arange(M, device=x_NK.device)
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
-        return torch.nn.functional.linear(x_NK, rows_of(weight, every_M, x_NK.dtype), bias_M)
+        return torch.nn.functional.linear(x_NK, rows_of(weight, all_ids_M, x_NK.dtype), bias_M)
     y_NM = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device)
     x_NK = x_NK.contiguous()
     height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
     tiles = triton.cdiv(M, OUTPUTS)
     eights = weight.blocks.shape[1]
-    each = triton.cdiv(eights, triton.cdiv(PROGRAMS, tiles))
-    P = triton.cdiv(eights, each)
+    eights_per_part = triton.cdiv(eights, triton.cdiv(PROGRAMS, tiles))
+    P = triton.cdiv(eights, eights_per_part)
     sums_PNM = y_NM.new_empty(P, N, M, dtype=torch.float32) if P > 1 else y_NM
     bias = (x_NK if bias_M is None else bias_M), bias_M is not None
     if N:
         _times[(tiles, triton.cdiv(N, height), P)](
-            x_NK, bias[0], sums_PNM, *_planes(weight), N, M, K, each, *_parts(weight), bias[1] and P == 1, height,
-            multiplied_as(x_NK), num_warps=warps, num_stages=stages,
+            x_NK, bias[0], sums_PNM, *_planes(weight), N, M, K, eights_per_part, *_parts(weight), bias[1] and P == 1,
+            height, multiplied_as(x_NK), num_warps=warps, num_stages=stages,
         )  # fmt: skip
     if N and P > 1:
-        some = 1024
-        _add_parts[(triton.cdiv(M, some), N)](sums_PNM, bias[0], y_NM, N, M, P, bias[1], some)
+        outputs_at_once = 1024
+        _add_parts[(triton.cdiv(M, outputs_at_once), N)](sums_PNM, bias[0], y_NM, N, M, P, bias[1], outputs_at_once)
     return y_NM
 
 
 def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return rows of a matrix as numbers (N, K) of a type."""
-    (N, K), some = (len(ids_N), weight.inputs), 256 if interpreted() else 16
-    given = torch.float32 if interpreted() else dtype  # which rounds to bfloat16 by leaving bits out
-    rows_NK = torch.empty(N, K, dtype=given, device=ids_N.device)
+    """Return rows of a matrix as numbers (N, K) of type `dtype`."""
+    N = len(ids_N)
+    K = weight.inputs
+    rows_at_once = 256 if interpreted() else 16
+    number_type = torch.float32 if interpreted() else dtype  # the interpreter truncates to bfloat16
+    rows_NK = torch.empty(N, K, dtype=number_type, device=ids_N.device)
     if N:
-        _rows[(weight.blocks.shape[1], triton.cdiv(N, some))](
-            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), some, NAMES[str(given)]
+        _rows[(weight.blocks.shape[1], triton.cdiv(N, rows_at_once))](
+            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), rows_at_once, NAMES[str(number_type)]
         )  # fmt: skip
     return rows_NK.to(dtype)
 
@@ -72,8 +76,9 @@ def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
-    """Eights of a row, small scales of one kind, and what `_load` is told of a type."""
-    (bits, offset, scales, _), eights = weight.parts, weight.blocks.shape[1]
+    """Return eights of a row, the count of small scales of one kind, and `_load`'s settings of a type."""
+    bits, offset, scales, _ = weight.parts
+    eights = weight.blocks.shape[1]
     kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
     return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
 
@@ -82,28 +87,28 @@ def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
 def _load_scales(
     scales, minima, small, m_M, eight, eights, all_small, SUPER: tl.constexpr, MINIMUM: tl.constexpr
 ):  # fmt: skip
-    """Scales of some outputs for one eight of groups, as they lie in memory: of a turn that is to come.
+    """Load scales of some outputs for one eight of groups, a step ahead of their use.
 
-    Scale and minimum, and the small ones of both; where a type has none of them, the scale.
+    Returns scale, minimum, and the small scales of both; the scale in place of parts that a type lacks.
     """
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
-    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    at_MG1 = (row_M[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :])[:, :, None]
     scale_at = row_M[:, None, None] if SUPER else at_MG1
     scale = tl.load(scales + scale_at)
     minimum = tl.load(minima + scale_at) if MINIMUM else scale
-    one = tl.load(small + at_MG1) if SUPER else scale
-    other = tl.load(small + all_small + at_MG1) if SUPER else scale
-    return scale, minimum, one, other
+    small_scale = tl.load(small + at_MG1) if SUPER else scale
+    second_small = tl.load(small + all_small + at_MG1) if SUPER else scale
+    return scale, minimum, small_scale, second_small
 
 
 @triton.jit
 def _load(
-    codes, m_M, eight, eights, scale_MG1, minimum_MG1, one_MG1, other_MG1, BITS: tl.constexpr, OFFSET: tl.constexpr,
-    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, NUMBER: tl.constexpr,
+    codes, m_M, eight, eights, scale_MG1, minimum_MG1, small_scale_MG1, second_small_MG1, BITS: tl.constexpr,
+    OFFSET: tl.constexpr, SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of some outputs and of the inputs of one eight of groups: first halves of the groups, and second ones."""
+    """Return numbers of some outputs and of one eight of groups: of the groups' first halves, and second halves."""
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
-    at_MG1 = (row_M[:, None] * MANY + tl.arange(0, MANY)[None, :])[:, :, None]
+    at_MG1 = (row_M[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :])[:, :, None]
     i = tl.arange(0, HALF)[None, None, :]
     if BITS == 4:
         both_MGX = tl.load(codes + at_MG1 * HALF + i).to(tl.int32)
@@ -116,11 +121,11 @@ def _load(
     minimum_MG1 = minimum_MG1.to(tl.float32)
     half_MG1 = scale_MG1
     if SUPER:
-        one_MG1 = one_MG1.to(tl.float32)
-        other_MG1 = other_MG1.to(tl.float32)
-        minimum_MG1 = -minimum_MG1 * other_MG1
-        half_MG1 = scale_MG1 * other_MG1
-        scale_MG1 = scale_MG1 * one_MG1
+        small_scale_MG1 = small_scale_MG1.to(tl.float32)
+        second_small_MG1 = second_small_MG1.to(tl.float32)
+        minimum_MG1 = -minimum_MG1 * second_small_MG1
+        half_MG1 = scale_MG1 * second_small_MG1
+        scale_MG1 = scale_MG1 * small_scale_MG1
     first_MGX *= scale_MG1
     second_MGX *= half_MG1 if BY_HALF else scale_MG1
     if MINIMUM:
@@ -128,50 +133,51 @@ def _load(
         second_MGX += minimum_MG1
     M: tl.constexpr = m_M.shape[0]
     return (
-        tl.reshape(first_MGX.to(NUMBER), [M, MANY * HALF]), tl.reshape(second_MGX.to(NUMBER), [M, MANY * HALF])
+        tl.reshape(first_MGX.to(NUMBER), [M, GROUPS * HALF]), tl.reshape(second_MGX.to(NUMBER), [M, GROUPS * HALF])
     )  # fmt: skip
 
 
 @triton.jit
 def _inputs(eight):
-    """The inputs of the first halves of the groups of an eight."""
-    x = tl.arange(0, MANY * HALF)
-    return (eight * MANY + x // HALF) * (2 * HALF) + x % HALF
+    """Return the inputs in the first halves of an eight's groups."""
+    x = tl.arange(0, GROUPS * HALF)
+    return (eight * GROUPS + x // HALF) * (2 * HALF) + x % HALF
 
 
 @triton.jit
 def _times(
-    x, bias, y, codes, scales, minima, small, N, M, K, each, eights, all_small, BITS: tl.constexpr,
+    x, bias, y, codes, scales, minima, small, N, M, K, eights_per_part, eights, all_small, BITS: tl.constexpr,
     OFFSET: tl.constexpr, SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, BIASED: tl.constexpr,
     HEIGHT: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Some tokens by the outputs of a tile, of so many eights of inputs. Scales are brought a turn ahead."""
+    """Multiply some tokens with a tile's outputs, over `eights_per_part` eights of inputs; scales load a step ahead."""
     m_M = tl.program_id(0) * TILE + tl.arange(0, TILE)
     n_N = tl.program_id(1) * HEIGHT + tl.arange(0, HEIGHT)
     y_NM = tl.full([HEIGHT, TILE], 0.0, tl.float32)
-    start = tl.program_id(2) * each
-    stop = min(start + each, eights)
-    scale, minimum, one, other = _load_scales(
+    start = tl.program_id(2) * eights_per_part
+    stop = min(start + eights_per_part, eights)
+    scale, minimum, small_scale, second_small = _load_scales(
         scales, minima, small, m_M, start, eights, all_small, SUPER, MINIMUM
     )  # fmt: skip
     for eight in range(start, stop):
-        coming = min(eight + 1, stop - 1)
-        scale_next, minimum_next, one_next, other_next = _load_scales(
-            scales, minima, small, m_M, coming, eights, all_small, SUPER, MINIMUM
+        next_eight = min(eight + 1, stop - 1)
+        scale_next, minimum_next, small_scale_next, second_small_next = _load_scales(
+            scales, minima, small, m_M, next_eight, eights, all_small, SUPER, MINIMUM
         )  # fmt: skip
         first_MX, second_MX = _load(
-            codes, m_M, eight, eights, scale, minimum, one, other, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, FACTOR
+            codes, m_M, eight, eights, scale, minimum, small_scale, second_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF,
+            FACTOR,
         )  # fmt: skip
         scale = scale_next
         minimum = minimum_next
-        one = one_next
-        other = other_next
+        small_scale = small_scale_next
+        second_small = second_small_next
         k_X = _inputs(eight)
         at_NX = x + n_N.to(tl.int64)[:, None] * K + k_X[None, :]
-        there_N1 = (n_N < N)[:, None]
-        x_NX = tl.load(at_NX, mask=there_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
+        real_N1 = (n_N < N)[:, None]
+        x_NX = tl.load(at_NX, mask=real_N1 & (k_X < K)[None, :], other=0.0).to(FACTOR)
         y_NM = tl.dot(x_NX, tl.trans(first_MX), y_NM, input_precision="ieee")
-        x_NX = tl.load(at_NX + HALF, mask=there_N1 & (k_X + HALF < K)[None, :], other=0.0).to(FACTOR)
+        x_NX = tl.load(at_NX + HALF, mask=real_N1 & (k_X + HALF < K)[None, :], other=0.0).to(FACTOR)
         y_NM = tl.dot(x_NX, tl.trans(second_MX), y_NM, input_precision="ieee")
     if BIASED:
         y_NM += tl.load(bias + m_M, mask=m_M < M, other=0.0).to(tl.float32)[None, :]
@@ -182,11 +188,11 @@ def _times(
 
 
 @triton.jit
-def _add_parts(sums, bias, y, N, M, P, BIASED: tl.constexpr, SOME: tl.constexpr):
+def _add_parts(sums, bias, y, N, M, P, BIASED: tl.constexpr, OUTPUTS_AT_ONCE: tl.constexpr):
     """Add the sums of all parts of some outputs of one token, in order."""
-    m_M = tl.program_id(0) * SOME + tl.arange(0, SOME)
+    m_M = tl.program_id(0) * OUTPUTS_AT_ONCE + tl.arange(0, OUTPUTS_AT_ONCE)
     n = tl.program_id(1).to(tl.int64)
-    y_M = tl.full([SOME], 0.0, tl.float32)
+    y_M = tl.full([OUTPUTS_AT_ONCE], 0.0, tl.float32)
     for p in range(P):
         y_M += tl.load(sums + (p * N + n) * M + m_M, mask=m_M < M, other=0.0)
     if BIASED:
@@ -197,17 +203,18 @@ def _add_parts(sums, bias, y, N, M, P, BIASED: tl.constexpr, SOME: tl.constexpr)
 @triton.jit
 def _rows(
     ids, out, codes, scales, minima, small, N, K, eights, all_small, BITS: tl.constexpr, OFFSET: tl.constexpr,
-    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, SOME: tl.constexpr, NUMBER: tl.constexpr,
+    SUPER: tl.constexpr, MINIMUM: tl.constexpr, BY_HALF: tl.constexpr, ROWS: tl.constexpr, NUMBER: tl.constexpr,
 ):  # fmt: skip
-    """Some rows of one eight of groups."""
+    """Store numbers of some rows of one eight of groups."""
     eight = tl.program_id(0)
-    n_N = tl.program_id(1) * SOME + tl.arange(0, SOME)
+    n_N = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     m_N = tl.load(ids + n_N, mask=n_N < N, other=0)
-    scale, minimum, one, other = _load_scales(
+    scale, minimum, small_scale, second_small = _load_scales(
         scales, minima, small, m_N, eight, eights, all_small, SUPER, MINIMUM
     )  # fmt: skip
     first_NX, second_NX = _load(
-        codes, m_N, eight, eights, scale, minimum, one, other, BITS, OFFSET, SUPER, MINIMUM, BY_HALF, NUMBER
+        codes, m_N, eight, eights, scale, minimum, small_scale, second_small, BITS, OFFSET, SUPER, MINIMUM, BY_HALF,
+        NUMBER,
     )  # fmt: skip
     k_X = _inputs(eight)
     at_NX = out + n_N.to(tl.int64)[:, None] * K + k_X[None, :]

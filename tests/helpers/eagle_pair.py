@@ -1,4 +1,4 @@
-"""A tiny target and a random feature draft for it, and what the draft computes: guesses by text, entries by row."""
+"""A tiny target and a random EAGLE head for it, and what the draft computes: guesses by text, entries by row."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from tests.helpers.tiny_llm import CONTEXT, ask
 from tests.helpers.tiny_training import target_folder
-from triforce.eagle.head import FeatureDraftWeights, shapes
-from triforce.eagle.head_files import FeatureDraftFile, new_config, write_feature_draft
-from triforce.eagle.torch_passes import FeatureLayer
+from triforce.eagle.head import EagleHeadWeights, shapes
+from triforce.eagle.head_files import EagleHeadFile, new_config, write_eagle_head
+from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.engine import tier_builder
 from triforce.engine.engine import Engine
 from triforce.engine.model_loader import Checkpoint, load
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
-from triforce.kvcache.feature_memory import FeatureSlots
+from triforce.kvcache.eagle_memory import EagleHeadSlots
 from triforce.llm import LLM
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, SequenceState, Tier
@@ -34,14 +34,14 @@ from triforce.training.initial_weights import initial_weights
 CHOICES, WINDOW = 200, 40
 
 
-def feature_pair(folder: Path, **sizes: Any) -> Path:
+def eagle_pair(folder: Path, **sizes: Any) -> Path:
     """A folder with a target of three layers and a draft, whose attention counts and whose window is passed."""
     target = target_folder(folder / "target", **({"max_position_embeddings": CONTEXT} | sizes))
     random_draft(folder / "draft", load(target, device="cpu", dtype="float32"))
     return folder
 
 
-def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any) -> FeatureDraftFile:
+def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any) -> EagleHeadFile:
     """Write a draft that is right now and then, and has no two inputs that do not matter."""
     config = replace(new_config(target.config, CHOICES), **({"window": WINDOW} | changes))
     weights = initial_weights(target, config, seed)
@@ -49,9 +49,9 @@ def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any
     for name, shape in shapes(config).items():
         if scale := {"o_proj_CQ": 0.5, "down_proj_CI": 0.5, "embedding_proj_CC": 0.05}.get(name):
             weights[name] = torch.randn(shape, generator=dice) * scale * shape[-1] ** -0.5
-    draft = FeatureDraftFile(config, FeatureDraftWeights(**weights, tokens_M=torch.arange(2, 2 + CHOICES)))
+    draft = EagleHeadFile(config, EagleHeadWeights(**weights, tokens_M=torch.arange(2, 2 + CHOICES)))
     folder.mkdir(exist_ok=True)
-    write_feature_draft(folder, draft)
+    write_eagle_head(folder, draft)
     return draft
 
 
@@ -101,7 +101,7 @@ def check_consistent(guesses: Sequence[Guess]) -> None:
 
 
 @torch.no_grad()
-def check_guess(llm: LLM, draft: FeatureDraftFile, guess: Guess) -> None:
+def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
     """Compare a guess that only the full tier verifies with what the layer in torch makes of the whole text at once."""
     decoder, ids_1T, at = llm.models.target, torch.tensor([guess.text]), guess.committed
     states_1TX = torch.zeros(1, len(guess.text), len(draft.config.state_layers) * draft.config.hidden_size)
@@ -113,18 +113,18 @@ def check_guess(llm: LLM, draft: FeatureDraftFile, guess: Guess) -> None:
     embeddings_1TC = decoder.model.embed(ids_1T[0]).float()[None]
     chunk = Chunk(ids_1T, slots_1T, states_1TX, embeddings_1TC, nothing, nothing)
     steps = len(guess.text) - at
-    *_, (out_11C, _) = guesses(FeatureLayer(draft.config, draft.weights), chunk, Past(), torch.tensor([at]), steps)
+    *_, (out_11C, _) = guesses(EagleHeadLayer(draft.config, draft.weights), chunk, Past(), torch.tensor([at]), steps)
     wanted_M = decoder.head_rows(draft.weights.tokens_M) @ out_11C[0, 0]
     torch.testing.assert_close(guess.logits_V[draft.weights.tokens_M], wanted_M, atol=5e-3, rtol=5e-3)
 
 
-def entries(texts: Engine) -> Iterator[tuple[list[int], FeatureSlots]]:
+def entries(texts: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
     """Of each row that is decoded: its committed tokens, and what the draft holds of them."""
     for batch in texts.core.batches.values():
         pool = batch.top.cache.pool
-        assert pool.features
+        assert pool.eagle_memory
         for b, length in enumerate(batch.top.cache.lengths_B.tolist()):
-            yield batch.prefix.ids_BS[b, :length].tolist(), pool.features.read(pool.slots(b, 0, length))
+            yield batch.prefix.ids_BS[b, :length].tolist(), pool.eagle_memory.read(pool.slots(b, 0, length))
 
 
 def check_entries(llm: LLM, texts: Engine) -> None:

@@ -1,10 +1,10 @@
-"""Faults of feature drafts: states of another token, guesses that see too much or too little."""
+"""Faults of EAGLE heads: states of another token, guesses that see too much or too little."""
 
 from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
-LAYER = "triforce.eagle.torch_passes:FeatureLayer"
+LAYER = "triforce.eagle.torch_passes:EagleHeadLayer"
 GUESSES = "triforce.training.distillation:guesses"
 STREAM = "triforce.training.episodes:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
@@ -59,59 +59,64 @@ AGAIN: dict[str, tuple[str, tuple[str, str]]] = {
         ("read.append(text)", "read.append(text); self._kept[number] = read"),
     ),
 }  # fmt: skip
-DRAFT = "triforce.eagle.eagle_draft:FeatureDraft"
-PASSES = "triforce.eagle.torch_passes:TorchFeaturePasses"
-VIEW = "triforce.eagle.view:FeatureView"
+DRAFT = "triforce.eagle.eagle_draft:EagleHead"
+PASSES = "triforce.eagle.torch_passes:TorchEagleHeadPasses"
+VIEW = "triforce.eagle.view:EagleHeadView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a guess goes by the state of its own slot, of a token that was refused": (
-        "reference", f"{PASSES}.forward", ("_on_device(before_BT)]", "_on_device(own_BT)]"),
+        "reference", f"{PASSES}.forward", ("_on_device(previous_slots_BT)]", "_on_device(slots_BT)]"),
     ),
     "an entry is made of the state one slot on": (
-        "torch", f"{DRAFT}.note", ("(positions_N, own_N, before_N)", "(positions_N, own_N, own_N)"),
+        "torch", f"{DRAFT}.record_entries",
+        ("(positions_N, token_slots_N, previous_slots_N)", "(positions_N, token_slots_N, token_slots_N)"),
     ),
     "states of a guess stay where the target has passed": (
-        "reference", f"{PASSES}.note", ("memory.states_NC[own_N] =", "memory.states_NC[own_N * 0] ="),
+        "reference", f"{PASSES}.record_entries",
+        ("memory.states_NC[token_slots_N] =", "memory.states_NC[token_slots_N * 0] ="),
     ),
     "states are of another row": (
-        "company", f"{DRAFT}.note", ("columns_N, states_SBTC)", "columns_N, states_SBTC.flip(1).contiguous())"),
+        "company", f"{DRAFT}.record_entries",
+        ("columns_N, states_SBTC", "columns_N, states_SBTC.flip(1).contiguous()"),
     ),
     "entries of the retrieval tier stay after a full verification": (
-        "prompt", "triforce.eagle.eagle_draft:NotingDecoder.__call__",
-        ("self.draft.note(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.note("),
+        "prompt", "triforce.eagle.eagle_draft:EntryRecordingDecoder.__call__",
+        ("self.draft.record_entries(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.record_entries("),
     ),
     "what was refused is not fed anew": (
-        "torch", f"{VIEW}.rewind", ("np.minimum(self._ahead_B, lengths_B)", "self._ahead_B"),
+        "torch", f"{VIEW}.rewind", ("np.minimum(self._fed_B, lengths_B)", "self._fed_B"),
     ),
     "the window slides over the sinks": (
         "torch", f"{VIEW}._lists", ("np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])",
                                     "ints(dropped)[:, None]"),
     ),
-    "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._listed[0] != dropped or ", "")),
+    "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._cached_lists[0] != dropped or ", "")),
     "a row that is swapped in has no entries": (
         "swapped", "triforce.kvcache.views.full:FullView.swap_in",
-        ("pool.features.write(pool.slots(row, 0, held.length), held.features)", "pass"),
+        ("pool.eagle_memory.write(pool.slots(row, 0, swapped.length), swapped.eagle_slots)", "pass"),
     ),
     "a row that is swapped in has no states": (
-        "swapped", "triforce.kvcache.feature_memory:FeatureMemory.write",
+        "swapped", "triforce.kvcache.eagle_memory:EagleHeadMemory.write",
         ("self.states_NC[slots_N] = states_NC", "pass"),
     ),
     "a saved prompt has no entries": (
-        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore", ("if pool.features:", "if not pool.features:"),
+        "saved", "triforce.disk_cache.prompt_file:SavedCache.restore",
+        ("if pool.eagle_memory:", "if not pool.eagle_memory:"),
     ),
     "the disk cache has no entries": (
-        "disk", "triforce.disk_cache.prefixes:_copy", ("pool.features.write(slots_N, held.part(some))", "pass"),
+        "disk", "triforce.disk_cache.prefixes:_copy",
+        ("pool.eagle_memory.write(slots_N, eagle_slots.part(entry_tokens))", "pass"),
     ),
 }  # fmt: skip
 
 BURST = Mutant(
     "a burst goes on where the window must move",
-    "tests/engine/test_feature_draft_bursts.py::test_burst_mutant_is_noticed",
-    (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return most or (")),),
+    "tests/engine/test_eagle_head_bursts.py::test_burst_mutant_is_noticed",
+    (Edit(f"{VIEW}.steps", ("return steps_in_place(", "return limit or (")),),
 )
 
 RANKS = {
-    "a rank notes no states": ("triforce.eagle.eagle_draft:FeatureDraft.note", (
-        "if len(own_N):", "if len(own_N) and not self.target.ranks.rank:",
+    "a rank notes no states": ("triforce.eagle.eagle_draft:EagleHead.record_entries", (
+        "if len(token_slots_N):", "if len(token_slots_N) and not self.target.ranks.rank:",
     )),
     "head rows of the first rank alone": ("triforce.backends.tensor_parallel:ShardedModel.head_rows", (
         "return self._rows(self._part.head_rows, ids_N)",
@@ -126,7 +131,7 @@ MUTANTS = (
     + [
         Mutant(
             name,
-            "tests/distributed/test_tensor_parallel_features.py::test_rank_feature_mutant_is_noticed",
+            "tests/distributed/test_tensor_parallel_eagle.py::test_rank_eagle_mutant_is_noticed",
             (Edit(target, change),),
         )
         for name, (target, change) in RANKS.items()
@@ -150,9 +155,7 @@ MUTANTS = (
         for name, (target, change) in INDUCTION.items()
     ]
     + [
-        Mutant(
-            name, "tests/engine/test_feature_draft.py::test_tier_mutant_is_noticed", (Edit(target, change),), (check,)
-        )
+        Mutant(name, "tests/engine/test_eagle_head.py::test_tier_mutant_is_noticed", (Edit(target, change),), (check,))
         for name, (check, target, change) in TIER.items()
     ]
 )

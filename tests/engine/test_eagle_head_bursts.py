@@ -1,4 +1,4 @@
-"""Several guesses of a feature draft in one native call: those of single passes."""
+"""Several guesses of an EAGLE head in one native call: those of single passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.engine.test_feature_draft import features
+from tests.engine.test_eagle_head import features
 from tests.helpers.engine_scene import prompt
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in

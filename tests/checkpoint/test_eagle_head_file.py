@@ -1,4 +1,4 @@
-"""Feature drafts from files: EAGLE-3 checkpoints as published, ours, and files that do not fit or are damaged."""
+"""EAGLE heads from files: EAGLE-3 checkpoints as published, ours, and files that do not fit or are damaged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from torch import Tensor
 
 from tests.helpers.eagle3_reference import Eagle3, random_checkpoint
 from tests.helpers.tiny_checkpoint import edit, save, tiny_model
-from triforce.eagle.head import FeatureDraftWeights, shapes
+from triforce.eagle.head import EagleHeadWeights, shapes
 from triforce.eagle.head_files import (
-    FeatureDraftFile,
+    EagleHeadFile,
+    default_state_layers,
     new_config,
-    read_feature_draft,
-    states_of,
+    read_eagle_head,
     with_head,
-    write_feature_draft,
+    write_eagle_head,
 )
-from triforce.eagle.torch_passes import Entries, FeatureLayer
+from triforce.eagle.torch_passes import EagleHeadLayer, Entries
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
@@ -58,11 +58,11 @@ def test_published_checkpoint_gives_published_logits(
 ) -> None:
     """A prompt of 12 tokens in one pass, and three guesses behind it: each made of the one before."""
     tensors, config = published(tmp_path, **changes)
-    draft = read_feature_draft(tmp_path, target, "any")
+    draft = read_eagle_head(tmp_path, target, "any")
     draw = torch.Generator().manual_seed(5)
     ids_T = torch.randint(97, (12,), generator=draw)
     states_TX, embedding_VC = torch.randn(11, 3 * 64, generator=draw), torch.randn(97, 64, generator=draw)
-    reference, layer = Eagle3(tensors, config, embedding_VC), FeatureLayer(draft.config, draft.weights)
+    reference, layer = Eagle3(tensors, config, embedding_VC), EagleHeadLayer(draft.config, draft.weights)
     hidden_C = reference.prefill(states_TX, ids_T[1:].tolist())
     slots_1T = torch.arange(1, 12)[None]
     fused_1TC, embedded_1TC = layer.fuse(states_TX[None]), embedding_VC[ids_T[1:]][None]
@@ -90,21 +90,21 @@ def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_pat
     for how, layers in wanted.items():
         ids = {"eagle_aux_hidden_state_layer_ids": list(how[1])} if how else {}
         published(tmp_path, **({"eagle_config": ids} if how and how[0] == "eagle_config" else ids))
-        assert read_feature_draft(tmp_path, target, "any").config.state_layers == layers
+        assert read_eagle_head(tmp_path, target, "any").config.state_layers == layers
 
 
-def made(target: ModelConfig, seed: int = 0) -> FeatureDraftFile:
+def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
     """A random draft of ours."""
     config, draw = new_config(target, 24), torch.Generator().manual_seed(seed)
     named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
-    weights = FeatureDraftWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
-    return FeatureDraftFile(config, weights, "fingerprint", {"minutes": 1.5})
+    weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
+    return EagleHeadFile(config, weights, "fingerprint", {"minutes": 1.5})
 
 
 def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> None:
     draft = made(target)
-    write_feature_draft(tmp_path, draft)
-    found = read_feature_draft(tmp_path, target, "fingerprint")
+    write_eagle_head(tmp_path, draft)
+    found = read_eagle_head(tmp_path, target, "fingerprint")
     assert found.card == draft.card and found.weights.head_MC is None
     assert [name for name, _ in found.weights.trained()] == [name for name, _ in draft.weights.trained()]
     for (_, one), (_, other) in zip(found.weights.trained(), draft.weights.trained(), strict=True):
@@ -120,21 +120,21 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
 
 
 def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path) -> None:
-    write_feature_draft(tmp_path, made(target))
+    write_eagle_head(tmp_path, made(target))
     with pytest.raises(ModelError, match="another model, or of this one in another dtype; make one"):
-        read_feature_draft(tmp_path, target, "another")
-    assert read_feature_draft(tmp_path, target, "another", finetune=True).target == "fingerprint"
+        read_eagle_head(tmp_path, target, "another")
+    assert read_eagle_head(tmp_path, target, "another", finetune=True).target == "fingerprint"
 
 
 def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    write_feature_draft(tmp_path / "own", made(target))
+    write_eagle_head(tmp_path / "own", made(target))
     for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
                        ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
         model = tiny_model(**({"num_hidden_layers": 8} | size))
         other = load(save(model, tmp_path / what), device="cpu", dtype="float32").config
         with pytest.raises(ModelError, match=what):
-            read_feature_draft(tmp_path / "own", other, "fingerprint", finetune=True)
+            read_eagle_head(tmp_path / "own", other, "fingerprint", finetune=True)
 
 
 def cut(folder: Path) -> None:
@@ -185,8 +185,14 @@ def test_damaged_draft_raises_model_error(
     published(tmp_path)
     damage(tmp_path)
     with pytest.raises(ModelError, match=said):
-        read_feature_draft(tmp_path, target, "any")
+        read_eagle_head(tmp_path, target, "any")
 
 
 def test_new_draft_reads_between_layers() -> None:
-    assert [states_of(layers) for layers in (2, 3, 6, 30, 32)] == [(1,), (1, 2), (2, 3, 5), (2, 15, 29), (2, 16, 31)]
+    assert [default_state_layers(layers) for layers in (2, 3, 6, 30, 32)] == [
+        (1,),
+        (1, 2),
+        (2, 3, 5),
+        (2, 15, 29),
+        (2, 16, 31),
+    ]

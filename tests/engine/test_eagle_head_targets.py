@@ -1,4 +1,4 @@
-"""Which targets a feature draft is for, and what it is refused with."""
+"""Which targets an EAGLE head is for, and what it is refused with."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.engine.test_feature_draft import features
+from tests.engine.test_eagle_head import features
+from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.engine_scene import alone
-from tests.helpers.feature_pair import feature_pair
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import llm
 from triforce.backends import dispatch
@@ -48,7 +48,7 @@ def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str, tmp_path: Path) -> None:
     """The draft's passes are torch's then, beside whatever kernels the target has."""
-    folder = feature_pair(tmp_path, hidden_size=72, head_dim=16)
+    folder = eagle_pair(tmp_path, hidden_size=72, head_dim=16)
     model = LLM(folder / "target", f"finetune:{folder / 'draft'}", dtype=dtype)
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
     assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
@@ -69,12 +69,14 @@ def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp
 @pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
-    passes = llm(features).models.features.passes  # type: ignore[union-attr]
+    passes = llm(features).models.eagle_head.passes  # type: ignore[union-attr]
     seen = list[Tensor]()
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
     monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
     positions_N, ids_N = np.array([10, BLOCK + 5, 5 * BLOCK]), torch.zeros(3, dtype=torch.long)
-    passes.note(ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8))
+    passes.record_entries(
+        ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8)
+    )
     wanted, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
     assert torch.equal(seen[0][positions_N], wanted)
 
@@ -86,6 +88,6 @@ def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> No
     with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
         LLM(features / "target", folder)
     allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")
-    assert alone(allowed, 40, 0.8) and allowed.models.features
+    assert alone(allowed, 40, 0.8) and allowed.models.eagle_head
     with pytest.raises(RequestError, match="target is a model of its own"):
         LLM(features / "target", f"finetune:{features / 'target'}")

@@ -1,4 +1,4 @@
-"""Feature drafts for tiny targets, which can propose some of the tokens only."""
+"""EAGLE heads for tiny targets, which can propose some of the tokens only."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 
 from tests.helpers.laws.tiny import GROUPS, HEADS, LAYERS, MODELS, C, V, decoder
 from triforce.backends.decoder import Decoder
-from triforce.eagle.eagle_draft import FeatureDraft
-from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, shapes
+from triforce.eagle.eagle_draft import EagleHead
+from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.engine.tier_builder import ModelSet
 
 TOKENS = torch.tensor([0, 2, 3, 5])
 
 
-def feature_draft(target: Decoder, sinks: int = 4) -> FeatureDraft:
+def eagle_head(target: Decoder, sinks: int = 4) -> EagleHead:
     """Random, but for the state that it mostly repeats."""
     dice = torch.Generator().manual_seed(7)
-    config = FeatureDraftConfig(
+    config = EagleHeadConfig(
         V, C, 48, HEADS, GROUPS, target.config.head_dim, 1e-5, state_layers=(1,), choices=len(TOKENS),
         rope=target.config.rope, sinks=sinks, window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
     )  # fmt: skip
@@ -26,13 +26,13 @@ def feature_draft(target: Decoder, sinks: int = 4) -> FeatureDraft:
     }
     found["fc_CX"] += torch.eye(C)
     head_MC = target.head_rows(TOKENS)
-    return FeatureDraft(config, FeatureDraftWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
+    return EagleHead(config, EagleHeadWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
 
 
-def native_features() -> ModelSet:
+def native_eagle_head() -> ModelSet:
     """Return the like with heads and a type that native kernels take: passes of one call, bursts, 8-bit weights."""
     target = decoder(LAYERS, 0.0, D=16, dtype=torch.bfloat16)
-    return ModelSet(target, features=feature_draft(target, sinks=16))
+    return ModelSet(target, eagle_head=eagle_head(target, sinks=16))
 
 
-FEATURES = ModelSet(MODELS.target, features=feature_draft(MODELS.target))
+EAGLE_MODELS = ModelSet(MODELS.target, eagle_head=eagle_head(MODELS.target))

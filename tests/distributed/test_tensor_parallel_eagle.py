@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.feature_pair import feature_pair
+from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.thread_ranks import together
@@ -20,8 +20,8 @@ from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.eagle.eagle_draft import FeatureDraft
-from triforce.eagle.torch_passes import TorchFeaturePasses
+from triforce.eagle.eagle_draft import EagleHead
+from triforce.eagle.torch_passes import TorchEagleHeadPasses
 from triforce.engine import tier_builder
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError, RequestError, TriforceError
@@ -34,7 +34,7 @@ PROMPTS = [ids(150), ids(40, 1)]
 
 @pytest.fixture(scope="module")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return feature_pair(tmp_path_factory.mktemp("features"))
+    return eagle_pair(tmp_path_factory.mktemp("features"))
 
 
 def texts(
@@ -63,9 +63,9 @@ Guesses = dict[int, list[Tensor]]
 
 def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
     """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
-    seen, call = Guesses(), FeatureDraft.__call__
+    seen, call = Guesses(), EagleHead.__call__
 
-    def spy(self: FeatureDraft, *given: Any) -> Tensor:
+    def spy(self: EagleHead, *given: Any) -> Tensor:
         logits_BJV = call(self, *given)
         seen.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
         return logits_BJV
@@ -75,7 +75,7 @@ def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bo
         return seen.pop(threading.get_ident()), found
 
     with monkeypatch.context() as patch:
-        patch.setattr(FeatureDraft, "__call__", spy)
+        patch.setattr(EagleHead, "__call__", spy)
         patch.setattr(tier_builder, "fused_draft", lambda *given: None)
         return [run(ALONE)] if count == 1 else together(count, run, exact)
 
@@ -93,8 +93,8 @@ def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypat
 
 
 @NATIVE
-@pytest.mark.parametrize("mutant", caught_in("test_rank_feature_mutant_is_noticed"), ids=str)
-def test_rank_feature_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", caught_in("test_rank_eagle_mutant_is_noticed"), ids=str)
+def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     # What a fault leaves unwritten may be NaN, which the sampler refuses.
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):
@@ -113,8 +113,8 @@ def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
     """With the whole embedding, natively: no exchange between guesses."""
 
     def run(ranks: TPGroup) -> bool:
-        draft = LLM(features / "target", features / "draft", ranks=ranks, **SETTINGS).models.features
-        return draft is not None and not isinstance(draft.passes, TorchFeaturePasses)
+        draft = LLM(features / "target", features / "draft", ranks=ranks, **SETTINGS).models.eagle_head
+        return draft is not None and not isinstance(draft.passes, TorchEagleHeadPasses)
 
     assert together(2, run) == [True, True]
 

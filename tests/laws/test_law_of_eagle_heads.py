@@ -1,4 +1,4 @@
-"""A proposal over a feature draft has the target's law: integrated over all noise, of real tiers, entries and passes.
+"""A proposal over an EAGLE head has the target's law: integrated over all noise, of real tiers, entries and passes.
 
 Proposals before it reject tokens, so the draft reads what those have left. Thresholds come from the laws that the tiers
 themselves report; the law they are compared with is that of a dense pass with other attention code.
@@ -18,8 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.laws.eagle import EAGLE_MODELS, TOKENS
 from tests.helpers.laws.enumeration import distance
-from tests.helpers.laws.features import FEATURES, TOKENS
 from tests.helpers.laws.one_verification import Cut, Interval, Text, as_a_block, cells, continued, draws, one_by_one
 from tests.helpers.laws.tiny import PROMPTS, SETTING, V, laws
 from triforce.backends.token_sampler import sampling
@@ -74,7 +74,7 @@ class Seen:
 def proposal(rows: Sequence[Given], coupling: str) -> Seen:
     """Return what the real tiers do with these uniforms behind the proposals of `BEFORE`."""
     sequences = [TokenSequence(PROMPTS[0], WARPED, seed=1) for _ in rows]
-    batch = SequenceBatch(FEATURES, MODES["draft"], SETTING, coupling, sequences)
+    batch = SequenceBatch(EAGLE_MODELS, MODES["draft"], SETTING, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
     for u in BEFORE:
         step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
@@ -148,7 +148,7 @@ def target_laws(before: list[int], most: int) -> dict[Text, list[float]]:
     """The target's law behind all texts of fewer than `most` tokens, by a dense pass."""
     texts = [text for length in range(most) for text in product(range(V), repeat=length)]
     ids_BT = torch.tensor([[*before, *text, *[0] * (most - len(text))] for text in texts])
-    laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, FEATURES.target)[:: len(PROMPTS)]
+    laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, EAGLE_MODELS.target)[:: len(PROMPTS)]
     return {text: laws_BTV[n, len(before) + len(text)].tolist() for n, text in enumerate(texts)}
 
 
@@ -156,13 +156,13 @@ each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_
 
 
 @each_coupling
-def test_proposal_over_feature_draft_has_target_law(coupling: str, cut: Cut) -> None:
+def test_proposal_over_eagle_head_has_target_law(coupling: str, cut: Cut) -> None:
     far, as_told = deviation(coupling, cut)
     assert far < ROUNDED and as_told == [True, True]
 
 
 @each_coupling
-def test_feature_draft_that_tells_another_law_is_detected(
+def test_eagle_head_that_tells_another_law_is_detected(
     coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its guesses are verified as if they came from a law that is a little flatter."""

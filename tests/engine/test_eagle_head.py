@@ -1,4 +1,4 @@
-"""A feature draft below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
+"""An EAGLE head below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.engine.test_engine_mutants import play, play_swapped
 from tests.engine.test_schedules import Schedules
 from tests.helpers.disk_llm import written
+from tests.helpers.eagle_pair import Guess, check_consistent, check_entries, check_guess, eagle_pair, spied
 from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
-from tests.helpers.feature_pair import Guess, check_consistent, check_entries, check_guess, feature_pair, spied
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_llm import MODES, ask, llm
 from triforce.backends import dispatch
 from triforce.disk_cache import prefixes
 from triforce.eagle import eagle_draft
-from triforce.eagle.head_files import read_feature_draft
-from triforce.eagle.torch_passes import TorchFeaturePasses
+from triforce.eagle.head_files import read_eagle_head
+from triforce.eagle.torch_passes import TorchEagleHeadPasses
 from triforce.engine.engine import Engine
 from triforce.errors import ModelError
 from triforce.llm import LLM
@@ -35,7 +35,7 @@ DRAFTING = ["draft", "triforce", "streaming", "draft-ngram"]
 
 @pytest.fixture(scope="session")
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return feature_pair(tmp_path_factory.mktemp("features"))
+    return eagle_pair(tmp_path_factory.mktemp("features"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
@@ -98,15 +98,15 @@ def by_torch(features: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             eagle_draft,
-            "feature_passes",
-            lambda config, weights, target, *where: TorchFeaturePasses(config, weights.to(*where), target.embed),
+            "eagle_head_passes",
+            lambda config, weights, target, *where: TorchEagleHeadPasses(config, weights.to(*where), target.embed),
         )
         like_torch(features)
 
 
 def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
-    draft = read_feature_draft(features / "draft", model.target.config, model.target.fingerprint)
+    draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
     with spied() as seen:
         for length in (3, 16, 150):  # the last one twice: it finds what was read
             for text in (prompt(length), prompt(length) + [5] * 20):

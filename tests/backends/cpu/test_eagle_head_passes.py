@@ -1,4 +1,4 @@
-"""Native passes of a feature draft: those of the layer in torch, a row's bits its own, at each level.
+"""Native passes of an EAGLE head: those of the layer in torch, a row's bits its own, at each level.
 
 Shape suffixes as in eagle/eagle_draft.py.
 """
@@ -14,15 +14,15 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
 from triforce.backends.kernel_api import ForwardBatch, PageTable
-from triforce.eagle.eagle_draft import feature_passes
-from triforce.eagle.head import FeatureDraftConfig, FeatureDraftWeights, FeaturePasses, shapes
-from triforce.eagle.torch_passes import TorchFeaturePasses
-from triforce.kvcache import FeatureMemory
+from triforce.eagle.eagle_draft import eagle_head_passes
+from triforce.eagle.head import EagleHeadConfig, EagleHeadPasses, EagleHeadWeights, shapes
+from triforce.eagle.torch_passes import TorchEagleHeadPasses
+from triforce.kvcache import EagleHeadMemory
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 from tests.helpers.random_model import D, G, H, V, random_model
-from triforce.eagle.native_passes import NativeFeaturePasses
+from triforce.eagle.native_passes import NativeEagleHeadPasses
 
 torch.set_num_threads(1)
 C, M, PAGES, LENGTHS, FED = 48, 20, 12, [37, 20], [3, 1]
@@ -37,7 +37,7 @@ class Scene:
         draw = torch.Generator().manual_seed(3)
         model, target = random_model(draw, dtype, hidden=C)
         ours = not published
-        self.config = FeatureDraftConfig(
+        self.config = EagleHeadConfig(
             V, C, 72, H, G, D, 1e-5, (1, 2), M, model.rope, 16, 24, fc_norm=ours, norm_output=ours,
             norm_before_residual=ours, embedding_residual=ours,
         )  # fmt: skip
@@ -47,22 +47,22 @@ class Scene:
             for name, shape in shapes(self.config).items()
         }  # fmt: skip
         head_MC = torch.randn(M, C, generator=draw) * C**-0.5
-        weights = FeatureDraftWeights(**named, tokens_M=torch.arange(2, 2 + M), head_MC=head_MC)
+        weights = EagleHeadWeights(**named, tokens_M=torch.arange(2, 2 + M), head_MC=head_MC)
         self.weights, self.target = weights, target
-        self.native = NativeFeaturePasses(self.config, weights, target, dtype)
-        self.torch = TorchFeaturePasses(self.config, weights.to(torch.float32, "cpu"), target.embed)
+        self.native = NativeEagleHeadPasses(self.config, weights, target, dtype)
+        self.torch = TorchEagleHeadPasses(self.config, weights.to(torch.float32, "cpu"), target.embed)
         self.ids_BT = torch.randint(V, (2, 40), generator=draw)
         self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw)
 
-    def run(self, passes: FeaturePasses, dtype: torch.dtype, rows: list[int]) -> tuple[FeatureMemory, Tensor]:
+    def run(self, passes: EagleHeadPasses, dtype: torch.dtype, rows: list[int]) -> tuple[EagleHeadMemory, Tensor]:
         """What the memory holds, and logits, once texts are noted and more of them are fed, of some rows."""
-        memory = FeatureMemory(self.config.layer, PAGES, dtype, "cpu")
+        memory = EagleHeadMemory(self.config.layer, PAGES, dtype, "cpu")
         starts, fed = [LENGTHS[b] for b in rows], [FED[b] for b in rows]
         for b in rows:
             length = LENGTHS[b] + FED[b] - 1  # of the tokens that are fed only the last is new to the target
             own_N = (1 + 4 * b) * PAGE + np.arange(length)
             slots = np.arange(length), own_N, np.append(0, own_N[:-1])
-            passes.note(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
+            passes.record_entries(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
         lists = torch.tensor([[*range(1 + 4 * b, 5 + 4 * b)] for b in rows], dtype=torch.int32)
         ids_BT = torch.stack([self.ids_BT[b, LENGTHS[b] : LENGTHS[b] + 3] for b in rows])
         view = PageTable(lists, starts, fed, PAGE, self.config.sinks, self.config.window)
@@ -99,18 +99,18 @@ def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
 
 def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
-    memory, one = FeatureMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
+    memory, one = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
     for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):
         with pytest.raises(ValueError, match="must"):
-            scene.native.note(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
-    narrow = FeatureMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
+            scene.native.record_entries(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
+    narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
-        scene.native.note(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
+        scene.native.record_entries(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
 
 
 def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:
     """As the memory of such a draft is torch's: native kernels read whole pages."""
     scene = Scene(dtype)
-    for sinks, kind in ((16, NativeFeaturePasses), (4, TorchFeaturePasses)):
+    for sinks, kind in ((16, NativeEagleHeadPasses), (4, TorchEagleHeadPasses)):
         config = replace(scene.config, sinks=sinks)
-        assert type(feature_passes(config, scene.weights, scene.target, dtype, "cpu")) is kind
+        assert type(eagle_head_passes(config, scene.weights, scene.target, dtype, "cpu")) is kind

@@ -1,4 +1,4 @@
-"""A feature draft under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
+"""An EAGLE head under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.engine.test_feature_draft import features
+from tests.engine.test_eagle_head import features
 from tests.helpers.engine_scene import prompt
 from tests.helpers.tiny_llm import ask, llm
 from triforce.interface.grammar import Grammar
