@@ -28,7 +28,10 @@ function reason(times, tiered, seldom) {
     return `Why not faster: the KV cache of ${told(tiered.read)} tokens is small, so plain decoding reads little ` +
       `per token, and speculation can save nothing. Try a document of more than ${told(gains.from)} tokens.${chance}`;
   }
-  if (seldom) return "Why not faster: speculation was found not to pay here. Both are plain decoding, and the difference in speed is chance.";
+  if (seldom) {
+    return "Why not faster: speculation was found not to pay here. Both are plain decoding, " +
+      "and the difference in speed is chance.";
+  }
   return `Why not faster: ${Math.round(100 * guessed(tiered))} % of the tokens were proposed correctly, but the proposals took as much ` +
     "time as they saved. The larger a model, the longer a document must be before its KV cache dominates the time.";
 }
