@@ -59,8 +59,8 @@ def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str
     [
         (1.0, 9000, "retrieval", "2.0 times as fast, the same text", "^$"),
         (2.5, 500, "retrieval", "0.8 times as fast, the same text", "the KV cache of 500 tokens is small"),
-        (2.0, 9000, "retrieval", "1.0 times as fast, the same text", "100 % of the tokens had been guessed right"),
-        (1.0, 9000, "full", "As fast as plain decoding, the same text", "guessing was found not to pay.*is chance"),
+        (2.0, 9000, "retrieval", "1.0 times as fast, the same text", "100 % of the tokens were proposed correctly"),
+        (1.0, 9000, "full", "As fast as plain decoding, the same text", "speculation was found not to pay.*is chance"),
         (1.0, 500, "full", "As fast as plain decoding, the same text", "the KV cache of 500 tokens.*is chance"),
     ],
 )
@@ -80,7 +80,7 @@ def test_browser_headline_equals_measurement(
     ("pays_from", "pays", "hint", "why"),
     [
         (600, "Speculation pays from 600 tokens on.", "which gains little", "Try a document of more than 600 tokens"),
-        (200, "Speculation pays from 200 tokens on.", "", "100 % of the tokens had been guessed right"),
+        (200, "Speculation pays from 200 tokens on.", "", "100 % of the tokens were proposed correctly"),
         (
             None,
             "Speculation should not pay: KV is small.",

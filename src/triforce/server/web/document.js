@@ -1,7 +1,7 @@
 "use strict";
-// What is read: a sample, a file or a text of the visitor's, and how many tokens it has.
+// The document: a sample, a file or the visitor's own text, and its number of tokens.
 const LENGTHS = [1000, 4000, 16000, 32000], USUAL = 16000;  // of samples, in tokens
-const PROBE = 8000;  // characters from which the length of a token is told
+const PROBE = 8000;  // characters from which the length of a token is estimated
 let context = 0, counting = null;
 
 const count = async text => (await (await post("/tokenize", {prompt: text})).json()).count;
@@ -18,7 +18,7 @@ async function offerSamples() {
   else press(null);
 }
 
-// What `triforce watch` has read: a question about it is answered at once.
+// Documents that `triforce watch` has prefilled: a question about one of them starts at once.
 async function offerWatched() {
   const {documents} = await (await ask("/documents")).json();
   const open = async id => set(await (await ask("/documents/" + id)).text());
@@ -41,7 +41,7 @@ function set(text, length = null) {
   measure(length);
 }
 
-// The count comes when the visitor rests.
+// Count the tokens when the visitor pauses.
 function measure(length = null) {
   clearTimeout(counting);
   press(length);

@@ -1,11 +1,11 @@
 "use strict";
-// Which parts of the text the retrieval tier read: a line for each look at it, drawn in the canvas' own colour.
+// The parts of the text that the retrieval tier read: one line per verification, in the colour of the canvas.
 const LINES = 48, PARTS = 256;
 
 class ReadMap {
   constructor() { this.clear(); }
   clear() { this.lines = []; this.draw(); this.say(""); $("map").setAttribute("aria-label", "Nothing yet"); }
-  // Without anything seen the tier was not asked: that is no line of the map.
+  // An empty `seen` means that the tier was not used: it adds no line.
   add({seen, tokens}) {
     if (!seen.length) return;
     this.lines = [...this.lines, seen].slice(-LINES);
@@ -17,7 +17,7 @@ class ReadMap {
     const seen = this.lines.at(-1), mean = Math.round(seen.reduce((a, b) => a + b) / seen.length);
     $("map").setAttribute("aria-label", `Heads of the retrieval tier see ${mean} % of ${told(this.tokens)} tokens on average`);
     const all = this.lines.every(line => line.every(percent => percent === 100));
-    this.say(all ? "It read the whole text: there is no more of it than the tier may read." : "");
+    this.say(all ? "It read the whole text: the text is within the tier's budget." : "");
   }
   end() { if (!this.lines.length) this.say("The retrieval tier was not used for this text."); }
   say(text) {

@@ -1,6 +1,6 @@
 "use strict";
 // The comparison: one text with TriForce, and the same seed by plain decoding.
-const PAUSE = 100;  // milliseconds between two paintings: they take the processor that the server may be on
+const PAUSE = 100;  // milliseconds between two repaints, which take CPU time that the server may need
 const map = new ReadMap(), progress = new Progress();
 let running = null;
 
@@ -8,7 +8,7 @@ async function learn() {
   $("error").textContent = "";
   let model;
   try { [model] = (await (await ask("/v1/models")).json()).data; } catch (error) {
-    if (error.status === 401 && !$("key").value) return;  // the key is asked for
+    if (error.status === 401 && !$("key").value) return;  // the page now asks for the key
     throw error;
   }
   const {chats, modes, pays, pays_from} = model.triforce;
@@ -33,7 +33,7 @@ function request(mode) {
   return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
 }
 
-// `look` is told of each piece, and `show` paints now and then.
+// Generate one text: `look` receives each trace, and `show` repaints at most once per PAUSE.
 async function write(mode, writing, step, said, show, look = () => {}) {
   const [path, body] = request(mode);
   let shown = -PAUSE;
@@ -65,18 +65,18 @@ async function compare() {
   const mode = $("mode").value, both = $("compare").checked, steps = both ? 2 : 1;
   const tiered = new Writing("tiered"), plain = new Writing("plain");
   $("beside").hidden = !both;
-  await write(mode, tiered, `1 of ${steps}`, "writing with TriForce", () => {
+  await write(mode, tiered, `1 of ${steps}`, "generating with TriForce", () => {
     unveil();
     explain(tiered.tiers); tabulate(tiered); map.show(); raceBars(tiered, plain);
   }, look => map.add(look));
   map.end();
   if (!both) return;
   progress.begin("2 of 2: plain decoding");
-  await write("ar", plain, "2 of 2", "writing the same by plain decoding", () => raceBars(tiered, plain));
+  await write("ar", plain, "2 of 2", "generating the same by plain decoding", () => raceBars(tiered, plain));
   judge(tiered, plain);
 }
 
-// There is something to see, and only now the page is long enough to show it from its top.
+// Show the result once it has content: only then is the page long enough to scroll its top into view.
 function unveil() {
   if (!$("made").hidden) return;
   $("made").hidden = false;
@@ -116,13 +116,13 @@ function fail(error) { $("error").textContent = error.message; }
 function promise() {
   const both = $("compare").checked, tokens = told($("tokens").valueAsNumber || 0);
   $("run").textContent = both ? "Compare" : "Run";
-  $("promise").textContent = `Writes ${tokens} tokens with TriForce` + (both ? ", then the same by plain decoding." : ".");
+  $("promise").textContent = `Generates up to ${tokens} tokens with TriForce` + (both ? ", then the same by plain decoding." : ".");
 }
 
 $("form").addEventListener("submit", event => { event.preventDefault(); if (!running) run(); });
 $("stop").addEventListener("click", () => running?.abort());
 $("advanced").addEventListener("input", promise);
-$("advanced").addEventListener("invalid", () => { $("advanced").open = true; }, true);  // or nobody sees what is wrong
+$("advanced").addEventListener("invalid", () => { $("advanced").open = true; }, true);  // else an invalid field stays hidden
 $("key").addEventListener("change", () => learn().catch(fail));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.draw());
 promise();

@@ -1,5 +1,5 @@
 "use strict";
-// What is being done, how far it is, and how long it will take at the pace of the last few seconds.
+// The current step, its progress, and the time left at the pace of the last few seconds.
 const RECENT = 5000;  // milliseconds
 
 function span(seconds) {

@@ -1,5 +1,5 @@
 "use strict";
-// How the page talks to the server: as any client does, with the visitor's key.
+// Requests to the server, as any client sends them, with the visitor's key.
 const $ = id => document.getElementById(id);
 const told = number => number.toLocaleString("en");
 
@@ -22,7 +22,7 @@ async function refusal(response) {
   if (response.status === 401) { $("keyed").hidden = false; $("key").focus(); }
   const text = await response.text();
   let message = "the server answered " + response.status;
-  try { message = JSON.parse(text).error.message; } catch { /* no error of this server's own */ }
+  try { message = JSON.parse(text).error.message; } catch { /* not this server's error format */ }
   return Object.assign(new Error(message), {status: response.status});
 }
 
