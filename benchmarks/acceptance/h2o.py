@@ -42,10 +42,10 @@ class HeavyHitters:
 
     def _see(self, full: FullView, row: int) -> None:
         """Add what the last verification saw; the first thing seen is the end of the prompt, which is there already."""
-        seen = full.observations[row]
-        if self._passes and seen.passes != self._passes and seen.mass_LGU is not None:
-            self._mass_LGU = added(self._mass_LGU, seen.mass_LGU)
-        self._passes = seen.passes
+        observation = full.observations[row]
+        if self._passes and observation.passes != self._passes and observation.mass_LGU is not None:
+            self._mass_LGU = added(self._mass_LGU, observation.mass_LGU)
+        self._passes = observation.passes
 
 
 @torch.no_grad()

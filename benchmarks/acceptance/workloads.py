@@ -52,8 +52,8 @@ def plain(name: str, source: str, ids: list[int], size: Size) -> Workload:
 
 def copy(source: str, ids: list[int], size: Size) -> Workload:
     """A passage from the first quarter of the context comes again, word for word, at its end."""
-    first = size.context // 4
-    again = _start(source, ids, first + CUE + size.positions)[first:]
+    source_place = size.context // 4
+    again = _start(source, ids, source_place + CUE + size.positions)[source_place:]
     text = _start(source, ids, size.context - CUE) + again
     return Workload("copy", source, text, _strides(size.context, len(text), size.width))
 
@@ -75,8 +75,8 @@ def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Deco
     spans, read = list[Span](), len(text)
     for cue, answer in Random(1).sample(facts, len(facts)):
         text += cue + answer
-        first, digits = len(text) - len(answer), sum(has_digit(decode([token])) for token in answer)
-        spans += [Span(read, first, False), *_strides(first, read := first + digits, size.width)]
+        first_place, digits = len(text) - len(answer), sum(has_digit(decode([token])) for token in answer)
+        spans += [Span(read, first_place, False), *_strides(first_place, read := first_place + digits, size.width)]
     return Workload("needle", source, text[:read], spans)
 
 
