@@ -88,8 +88,10 @@ def _scaling(scaling: Scaling, hf: HFConfig) -> dict[str, Any]:
             }  # fmt: skip
         case Divided():
             guessed = replace(LLAMA3, factor=max(scaling.divisors))
-            there, here = (each.frequencies(hf.rope_theta, hf.head_dim, 0)[0] for each in (scaling, guessed))
-            if torch.allclose(here, there, rtol=1e-3):
+            actual_NV, guessed_NV = (
+                rope_scaling.frequencies(hf.rope_theta, hf.head_dim, 0)[0] for rope_scaling in (scaling, guessed)
+            )
+            if torch.allclose(guessed_NV, actual_NV, rtol=1e-3):
                 return {
                     "rope_type": "llama3", "factor": guessed.factor, "low_freq_factor": guessed.low,
                     "high_freq_factor": guessed.high, "original_max_position_embeddings": guessed.original,
@@ -98,13 +100,13 @@ def _scaling(scaling: Scaling, hf: HFConfig) -> dict[str, Any]:
 
 
 def _shards(model: GGUFModel) -> Iterator[dict[str, Tensor]]:
-    found: dict[str, Tensor] = {}
+    shard: dict[str, Tensor] = {}
     for name, archive in model.archives(packed=False).items():
         view = archive.view(name)
         assert isinstance(view, Tensor)
-        found[name] = view.to(torch.float16).contiguous()
-        if sum(tensor.nbytes for tensor in found.values()) > SHARD:
-            yield found
-            found = {}
-    if found:
-        yield found
+        shard[name] = view.to(torch.float16).contiguous()
+        if sum(tensor.nbytes for tensor in shard.values()) > SHARD:
+            yield shard
+            shard = {}
+    if shard:
+        yield shard

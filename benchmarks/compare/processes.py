@@ -66,8 +66,8 @@ class Launcher:
 
     def environment(self, engine: str) -> dict[str, str]:
         """Return variables of a process, which imports no `benchmarks` of the folder that the command starts in."""
-        own = os.environ.get("PYTHONPATH") if self.command(engine) == [sys.executable] else None
-        path = os.pathsep.join([self.path, own] if own else [self.path])
+        own_path = os.environ.get("PYTHONPATH") if self.command(engine) == [sys.executable] else None
+        path = os.pathsep.join([self.path, own_path] if own_path else [self.path])
         return os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
     def require(self, engine: str, module: str, needs: str) -> None:
@@ -141,8 +141,8 @@ class WorkerProcess:
                 answer: Result = json.loads(line)
                 return answer if "failed" in answer else {name: answer[name] for name in ANSWER} | answer
             except (ValueError, KeyError, TypeError):
-                said = line[:100].strip()
-                self._over = EngineTrouble(failed=f"its worker said {said!r}, which is no result")
+                message = line[:100].strip()
+                self._over = EngineTrouble(failed=f"its worker said {message!r}, which is no result")
         return {}
 
     def _last_words(self) -> str:
@@ -168,15 +168,15 @@ class WorkerProcess:
 
 def trouble(engine: str, needs: str | None, stderr: str) -> EngineTrouble:
     """Return what the last words of a process mean: that the engine must be installed, or that it failed."""
-    last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
-    if needs and ("ModuleNotFoundError" in last or "ImportError" in last):
+    last_line = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
+    if needs and ("ModuleNotFoundError" in last_line or "ImportError" in last_line):
         how = f"pip install 'triforce[{needs}]' (here, or where --python {engine}=... points)"
-        return EngineTrouble(missing=f"{how}; {last}")
-    return EngineTrouble(failed=last[:300])
+        return EngineTrouble(missing=f"{how}; {last_line}")
+    return EngineTrouble(failed=last_line[:300])
 
 
-def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **more: Any) -> Turn:
-    """A turn: greedy, its prompt to be read whatever was read before, unless `more` says otherwise."""
+def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **options: Any) -> Turn:
+    """A turn: greedy, its prompt to be read whatever was read before, unless `options` says otherwise."""
     return {
         "ids": ids,
         "tokens": tokens,
@@ -184,7 +184,7 @@ def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **more: An
         "temperature": 0.0,
         "seed": 1,
         "fresh": True,
-        **more,
+        **options,
     }
 
 

@@ -54,15 +54,15 @@ def choose(
 
     An engine that fails is not asked again. Raises RequestError.
     """
-    found: dict[str, ChosenText] = {}
+    texts: dict[str, ChosenText] = {}
     able = dict(writers)
     for place in range(PLACES):
         for workload in workloads:
-            if workload not in found or not found[workload].enough:
+            if workload not in texts or not texts[workload].enough:
                 ids = prompt(sources, workload, length, place)
                 tried = _tried(ids, place, able)
-                found[workload] = min([found[workload], tried] if workload in found else [tried], key=_order)
-    return found
+                texts[workload] = min([texts[workload], tried] if workload in texts else [tried], key=_order)
+    return texts
 
 
 def _order(text: ChosenText) -> tuple[bool, float]:

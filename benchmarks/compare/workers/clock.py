@@ -34,12 +34,12 @@ class Clock:
 
     def result(self, ids: list[int], version: str) -> Result:
         """Seconds of prefill and of decoding, the cores that were busy meanwhile, and the tokens of decoding."""
-        (start, cpu, first), (end, cpu_end, last) = self.ticks[0], self.ticks[-1]
+        (start, cpu, first_tick), (end, cpu_end, last_tick) = self.ticks[0], self.ticks[-1]
         return {
             "prefill_seconds": start - self.began,
             "prefill_busy_cores": (cpu - self.cpu_began) / (start - self.began),
             "seconds": end - start,
-            "decoded": last - first,
+            "decoded": last_tick - first_tick,
             "busy_cores": (cpu_end - cpu) / (end - start) if end > start else 0.0,
             "ids": ids,
             "version": version,
@@ -51,5 +51,5 @@ def kept(read: Sequence[int], turn: Turn) -> int:
     ids: list[int] = turn["ids"]
     if turn["fresh"]:
         return 0
-    same = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
-    return min(same, len(ids) - 1)
+    common = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
+    return min(common, len(ids) - 1)

@@ -47,7 +47,7 @@ class LlamaCpp:
 
     def generate(self, turn: Turn) -> Result:
         """Make the text of a turn."""
-        clock, made = Clock(), list[int]()
+        clock, new_ids = Clock(), list[int]()
         settings = turn["settings"]
         if settings.get("python"):
             texts = self._by_package(turn)
@@ -56,20 +56,20 @@ class LlamaCpp:
         else:
             texts = self._plainly(turn)
         for tokens in texts:
-            made += tokens
-            clock.tick(len(made))
-            if len(made) >= turn["tokens"]:
+            new_ids += tokens
+            clock.tick(len(new_ids))
+            if len(new_ids) >= turn["tokens"]:
                 break
-        return clock.result(made, self.api.__version__) | {"built": self.built}
+        return clock.result(new_ids, self.api.__version__) | {"built": self.built}
 
     def _plainly(self, turn: Turn) -> Iterator[list[int]]:
-        one = (self.api.llama_token * 1)()
+        token_array = (self.api.llama_token * 1)()
         self._prefill(turn["ids"], kept(self.read, turn))
         with self._sampler(turn) as sampler:
             while True:
-                one[0] = self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)
-                yield [one[0]]
-                self._decode(self.api.llama_batch_get_one(one, 1))
+                token_array[0] = self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)
+                yield [token_array[0]]
+                self._decode(self.api.llama_batch_get_one(token_array, 1))
 
     def _guessing(self, turn: Turn, count: int) -> Iterator[list[int]]:
         """Prompt lookup: a pass over the last token and the guesses, of which those stay that are drawn as well."""
@@ -105,10 +105,10 @@ class LlamaCpp:
         for token in self.llm.generate(ids, temp=turn["temperature"], top_k=0, top_p=1.0, min_p=0.0):
             yield [int(token)]
 
-    def _prefill(self, ids: list[int], same: int) -> None:
-        """Read a prompt, of which the first `same` tokens were read before."""
-        self.api.llama_memory_seq_rm(self._memory, 0, same, -1)
-        for start in range(same, len(ids), BATCH):
+    def _prefill(self, ids: list[int], cached_tokens: int) -> None:
+        """Read a prompt, of which the first `cached_tokens` tokens were read before."""
+        self.api.llama_memory_seq_rm(self._memory, 0, cached_tokens, -1)
+        for start in range(cached_tokens, len(ids), BATCH):
             part = ids[start : start + BATCH]
             tokens = (self.api.llama_token * len(part))(*part)  # a batch only points to it
             self._decode(self.api.llama_batch_get_one(tokens, len(part)))
