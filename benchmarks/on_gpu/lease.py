@@ -124,8 +124,8 @@ def run(options: argparse.Namespace, setup: Setup, common: Row) -> int:
     end, failed, setup = perf_counter() + options.max_seconds, 0, rehearsed(setup)
     try:
         for part in PARTS:
-            own = perf_counter() + part.seconds if setup.on_gpu else end
-            failed += _measure(part, options, setup, common, min(end, own))
+            part_end = perf_counter() + part.seconds if setup.on_gpu else end
+            failed += _measure(part, options, setup, common, min(end, part_end))
             if part.gate and failed:
                 print("a check failed, so nothing is measured; `triforce doctor` says what to look at", flush=True)
                 return FAILED
@@ -147,12 +147,12 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
                 print(f"not yet: {part.name}, {piece.what} and what follows of it; run this again", flush=True)
                 return failed
             tries = row.get("tries", 1) + 1 if row and "error" in row else 1
-            found, lost = _found(piece, setup)
-            row = {"figure": part.name, **piece.labels, **found, "tries": tries, **common}
+            piece_rows, device_lost = _found(piece, setup)
+            row = {"figure": part.name, **piece.labels, **piece_rows, "tries": tries, **common}
             file.put(piece, row)
             print(_line(part, row), flush=True)
-            if lost:
-                raise LostDeviceError(lost)
+            if device_lost:
+                raise LostDeviceError(device_lost)
         if row and "error" in row:
             failed += 1
             if part.gate:
@@ -163,8 +163,10 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
 def _line(part: Part, row: Row) -> str:
     """What is said of a row, all of which is in its file."""
     took = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else row.get("left_out", row.get("error"))
-    more = {name: row[name] for name in SAID if row.get(name) is not None}
-    return " | ".join([part.name, row["what"], str(row["context"]), str(took), *(f"{k} {v}" for k, v in more.items())])
+    details = {name: row[name] for name in SAID if row.get(name) is not None}
+    return " | ".join(
+        [part.name, row["what"], str(row["context"]), str(took), *(f"{k} {v}" for k, v in details.items())]
+    )
 
 
 def _settled(part: Part, row: Row, common: Row) -> bool:
@@ -191,15 +193,18 @@ def _found(piece: Piece, setup: Setup) -> tuple[Row, str]:
     try:
         return piece.run(), ""
     except Exception as error:  # whatever a driver, a compiler or a kernel may raise
-        first = (str(error).splitlines() or [""])[0]
+        first_line = (str(error).splitlines() or [""])[0]
         row: Row = {"seconds": None, "fraction_of_limit": None, "speedup": None}
-        row |= {"error": f"{type(error).__name__}: {first}", "traceback": traceback.format_exc().splitlines()[-12:]}
-    lost = _lost(setup)  # behind the block, whose frames held what was in memory
-    if not lost:
+        row |= {
+            "error": f"{type(error).__name__}: {first_line}",
+            "traceback": traceback.format_exc().splitlines()[-12:],
+        }
+    device_lost = _lost(setup)  # behind the block, whose frames held what was in memory
+    if not device_lost:
         setup.forget()
         gc.collect()
         torch.cuda.empty_cache()
-    return row, lost
+    return row, device_lost
 
 
 def _lost(setup: Setup) -> str:

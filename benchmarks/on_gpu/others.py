@@ -68,11 +68,11 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
 
     setup.forget()  # our weights, which would lie beside theirs
     s = shapes.SHAPES[shape]
-    more: dict[str, Any] = {"attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"attn_implementation": "sdpa"}
     config: Any = LlamaConfig(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
-        max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **more,
+        max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **options,
         dtype=setup.clock.dtype,
     )  # fmt: skip
     with device:
@@ -91,8 +91,12 @@ def _generate(setup: Setup, model: Any, context: int, cache: str | None) -> Row:
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=setup.tokens, do_sample=False, pad_token_id=0,
         cache_implementation=cache, prefill_chunk_size=8192 if setup.on_gpu else None, streamer=clock,
     )  # fmt: skip
-    late = clock.times[len(clock.times) // 2 :]
-    return {"seconds": (late[-1] - late[0]) / (len(late) - 1), "fraction_of_limit": None, "speedup": None}
+    later_ticks = clock.times[len(clock.times) // 2 :]
+    return {
+        "seconds": (later_ticks[-1] - later_ticks[0]) / (len(later_ticks) - 1),
+        "fraction_of_limit": None,
+        "speedup": None,
+    }
 
 
 def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
@@ -132,7 +136,9 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
             texts.submit([request])
             outputs.append(texts.finish(request))
         turns.append((outputs[1], outputs[3]))
-    plain, fast = ([each.decode_seconds / setup.tokens for each in some] for some in zip(*turns, strict=True))
+    plain, fast = (
+        [output.decode_seconds / setup.tokens for output in mode_outputs] for mode_outputs in zip(*turns, strict=True)
+    )
     return speeds(plain, fast) | {
         "fraction_of_limit": None,
         "kept": {tier.name: tier.accepted / max(1, tier.proposed) for tier in turns[0][1].tiers[:-1]},
@@ -166,15 +172,17 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
     texts = llm.open(1, context)
     texts_of: dict[str, list[TimedText]] = {"ar": [], mode: []}
     for params in (SamplingParams(max_tokens=1), *_params(setup, temperature, 1 + ours.TURNS)):
-        for name, made in texts_of.items():
-            request, before, began = llm.request(read, params, name), graphs.captured_graphs(), perf_counter()
+        for name, timed_texts in texts_of.items():
+            request, graphs_before, began = llm.request(read, params, name), graphs.captured_graphs(), perf_counter()
             texts.submit([request])
             output = texts.finish(request)
             seconds = (perf_counter() - began) / params.max_tokens
-            made.append(TimedText(seconds, graphs.captured_graphs() - before, output.outputs[0].token_ids))
-    (_, plain_first, *plain), (_, first, *fast) = texts_of.values()  # the very first one reads the prompt
+            timed_texts.append(
+                TimedText(seconds, graphs.captured_graphs() - graphs_before, output.outputs[0].token_ids)
+            )
+    (_, plain_first, *plain), (_, fast_first, *fast) = texts_of.values()  # the very first one reads the prompt
     return speeds([text.seconds for text in plain], [text.seconds for text in fast]) | {
-        "fraction_of_limit": None, "first_seconds": first.seconds, "plain_first_seconds": plain_first.seconds,
+        "fraction_of_limit": None, "first_seconds": fast_first.seconds, "plain_first_seconds": plain_first.seconds,
         "captures": [text.captures for text in texts_of[mode]],
         "plain_captures": [text.captures for text in texts_of["ar"]],
         "same_text_as_ar": [a.token_ids == b.token_ids for a, b in zip(plain, fast, strict=True)],
@@ -184,9 +192,9 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
 def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
     """Return the shipped pair, and a prompt that leaves room for the new tokens. Raises RequestError."""
     llm = LLM(device=str(setup.device))
-    ids, most = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
-    if context > min(len(ids), most):
-        raise RequestError(f"the book has {len(ids)} tokens, the pair {most} positions; --contexts must stay below")
+    ids, limit = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
+    if context > min(len(ids), limit):
+        raise RequestError(f"the book has {len(ids)} tokens, the pair {limit} positions; --contexts must stay below")
     return llm, ids[: context - setup.tokens]
 
 

@@ -42,11 +42,11 @@ PLAIN_STEPS = 8
 def passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
     """Full passes of width 1 and 8, a retrieval pass, a pass of the draft, a prefill."""
     shape, draft = names
-    for what, of, seen, width in (
+    for what, of, cached_tokens, width in (
         ("full pass", shape, context, 1), ("full pass, width 8", shape, context, 8),
         ("retrieval pass", shape, min(BUDGET, context // 2), 1), ("draft pass", draft, min(512, context // 2), 1),
     ):  # fmt: skip
-        yield Piece(what, of, context, partial(_pass, setup, names, of == draft, context, seen, width))
+        yield Piece(what, of, context, partial(_pass, setup, names, of == draft, context, cached_tokens, width))
     yield Piece("prefill", shape, context, partial(_prefill, setup, names, context))
 
 
@@ -57,7 +57,7 @@ def hosted_passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
         yield Piece(f"full pass, width {width}, offloaded", names[0], context, run)
 
 
-def _pass(setup: Setup, names: Names, of_draft: bool, context: int, seen: int, width: int) -> Row:
+def _pass(setup: Setup, names: Names, of_draft: bool, context: int, cached_tokens: int, width: int) -> Row:
     """The time of one pass, as the host waits for it and as the device is busy with it.
 
     `fraction_of_limit`: of the device's, by the bytes of weights and keys at the measured bandwidth.
@@ -65,12 +65,12 @@ def _pass(setup: Setup, names: Names, of_draft: bool, context: int, seen: int, w
     models = setup.models(names, context)
     decoder = models.draft if of_draft else models.target
     assert decoder is not None
-    pool = _pool(decoder, seen if of_draft else context)
-    fill(pool, (seen if of_draft else context) - 16)
-    view = FullView(pool, grain=0) if of_draft or seen == context else SparseView(pool, seen)
+    pool = _pool(decoder, cached_tokens if of_draft else context)
+    fill(pool, (cached_tokens if of_draft else context) - 16)
+    view = FullView(pool, grain=0) if of_draft or cached_tokens == context else SparseView(pool, cached_tokens)
     run, clock = partial(one_pass, decoder, view, width), setup.clock
     took, busy = clock.seconds(run, 10), clock.device_seconds(run, 10)
-    moved = _bytes(decoder, seen)
+    moved = _bytes(decoder, cached_tokens)
     fraction = moved / clock.bandwidth / busy
     return {"seconds": took, "device_seconds": busy, "bytes": moved, "fraction_of_limit": fraction, "speedup": None}
 
@@ -110,9 +110,9 @@ def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     memory = _require_offloaded(pool)
     pool.reserve(0, context + 64)
     fill(pool, context - 16)
-    full, before = FullView(pool, grain=0), memory.bytes_read
+    full, bytes_before = FullView(pool, grain=0), memory.bytes_read
     took = setup.clock.seconds(partial(one_pass, models.target, full, width), 3)
-    brought = (memory.bytes_read - before) / 4
+    brought = (memory.bytes_read - bytes_before) / 4
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
 
 
@@ -161,13 +161,13 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
     setting = SpeculativeConfig(2, GUESSES, retrieval=RetrievalConfig(_budget(context)))
     runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
     for turn in range(TURNS):
-        for mode, made in runs.items():
+        for mode, outputs in runs.items():
             batch = read(models, mode, setting, context, setup.tokens, rows)
-            made.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, setup.tokens))
+            outputs.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, setup.tokens))
             del batch  # its KV, before the next one's
             gc.collect()
-    found, least = _speeds(runs, rows), _bytes(models.target, rows * context) / setup.clock.bandwidth
-    return found | {"fraction_of_limit": least / found["plain_seconds"]}
+    row_speeds, least_seconds = _speeds(runs, rows), _bytes(models.target, rows * context) / setup.clock.bandwidth
+    return row_speeds | {"fraction_of_limit": least_seconds / row_speeds["plain_seconds"]}
 
 
 def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, speculative_tokens: int) -> Row:
@@ -176,16 +176,16 @@ def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, s
     setting, memory, rates = _offloading(setup, context, speculative_tokens), None, list[float]()
     runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
     for turn in range(TURNS):
-        for mode, made in runs.items():
+        for mode, outputs in runs.items():
             tokens = setup.tokens if mode == "triforce" else min(setup.tokens, PLAIN_STEPS)
             batch = read(models, mode, setting, context, tokens, memory=memory)
             memory = batch.top.cache
             assert isinstance(memory, FullView)
             kv = _require_offloaded(memory.pool)
-            before = kv.bytes_read
-            made.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, tokens))
+            bytes_before = kv.bytes_read
+            outputs.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, tokens))
             if mode == "triforce":
-                rates.append((kv.bytes_read - before) / batch.stats(0)[-1].seconds)
+                rates.append((kv.bytes_read - bytes_before) / batch.stats(0)[-1].seconds)
             del batch
     return _speeds(runs) | {"fraction_of_limit": median(rates) / bus, "bus": bus}
 
@@ -196,9 +196,9 @@ def _speeds(runs: dict[str, list[SyntheticDecoding]], rows: int = 1) -> Row:
     `expected_speedup` is what the speedup would be with as many tokens a verification as are to be expected.
     """
     plain, fast = ([turn.seconds * rows / turn.tokens for turn in turns] for turns in runs.values())
-    found, counts = speeds(plain, fast), verified(runs["triforce"])
+    row_speeds, counts = speeds(plain, fast), verified(runs["triforce"])
     luck = counts["tokens_per_verification"] / counts["expected_tokens_per_verification"]
-    return found | counts | {"expected_speedup": found["speedup"] / luck}
+    return row_speeds | counts | {"expected_speedup": row_speeds["speedup"] / luck}
 
 
 def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:

@@ -64,9 +64,9 @@ def _product(setup: Setup, make: Make, outputs: int, inputs: int, tokens: int) -
     """Seconds of one product, of several matrices in turns."""
     count, repeats = (MATRICES, 10) if setup.on_gpu else (1, 1)
     x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.clock.dtype)
-    made = [make(setup, outputs, inputs) for _ in range(count)]
-    took = setup.clock.device_seconds(lambda: [times(x_NK) for times, _ in made], repeats) / count
-    return of_limit(setup, took, made[0][1])
+    layers = [make(setup, outputs, inputs) for _ in range(count)]
+    took = setup.clock.device_seconds(lambda: [times(x_NK) for times, _ in layers], repeats) / count
+    return of_limit(setup, took, layers[0][1])
 
 
 def _ours(kind: str, setup: Setup, outputs: int, inputs: int) -> tuple[Product, int]:
@@ -100,5 +100,5 @@ def _gemlites(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Prod
 
     codes_MK = torch.randint(16, (outputs, inputs), dtype=torch.uint8, device=setup.device)
     scales, zeros = (torch.rand(outputs, inputs // group, device=setup.device).to(setup.clock.dtype) for _ in range(2))
-    made: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.clock.dtype)
-    return made.from_weights(codes_MK, scales, zeros), outputs * inputs // 2 + 2 * scales.nbytes
+    packed_layer: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.clock.dtype)
+    return packed_layer.from_weights(codes_MK, scales, zeros), outputs * inputs // 2 + 2 * scales.nbytes

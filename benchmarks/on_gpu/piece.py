@@ -58,9 +58,9 @@ class Setup:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def names(self, own: Names) -> Names:
-        """Return the shapes to measure; `own` are the figure's."""
-        return self.shape or own[0], self.draft or own[1]
+    def names(self, figure_names: Names) -> Names:
+        """Return the shapes to measure; `figure_names` are the figure's."""
+        return self.shape or figure_names[0], self.draft or figure_names[1]
 
     def models(self, names: Names, context: int) -> ModelSet:
         """Of random weights; the latest ones only, as two would not fit beside their KV."""
@@ -68,8 +68,8 @@ class Setup:
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8
-            own, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
-            self._models[key] = ModelSet(own, draft)
+            target, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
+            self._models[key] = ModelSet(target, draft)
         return self._models[key]
 
     def forget(self) -> None:

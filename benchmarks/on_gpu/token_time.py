@@ -156,8 +156,8 @@ def _engine(setup: Setup, names: Names, context: int) -> Row:
     """Steps of a batch of one text, by its own clock."""
     count = 2 * PASSES if setup.on_gpu else 2
     batch = read(setup.models(names, context), "ar", SpeculativeConfig(2, 6), context, count)
-    made = decode(batch, {}, 0, count)
-    return _row(made.seconds / made.tokens)
+    output = decode(batch, {}, 0, count)
+    return _row(output.seconds / output.tokens)
 
 
 def _one_graph(setup: Setup, names: Names, context: int) -> Row:
@@ -168,9 +168,9 @@ def _one_graph(setup: Setup, names: Names, context: int) -> Row:
     return _times(setup, several, count) | {"seconds": took, "tokens": count}
 
 
-def _pass(width: int, kept: bool, setup: Setup, names: Names, context: int) -> Row:
+def _pass(width: int, weights_kept: bool, setup: Setup, names: Names, context: int) -> Row:
     plain = PlainDecoding(setup, names, context)
-    run = plain.pass_of(width, _layers(plain.decoder) if kept else ())
+    run = plain.pass_of(width, _layers(plain.decoder) if weights_kept else ())
     run()
     return _times(setup, run, 1)
 
