@@ -63,8 +63,10 @@ def wanted(names: Sequence[str]) -> list[str]:
 def made(options: Namespace) -> Setup:
     """Load the models, and take the numbers that were given, else those of a quick look or the usual ones."""
     llm = load(options)
-    given: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
-    return Setup(llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | given)
+    chosen_values: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
+    return Setup(
+        llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | chosen_values
+    )
 
 
 def read(file: str | None) -> dict[str, Any]:

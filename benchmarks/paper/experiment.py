@@ -83,10 +83,10 @@ class Setup:
         """Acceptance of each case on each work."""
         params, rows = SamplingParams(temperature=0.6, top_p=0.9), list[Row]()
         for work in self.works(works):
-            for unit, some in by_unit(cases).items():
-                if some:
+            for unit, unit_cases in by_unit(cases).items():
+                if unit_cases:
                     walk = Walk(self.llm.models, work, params, unit)
-                    rows += [acceptance(walk, case) for case in some]
+                    rows += [acceptance(walk, case) for case in unit_cases]
         return rows
 
 
