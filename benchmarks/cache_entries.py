@@ -50,16 +50,16 @@ def measure(options: Namespace) -> int:
         lookups = [timed(partial(looked_up, store, segment)) for segment in segments]
         if sum(entry is not None for _, entry in lookups) != LOOKUPS // 2:
             raise AssertionError("an entry was not found, or one that is not there")
-        seconds = sorted(each for each, _ in lookups)
+        seconds = sorted(second for second, _ in lookups)
         scan, _ = timed(lambda: store.write(store.name(b"new"), entry_of(b""), Use(), 0))
-        held, entries = timed(store.entries)
+        list_seconds, entries = timed(store.entries)
         store.limit = sum(entry.bytes for entry in entries) // 2
         eviction, _ = timed(lambda: store.write(store.name(b"newer"), entry_of(b""), Use(), 0))
         store.folder.close()
     row: dict[str, Any] = {
         "entries": options.entries, "open": opening,
         "lookup": seconds[LOOKUPS // 2], "slow_lookup": seconds[-LOOKUPS // 100],
-        "first_write_with_scan": scan, "list": held, "eviction_of_half": eviction,
+        "first_write_with_scan": scan, "list": list_seconds, "eviction_of_half": eviction,
     }  # fmt: skip
     row["held"] = opening < OPEN_SECONDS and row["slow_lookup"] < LOOKUP_SECONDS
     print(row)

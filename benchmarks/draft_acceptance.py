@@ -89,28 +89,28 @@ def of_draft(llm: LLM) -> Subject:
     return Subject(EagleHeadLayer(file.config, file.weights), head, file.weights.tokens_M)
 
 
-def windows(texts: Sequence[Text], length: int, most: int) -> list[Text]:
+def windows(texts: Sequence[Text], length: int, limit: int) -> list[Text]:
     """Return windows of so many tokens, spread over each text. Raises RequestError where there are none."""
-    found = [window for text in texts for window in spread(text, length, most) if len(window.ids_N) == length]
-    if not found:
+    text_windows = [window for text in texts for window in spread(text, length, limit) if len(window.ids_N) == length]
+    if not text_windows:
         raise RequestError(f"no text has {length:,} tokens; give --texts some that do, or --contexts that are shorter")
-    return found
+    return text_windows
 
 
-def measured(llm: LLM, subject: Subject, found: Sequence[Text], options: Namespace) -> Iterator[Row]:
+def measured(llm: LLM, subject: Subject, text_windows: Sequence[Text], options: Namespace) -> Iterator[Row]:
     """Yield a row for each kind, context and temperature."""
     for context in options.contexts:
-        for kind in dict.fromkeys(window.kind for window in found):
-            ids_BL = torch.stack([window.ids_N[-context:] for window in found if window.kind == kind])
+        for kind in dict.fromkeys(window.kind for window in text_windows):
+            ids_BL = torch.stack([window.ids_N[-context:] for window in text_windows if window.kind == kind])
             yield from of_texts(llm, subject, kind, ids_BL, options)
         if llm.tokenizer and llm.tokenizer.chats:
             for temperature in (0.0, SAMPLED):
-                yield of_answers(llm, subject, [window.ids_N for window in found], context, temperature, options)
+                yield of_answers(llm, subject, [window.ids_N for window in text_windows], context, temperature, options)
 
 
 def of_texts(llm: LLM, subject: Subject, kind: str, ids_BL: Tensor, options: Namespace) -> Iterator[Row]:
-    for temperature, kept in shares(llm, subject, [ids_BL], options).items():
-        yield {"kind": kind, "context": ids_BL.shape[1], "temperature": temperature, "kept": kept}
+    for temperature, row_shares in shares(llm, subject, [ids_BL], options).items():
+        yield {"kind": kind, "context": ids_BL.shape[1], "temperature": temperature, "kept": row_shares}
 
 
 def of_answers(
@@ -118,7 +118,7 @@ def of_answers(
 ) -> Row:
     """Ask about the end of each window; guess what the target answers, as far as it does."""
     assert llm.tokenizer
-    whole = []
+    answers = []
     for b, ids_N in enumerate(windows_BN):
         excerpt = llm.tokenizer.decode(ids_N[-(context - options.tokens - ASKED) :].tolist())
         question = f"{excerpt}\n\n{QUESTIONS[b % len(QUESTIONS)]}"
@@ -127,12 +127,14 @@ def of_answers(
         (output,) = llm.generate([asked], params, mode="ar")
         new = list(output.outputs[0].token_ids)
         if len(new) >= options.steps:
-            whole.append((torch.tensor([asked + new]), len(new)))
-    if not whole:
+            answers.append((torch.tensor([asked + new]), len(new)))
+    if not answers:
         raise RequestError(f"no answer has {options.steps} tokens; give --windows more, or --steps less")
     name = f"{temperature:g}"
-    kept = shares(llm, subject, [ids_1L for ids_1L, _ in whole], options, [count for _, count in whole])[name]
-    return {"kind": "answers", "context": context, "temperature": name, "kept": kept}
+    answer_shares = shares(llm, subject, [ids_1L for ids_1L, _ in answers], options, [count for _, count in answers])[
+        name
+    ]
+    return {"kind": "answers", "context": context, "temperature": name, "kept": answer_shares}
 
 
 def shares(
@@ -140,11 +142,14 @@ def shares(
 ) -> dict[str, list[float]]:
     """Return the shares kept by temperature, in the mean of texts, of whose tokens so many are guessed."""
     layers, decoder = subject.layer.config.state_layers, llm.target.decoder
-    each = [
+    batch_shares = [
         at_length(decoder, layers, subject, ids_BL, 512, options.steps, tail)
         for ids_BL, tail in zip(texts, tails or [options.tokens] * len(texts), strict=True)
     ]
-    return {name: torch.tensor([found[name] for found in each]).mean(0).tolist() for name in each[0]}
+    return {
+        name: torch.tensor([row_shares[name] for row_shares in batch_shares]).mean(0).tolist()
+        for name in batch_shares[0]
+    }
 
 
 def line(row: Row) -> str:

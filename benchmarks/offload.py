@@ -179,8 +179,8 @@ def measure(options: Namespace) -> None:
             for memory in memories:
                 for row in bus(ids, saved, options, int(size_of(memory) * less), kv_dtype, 2e9):
                     note(row | {"memory": memory, "kv": kv_dtype})
-    last = memories[-1], options.kv_dtypes[0]
-    measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last]
+    last_case = memories[-1], options.kv_dtypes[0]
+    measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last_case]
     rows += computed(measured, 64e9, 25e9)
     study.write(options, {"rows": rows})
 

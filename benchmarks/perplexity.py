@@ -56,24 +56,27 @@ def losses(decoders: Mapping[str, Decoder], ids_N: Tensor) -> dict[str, Tensor]:
     """Return for each decoder float32 (2, N - 1): the loss of each token but the first, and the divergence there."""
     views = {name: scoring.full_view(decoder, len(ids_N)) for name, decoder in decoders.items()}
     passes = (scoring.read(decoder, views[name], ids_N[:-1]) for name, decoder in decoders.items())
-    found: dict[str, list[Tensor]] = {name: [] for name in decoders}
+    decoder_losses: dict[str, list[Tensor]] = {name: [] for name in decoders}
     for labels_T, *logits in zip(scoring.parts(ids_N[1:], scoring.WIDTH), *passes, strict=True):
         logs = {name: logits_TV.float().log_softmax(-1) for name, logits_TV in zip(decoders, logits, strict=True)}
         for name, log_TV in logs.items():
             nats_T = -log_TV.gather(-1, labels_T[:, None])[:, 0]
             strayed_T = (logs[EXACT].exp() * (logs[EXACT] - log_TV)).sum(-1)
-            found[name].append(torch.stack([nats_T, strayed_T]))
-    return {name: torch.cat(each, 1) for name, each in found.items()}
+            decoder_losses[name].append(torch.stack([nats_T, strayed_T]))
+    return {name: torch.cat(chunk_losses, 1) for name, chunk_losses in decoder_losses.items()}
 
 
-def row(name: str, found: Mapping[str, Tensor]) -> Row:
+def row(name: str, decoder_losses: Mapping[str, Tensor]) -> Row:
     """Return a text's figures: increases and their intervals as shares, divergences in nats."""
-    exact_N = found[EXACT][0].double()
+    exact_N = decoder_losses[EXACT][0].double()
     figures: Row = {"text": name, "tokens": len(exact_N), "perplexity": exp(exact_N.mean())}
-    for other in OTHERS:
-        increase = interval(found[other][0].double() - exact_N, BLOCK)
-        half, strayed = expm1(increase.high) - expm1(increase.mean), found[other][1].double().mean().item()
-        figures[other] = {"increase": expm1(increase.mean), "half": half, "divergence": strayed}
+    for other_name in OTHERS:
+        increase = interval(decoder_losses[other_name][0].double() - exact_N, BLOCK)
+        half, strayed = (
+            expm1(increase.high) - expm1(increase.mean),
+            decoder_losses[other_name][1].double().mean().item(),
+        )
+        figures[other_name] = {"increase": expm1(increase.mean), "half": half, "divergence": strayed}
     return figures
 
 
@@ -93,9 +96,11 @@ def measure(options: Namespace) -> None:
     llm = LLM(options.model, None)
     texts = tokenize(llm, read_texts(options.texts) if options.texts else setup.own_texts())
     windows = [window for text in texts for window in spread(text, options.length, options.windows)]
-    found = list(rows(precisions(llm), tqdm(windows, desc="perplexity", disable=options.quiet or None, leave=False)))
-    study.write(options, {"model": Path(llm.target.path).name, "rows": found})
-    show(tables(found))
+    measured_rows = list(
+        rows(precisions(llm), tqdm(windows, desc="perplexity", disable=options.quiet or None, leave=False))
+    )
+    study.write(options, {"model": Path(llm.target.path).name, "rows": measured_rows})
+    show(tables(measured_rows))
 
 
 def rows(decoders: Mapping[str, Decoder], windows: Iterable[Text]) -> Iterator[Row]:
@@ -103,18 +108,19 @@ def rows(decoders: Mapping[str, Decoder], windows: Iterable[Text]) -> Iterator[R
     of_text: dict[str, list[dict[str, Tensor]]] = {}
     for window in windows:
         of_text.setdefault(window.name, []).append(losses(decoders, window.ids_N))
-    of_text["all"] = [each for found in of_text.values() for each in found]
-    for name, found in of_text.items():
-        yield row(name, {each: torch.cat([one[each] for one in found], 1) for each in decoders})
+    of_text["all"] = [window_losses for text_losses in of_text.values() for window_losses in text_losses]
+    for name, text_losses in of_text.items():
+        joined = {key: torch.cat([chunk[key] for chunk in text_losses], 1) for key in decoders}
+        yield row(name, joined)
 
 
-def tables(found: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table, a line for each text."""
     lines = []
-    for each in found:
-        cells = [each["text"], f"{each['tokens']:,}", f"{each['perplexity']:.3f}"]
+    for row in rows:
+        cells = [row["text"], f"{row['tokens']:,}", f"{row['perplexity']:.3f}"]
         for name in OTHERS:
-            figures = each[name]
+            figures = row[name]
             cells += [f"{figures['increase']:+.2%}", f"{figures['half']:.2%}", f"{figures['divergence']:.5f}"]
         lines.append(cells)
     note = (

@@ -67,20 +67,22 @@ class EvictingDecoder:
         """Return the greedy continuation of one of the prompts; `budget` in tokens."""
         self.full.rewind(ints([self.shared]))
         mass_LGU = added(self.mass_LGU, attended(self.decoder, self.full, ints(prompt[:-1])[None]))
-        setting, made, one = RetrievalConfig(Budget(budget), searched_layers=frozenset()), prompt[-1:], ints([1])
+        setting = RetrievalConfig(Budget(budget), searched_layers=frozenset())
+        token_ids = prompt[-1:]
+        count_B = ints([1])
         view = RetrievalView(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         self.full.observe(view.unit if view.observes else 0)
         for _ in range(self.tokens):
-            logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), one, view)
+            logits_1JV = self.decoder(torch.tensor([token_ids[-1:]], device=self.decoder.device), count_B, view)
             self.full.pool.lengths_B += 1  # there is nothing exact above to wait for
-            made.append(int(logits_1JV[0, -1].argmax()))
-        return made[1:]
+            token_ids.append(int(logits_1JV[0, -1].argmax()))
+        return token_ids[1:]
 
 
 def shared(prompts: Sequence[list[int]]) -> int:
     """Return how many tokens all prompts begin with, short of the last one of the shortest."""
-    least = min(map(len, prompts)) - 1
-    return min(least, *(common_prefix(prompts[0], prompt) for prompt in prompts))
+    shortest = min(map(len, prompts)) - 1
+    return min(shortest, *(common_prefix(prompts[0], prompt) for prompt in prompts))
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -104,10 +106,10 @@ def measure(options: Namespace) -> None:
     if min(*options.contexts, *options.budgets, options.tokens) < 1:
         raise RequestError("--contexts, --budgets and --tokens must be at least 1")
     llm = setup.load(options)
-    made = rows(llm, setup.sources(llm, options.texts), options)
-    found = list(tqdm(made, desc="quality", disable=options.quiet or None, leave=False))
-    study.write(options, {"model": options.model or "the shipped pair", "rows": found})
-    show(tables(found))
+    row_stream = rows(llm, setup.sources(llm, options.texts), options)
+    measured_rows = list(tqdm(row_stream, desc="quality", disable=options.quiet or None, leave=False))
+    study.write(options, {"model": options.model or "the shipped pair", "rows": measured_rows})
+    show(tables(measured_rows))
 
 
 def rows(llm: LLM, sources: Sources, options: Namespace) -> Iterator[Row]:
@@ -116,14 +118,14 @@ def rows(llm: LLM, sources: Sources, options: Namespace) -> Iterator[Row]:
         for task in ("needle", "copy"):
             asked = prompts(sources, task, context, options.questions)
             with tempfile.TemporaryDirectory() as folder:
-                kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
-                yield from _task(llm, sources, options, task, asked, kept)
+                prompt_cache = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
+                yield from _task(llm, sources, options, task, asked, prompt_cache)
 
 
 def _task(
-    llm: LLM, sources: Sources, options: Namespace, task: str, asked: list[list[int]], kept: Prompts
+    llm: LLM, sources: Sources, options: Namespace, task: str, asked: list[list[int]], prompt_cache: Prompts
 ) -> Iterator[Row]:
-    earlier, _ = kept.of(task, asked[0])
+    earlier, _ = prompt_cache.of(task, asked[0])
     greedy = SamplingParams(temperature=0, max_tokens=options.tokens, ignore_eos=True)
     forgetful = EvictingDecoder(llm.target.decoder, asked, options.tokens)
 
@@ -132,13 +134,15 @@ def _task(
         return [together(how, [prompt], greedy, mode, earlier).outputs[0].token_ids for prompt in asked]
 
     plain = lossless("ar", options.budgets[0])
-    about = {"task": task, "context": len(asked[0]), "questions": len(asked)}
-    yield about | {"budget": None, "decoder": PLAIN} | _judged(sources, task, plain, plain, len(asked[0]))
+    row_head = {"task": task, "context": len(asked[0]), "questions": len(asked)}
+    yield row_head | {"budget": None, "decoder": PLAIN} | _judged(sources, task, plain, plain, len(asked[0]))
     for budget in options.budgets:
-        made = {llm.mode: lossless(llm.mode, budget)}
-        made |= {name: [forgetful.continued(prompt, name, budget) for prompt in asked] for name in EVICTIONS}
-        for decoder, texts in made.items():
-            yield about | {"budget": budget, "decoder": decoder} | _judged(sources, task, texts, plain, len(asked[0]))
+        mode_texts = {llm.mode: lossless(llm.mode, budget)}
+        mode_texts |= {name: [forgetful.continued(prompt, name, budget) for prompt in asked] for name in EVICTIONS}
+        for decoder, texts in mode_texts.items():
+            yield (
+                row_head | {"budget": budget, "decoder": decoder} | _judged(sources, task, texts, plain, len(asked[0]))
+            )
 
 
 def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[list[int]], length: int) -> Row:
@@ -147,29 +151,29 @@ def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[lis
     `as_plain`: the share of tokens before the first that plain decoding would not have drawn.
     """
     if task == "needle":
-        found = [re.findall(r"^\s*(\d+)", sources.tokenizer.decode(text)) for text in texts]
-        right = [float(digits == [str(number)]) for digits, number in zip(found, numbers(), strict=False)]
+        answers = [re.findall(r"^\s*(\d+)", sources.tokenizer.decode(text)) for text in texts]
+        right = [float(digits == [str(number)]) for digits, number in zip(answers, numbers(), strict=False)]
     else:
         starts = [copied_from(length, len(texts), row) + CUE for row in range(len(texts))]
         right = [alike(text, sources.prose[start:]) for text, start in zip(texts, starts, strict=True)]
-    same = [alike(text, other) for text, other in zip(texts, plain, strict=True)]
-    identical = sum(text == other for text, other in zip(texts, plain, strict=True))
-    return {"right": sum(right) / len(right), "as_plain": sum(same) / len(same), "identical": identical}
+    agreement = [alike(text, plain_text) for text, plain_text in zip(texts, plain, strict=True)]
+    identical = sum(text == plain_text for text, plain_text in zip(texts, plain, strict=True))
+    return {"right": sum(right) / len(right), "as_plain": sum(agreement) / len(agreement), "identical": identical}
 
 
-def alike(text: Sequence[int], other: Sequence[int]) -> float:
+def alike(text: Sequence[int], reference: Sequence[int]) -> float:
     """Return the share of a text that stands before its first difference from the other."""
-    return common_prefix(text, other) / len(text)
+    return common_prefix(text, reference) / len(text)
 
 
-def tables(found: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return a table, a line for each row."""
     lines = [
         [
             f"{row['task']}, {row['decoder']}", tokens(row["context"]), str(row["budget"] or "all"),
             percent(row["right"]), percent(row["as_plain"]), f"{row['identical']} of {row['questions']}",
         ]
-        for row in found
+        for row in rows
     ]  # fmt: skip
     note = (
         "Greedy decoding. Right: of needles the share found, of copied passages the share of tokens before the first "

@@ -68,27 +68,29 @@ def measure(options: Namespace) -> None:
     results = ResultsFile(options.json, about(options.command) | {name: settings[name] for name in FIXED}, FIXED)
     print(f"{machine()}\n{HEAD}")
     with tempfile.TemporaryDirectory() as folder:
-        kept = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
+        prompt_cache = Prompts(llm, Path(folder), partial(Prefill, options.quiet))
         for text, context in zip(texts.texts, cycle(options.contexts), strict=False):
             cells = [Cell(context, 1, t, "code" if text.kind == "code" else "books") for t in options.temperatures]
-            left = [cell for cell in cells if label(text, cell, PROFILES[-1]) not in results.cells]
-            for rows in cells_of(llm, replace(texts, texts=[text]), left, options, kept):
+            unread_cells = [cell for cell in cells if label(text, cell, PROFILES[-1]) not in results.cells]
+            for rows in cells_of(llm, replace(texts, texts=[text]), unread_cells, options, prompt_cache):
                 results.add(rows)
                 print("\n".join(f"{line(row)}  {row['cell']}" for row in rows), flush=True)
     show(tables(results.rows))
 
 
-def cells_of(llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace, kept: Prompts) -> Iterator[list[Row]]:
+def cells_of(
+    llm: LLM, texts: Sources, cells: Sequence[Cell], options: Namespace, prompt_cache: Prompts
+) -> Iterator[list[Row]]:
     """Yield the rows of each cell of one text, with both profiles. Raises TriforceError."""
     modes = [mode for mode in MODES if mode in (*llm.modes, CONTROL)]
     empty = speed.SpeedConfig(modes, tokens=options.tokens, repeats=options.repeats, prepare=partial(forget, llm))
     for cell in cells:
         (prompt,) = prompts(texts, cell.workload, cell.context, 1)
-        earlier, prefill = kept.of("prompt", prompt)
+        earlier, prefill = prompt_cache.of("prompt", prompt)
         rows = list[Row]()
         for profile, turns in zip(PROFILES, (empty, replace(empty, prepare=lambda: None)), strict=True):
-            found = speed.cell_rows(llm, [prompt], cell, turns, earlier, prefill, float("inf"))
-            rows += [row | {"cell": label(texts.texts[0], cell, profile), "profile": profile} for row in found]
+            cell_rows = speed.cell_rows(llm, [prompt], cell, turns, earlier, prefill, float("inf"))
+            rows += [row | {"cell": label(texts.texts[0], cell, profile), "profile": profile} for row in cell_rows]
         yield rows
 
 
@@ -108,12 +110,18 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     """Return how `auto` compares with plain decoding and with the best fixed mode, with each profile."""
     lines = []
     for profile, mode in product(PROFILES, (AUTO, CONTROL)):
-        some = [row for row in rows if row["profile"] == profile]
-        found, speedups = verdict(some, mode), [row["speedup"] for row in some if row["mode"] == mode]
+        profile_rows = [row for row in rows if row["profile"] == profile]
+        judged, speedups = verdict(profile_rows, mode), [row["speedup"] for row in profile_rows if row["mode"] == mode]
         if speedups:
-            below, lost = sum(each < LOST for each in speedups), len(found["lost"] or ())
-            means = f"{found['mean']:.2f}", f"{min(speedups):.2f}", str(below), str(lost), f"{found['of_best']:.2f}"
-            lines.append([profile, mode, str(found["cells"]), *means])
+            below, lost_cells = sum(speedup < LOST for speedup in speedups), len(judged["lost"] or ())
+            means = (
+                f"{judged['mean']:.2f}",
+                f"{min(speedups):.2f}",
+                str(below),
+                str(lost_cells),
+                f"{judged['of_best']:.2f}",
+            )
+            lines.append([profile, mode, str(judged["cells"]), *means])
     note = (
         f"Of plain decoding: the mean, the least, cells below {LOST}, and those that are with 95 % confidence. Of the "
         "best fixed mode: the mean. `ar again` is plain decoding beside itself, so chance."
