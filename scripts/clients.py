@@ -41,13 +41,17 @@ def installed() -> dict[str, str]:
     """Install the libraries once, and return the reason for each client that cannot be had."""
     marker, python = PLACE / "installed.json", PLACE / "bin" / "python"
     if marker.exists():
-        found: dict[str, str] = json.loads(marker.read_text())
-        return found
+        installed_versions: dict[str, str] = json.loads(marker.read_text())
+        return installed_versions
     venv.create(PLACE, with_pip=True)
     everything = sorted({package for packages in PACKAGES.values() for package in packages})
     missing = {}
     if _installation(python, everything):  # one that does not install is no reason to go without the others
-        missing = {client: reason for client, wanted in PACKAGES.items() if (reason := _installation(python, wanted))}
+        missing = {
+            client: reason
+            for client, client_packages in PACKAGES.items()
+            if (reason := _installation(python, client_packages))
+        }
     marker.write_text(json.dumps(missing))
     return missing
 

@@ -35,21 +35,21 @@ def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
     if done.returncode:
         sys.exit(done.stderr)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return sha256(json.dumps([each["token_ids"] for each in lines]).encode()).hexdigest()
+    return sha256(json.dumps([answer["token_ids"] for answer in lines]).encode()).hexdigest()
 
 
 def main() -> None:
     with TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
         prompt.write_text(PROMPT)
-        found = about("python scripts/digests.py") | ({"commit": None} if len(sys.argv) > 1 else {})
+        digests = about("python scripts/digests.py") | ({"commit": None} if len(sys.argv) > 1 else {})
         for mode, coupling, dtype, temperature in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
             if mode != "auto" or coupling == "seeded":
                 options = ["--coupling", coupling, "--dtype", dtype, "--temperature", temperature]
-                found[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
+                digests[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
         for options in MORE:
-            found[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
-        print(json.dumps(found, indent=1))
+            digests[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
+        print(json.dumps(digests, indent=1))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ BALANCE = Balance(BALANCE_OF_LEVEL["avx512bf16"], BALANCE_OF_LEVEL["avx512bf16"]
 def models(data: dict[str, Any]) -> list[list[str]]:
     """Return the rows of the table, its head first."""
     head = ["model", "parameters", "read by a token", "KV of a token", "KV / weights at 32K", "pays from", "source"]
-    return [head, *(row(each) for each in data["models"])]
+    return [head, *(row(model) for model in data["models"])]
 
 
 def row(published: dict[str, Any]) -> list[str]:

@@ -31,13 +31,13 @@ def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
     A kernel that is launched in several ways needs what the greediest of them does.
     """
-    found = []
+    kernel_rows = []
     for case, names in SHOWN.items():
         for name in names:
-            each = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
-            about = {"kernel": name.lstrip("_"), "case": case}
-            found += [about | _most(kind) for kind in _by_kind(each) if kind]
-    return found
+            case_rows = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
+            row_head = {"kernel": name.lstrip("_"), "case": case}
+            kernel_rows += [row_head | _most(kind) for kind in _by_kind(case_rows) if kind]
+    return kernel_rows
 
 
 def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
@@ -47,8 +47,8 @@ def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
 
 def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
     programs, warps, archs = (sorted({row[name] for row in rows}) for name in ("programs", "warps", "arch"))
-    most = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
-    return {"archs": archs, "programs": programs, "warps": warps, **most}
+    maxima = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
+    return {"archs": archs, "programs": programs, "warps": warps, **maxima}
 
 
 def toml(rows: list[dict[str, Any]], made_of: dict[str, Any]) -> str:

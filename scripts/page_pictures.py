@@ -58,10 +58,10 @@ def compare(page: Page, length: str) -> None:
     expect(page.locator("#headline")).to_have_text(re.compile("text"), timeout=PATIENCE)
 
 
-def keep(page: Page, file: Path, whole: bool = False) -> None:
+def keep(page: Page, file: Path, full_page: bool = False) -> None:
     """In few colours, which makes it small."""
     page.wait_for_timeout(SCROLL)
-    page.screenshot(path=file, full_page=whole)
+    page.screenshot(path=file, full_page=full_page)
     Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
@@ -78,7 +78,7 @@ def main() -> None:
             keep(page, PICTURES / "page-first.png")
             page.get_by_label("Mode").evaluate("mode => mode.value = 'triforce'")
             compare(page, "32,000")
-            keep(page, PICTURES / "page-result.png", whole=True)
+            keep(page, PICTURES / "page-result.png", full_page=True)
         with visit(browser, url, DESKTOP, "dark") as page:
             compare(page, "1,000")
             keep(page, PICTURES / "page-short-dark.png")

@@ -23,11 +23,11 @@ class Gaps:
 
     def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
         self.while_reading = self.otherwise = 0.0
-        for before, now in gaps:
-            if any(start <= now and before <= end for start, end in readings):
-                self.while_reading = max(self.while_reading, now - before)
+        for earlier, later in gaps:
+            if any(start <= later and earlier <= end for start, end in readings):
+                self.while_reading = max(self.while_reading, later - earlier)
             else:
-                self.otherwise = max(self.otherwise, now - before)
+                self.otherwise = max(self.otherwise, later - earlier)
 
 
 class KeptEntries:
@@ -56,9 +56,9 @@ class KeptEntries:
 def within(seconds: float, holds: Callable[[], bool]) -> bool:
     """Whether something holds within so many seconds, or at their end."""
     until = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < until:
+    while not (condition_holds := holds()) and time.monotonic() < until:
         time.sleep(0.5)
-    return held
+    return condition_holds
 
 
 def idle(url: str) -> bool:
