@@ -84,13 +84,15 @@ def _data(licences: Licences) -> str:
     )
 
 
-def _apart(apart: dict[str, Any]) -> str:
-    windows, shared = (sum(text[what] for text in apart.values()) for what in ("windows", "shared"))
-    named = [f"{name} {text['shared']:,} ({text['tokens']:,} tokens)" for name, text in apart.items() if text["shared"]]
-    found = f": {', '.join(named)}" if named else ""
+def _apart(overlaps: dict[str, Any]) -> str:
+    windows, shared = (sum(text[what] for text in overlaps.values()) for what in ("windows", "shared"))
+    named = [
+        f"{name} {text['shared']:,} ({text['tokens']:,} tokens)" for name, text in overlaps.items() if text["shared"]
+    ]
+    names_text = f": {', '.join(named)}" if named else ""
     return (
         f"Of the {windows:,} windows of 50 tokens of the evaluation texts, {shared:,} are also in the training or "
-        f"held-out texts{found}. Names of texts are checked too."
+        f"held-out texts{names_text}. Names of texts are checked too."
     )
 
 
@@ -115,13 +117,13 @@ def _stage(stage: Stage, done: dict[str, Any]) -> list[str]:
     ]
 
 
-def _setting(found: Figures, far: Figures) -> str:
+def _setting(figures: Figures, far_figures: Figures) -> str:
     return (
         "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
-        f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
-        f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
-        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to {positions.READINGS} of each "
-        f"kind, by `--only far --max-context {far['plan']['deepest']}`."
+        f"--max-context {figures['plan']['deepest']}` on the {len(figures['texts'])} evaluation texts, in "
+        f"{figures['seconds'] / 60:.0f} minutes on {figures['device']} ({figures['dtype']}). Readings are of "
+        f"{figures['plan']['span']:,} tokens from inside the texts; the longest ones, up to {positions.READINGS} of "
+        f"each kind, by `--only far --max-context {far_figures['plan']['deepest']}`."
     )
 
 
@@ -133,7 +135,7 @@ def _abilities(config: Config, figures: Figures) -> str:
             "follows no instructions, has had no safety training and must not be used for anything but trying out and "
             "testing this engine. English and Python only.",
             f"It was trained on positions up to {_trained(config):,}.",
-            *(_gain(kind, found) for kind, found in results["gain"].get("model", {}).items()),
+            *(_gain(kind, gain) for kind, gain in results["gain"].get("model", {}).items()),
         ]
     )
 
@@ -142,11 +144,13 @@ def _trained(config: Config) -> int:
     return max(max(stage.length, stage.span) for stage in config.stages if stage.model == "target")
 
 
-def _gain(kind: str, found: dict[str, Any]) -> str:
+def _gain(kind: str, gain_row: dict[str, Any]) -> str:
     """Whether far context helps, as measured."""
-    if found["passes"]:
-        return f"It uses far context on {kind}: {found['mean']:.3f} nats per token better than with the last 2K only."
+    if gain_row["passes"]:
+        return (
+            f"It uses far context on {kind}: {gain_row['mean']:.3f} nats per token better than with the last 2K only."
+        )
     return (
-        f"It does not use far context on {kind} as it should ({found['mean']:+.3f} nats per token, "
-        f"{found['least']:.2f} wanted)."
+        f"It does not use far context on {kind} as it should ({gain_row['mean']:+.3f} nats per token, "
+        f"{gain_row['least']:.2f} wanted)."
     )

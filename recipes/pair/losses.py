@@ -38,13 +38,13 @@ def cross_entropy(head: torch.nn.Module, labels_N: torch.Tensor) -> HeadLoss:
 
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
         logits_CV, labels_C = head(hidden_CD).float(), labels_N[where]
-        wanted = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
+        label_loss = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
         avoided = labels_C <= ANYTHING_BUT
         if not avoided.any():
-            return wanted
+            return label_loss
         tokens_A1 = (ANYTHING_BUT - labels_C[avoided])[:, None]
         p_A1 = logits_CV[avoided].softmax(-1).gather(1, tokens_A1)
-        return wanted - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
+        return label_loss - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
 
     return loss
 

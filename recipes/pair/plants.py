@@ -95,9 +95,9 @@ class Records:
         count = max(1, min(24, end // 96))
         asked = [self._record(rng) for _ in range(count)]
         size = max(len(cue) + len(value) for cue, value in asked)
-        for first, last, answers in ((0, middle, False), (middle, end, True)):
-            slots = rng.permutation(max(0, last - first) // size)[: len(asked)]
-            for slot, (cue, value) in zip(slots * size + first, asked, strict=False):
+        for start, part_end, answers in ((0, middle, False), (middle, end, True)):
+            slots = rng.permutation(max(0, part_end - start) // size)[: len(asked)]
+            for slot, (cue, value) in zip(slots * size + start, asked, strict=False):
                 stop = slot + len(cue) + len(value)
                 window_W[slot:stop] = [*cue, *value]
                 known_W[slot:stop] = False
@@ -109,5 +109,5 @@ class Records:
         cue, tail = str(rng.choice(TEMPLATES)).format_map(words | {"value": "\0"}).split("\0")
         number = "".join(map(str, rng.integers(0, 10, 5)))
         cue_ids = self.tokenizer.encode(cue.rstrip(" "), add_special_tokens=False).ids
-        whole = self.tokenizer.encode(cue + number + tail, add_special_tokens=False).ids
-        return whole[: len(cue_ids)], whole[len(cue_ids) :]
+        token_ids = self.tokenizer.encode(cue + number + tail, add_special_tokens=False).ids
+        return token_ids[: len(cue_ids)], token_ids[len(cue_ids) :]

@@ -60,23 +60,23 @@ class Trainer:
         """One update; returns the mean loss per labelled token, in nats, still on the device."""
         device, rows = self.config.machine.device, self.stage.micro_rows
         batch = self.batches(self.step)
-        known = int((batch[-1] != IGNORED).sum())
+        label_count = int((batch[-1] != IGNORED).sum())
         total = torch.zeros((), device=device)
         for parts in zip(*(tensor.split(rows) for tensor in batch), strict=True):
-            total += self._backward(*(part.to(device) for part in parts), known)
+            total += self._backward(*(part.to(device) for part in parts), label_count)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.stage.clip)
         optim.update(self.optimizers, optim.rate(self.stage, self.step))
         self.step += 1
         return total
 
     def _backward(
-        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_RT: torch.Tensor, known: int
+        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_RT: torch.Tensor, label_count: int
     ) -> torch.Tensor:
         with autocast(self.config.machine):
             hidden_ND = self.hidden(self.model, inputs_RT, positions_RT).flatten(0, 1)
             head_loss = self._head_loss(inputs_RT, positions_RT, labels_RT.flatten())
             return losses.backward_in_slices(
-                hidden_ND, lambda hidden, where: head_loss(hidden, where) / known, self.config.machine.slice
+                hidden_ND, lambda hidden, where: head_loss(hidden, where) / label_count, self.config.machine.slice
             )
 
     def _head_loss(
@@ -89,12 +89,12 @@ class Trainer:
         return losses.distillation(self.model.lm_head, labels_N, self.teacher.lm_head, teacher_ND, self.stage.kl_share)
 
     def _after_step(self, loss: torch.Tensor) -> None:
-        stage, last = self.stage, self.step == self.stage.steps
-        if last or self.step % stage.check_every == 0:
+        stage, is_last = self.stage, self.step == self.stage.steps
+        if is_last or self.step % stage.check_every == 0:
             nats = heldout.losses(self.model, self.config, stage, self.work / "tokens")
             self.history.append([self.step, sum(nats.values()) / len(nats)])
             self._log(heldout=nats)
-        if last or self.step % 10 == 0:
+        if is_last or self.step % 10 == 0:
             self._log(loss=loss.item())  # the only wait for the device
         if self.step % stage.save_every == 0:
             self._save()
@@ -109,8 +109,8 @@ class Trainer:
     def _save(self) -> None:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         state = {"model": self.model.state_dict(), "optimizers": optimizers}
-        own = {"step": self.step, "history": self.history, "seconds": self.seconds}
-        files.write_state(self.checkpoint, state | own)
+        progress = {"step": self.step, "history": self.history, "seconds": self.seconds}
+        files.write_state(self.checkpoint, state | progress)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
@@ -132,13 +132,13 @@ def autocast(machine: Machine) -> AbstractContextManager[Any]:
 
 def start(config: Config, stage: Stage, work: Path) -> LlamaForCausalLM:
     """The model as the last finished stage of the same model left it, else new."""
-    before = config.stages[: config.stages.index(stage)]
-    if any(earlier.model == stage.model for earlier in before):
-        return load_model(config, stage.model, work, before)
-    fresh = model.build(config.shapes[stage.model], config.corpus.vocab, config.seed)
+    earlier_stages = config.stages[: config.stages.index(stage)]
+    if any(earlier.model == stage.model for earlier in earlier_stages):
+        return load_model(config, stage.model, work, earlier_stages)
+    new_model = model.build(config.shapes[stage.model], config.corpus.vocab, config.seed)
     if stage.teacher:
-        model.borrow_embedding(fresh, load_model(config, stage.teacher, work))
-    return fresh.to(config.machine.device)
+        model.borrow_embedding(new_model, load_model(config, stage.teacher, work))
+    return new_model.to(config.machine.device)
 
 
 def load_model(config: Config, name: str, work: Path, stages: list[Stage] | None = None) -> LlamaForCausalLM:
