@@ -171,7 +171,7 @@ def verdict(
     gave_back: bool,
     opened: tuple[int, int],
 ) -> dict[str, object]:
-    """Return what is printed. Caches fill in the first sixth. listener_report: what the listener printed."""
+    """Return what is printed. Caches fill in the first sixth of the run. listener_report: what the listener printed."""
     soak.answers.update({f"listen {status}": count for status, count in listener_report["answers"].items()})
     longest = Gaps(listener_report["gaps"], soak.readings)
     early_rss = [rss for share, rss in samples if 1 / 6 <= share < 1 / 3]
