@@ -29,7 +29,7 @@ def test_compare_runs_triforce_and_transformers_on_same_ids(
     file = tmp_path / "compare.json"
     fewer = {
         name: ENGINES[name]._replace(
-            variants=tuple(each for each in ENGINES[name].variants if each.name == variant), assisted=()
+            variants=tuple(spec for spec in ENGINES[name].variants if spec.name == variant), assisted=()
         )
         for name, variant in {"triforce": "ar", "transformers": "f32"}.items()
     }
@@ -91,7 +91,10 @@ def test_compare_median_of_busy_rows_counts(
 ) -> None:
     """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
     cores = iter(busy)
-    tried = ({"busy_cores": each, "accepted": each >= processes.BUSY, "tokens_per_second": each} for each in cores)
+    tried = (
+        {"busy_cores": cores_used, "accepted": cores_used >= processes.BUSY, "tokens_per_second": cores_used}
+        for cores_used in cores
+    )
     monkeypatch.setattr(on_folder, "_run", lambda *_: next(tried))
     monkeypatch.setattr(on_folder, "LONG", long)
     plan = on_folder.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
@@ -108,9 +111,9 @@ def test_compare_summary_takes_best_setting() -> None:
     rows = [row("triforce", "ar", 60, 900), row("triforce", "auto", 120, 800), row("onnx", "fp32", 500, 1, False)]
     rows += [row("triforce", "ar, int8 KV", 100, 2000), row("triforce", "auto, int8 KV", 999, 700)]
     rows += [row("openvino", "u8", 30, 1000), row("openvino", "default", 40, 500), {"engine": "vllm", "context": 9}]
-    (found,) = summary(rows)
-    assert found["best"] == {"triforce": 120, "openvino": 40}
-    assert (found["decode"], found["plain"], found["plain_int8_kv"], found["prefill"]) == (3.0, 1.5, 2.5, 0.9)
+    (best,) = summary(rows)
+    assert best["best"] == {"triforce": 120, "openvino": 40}
+    assert (best["decode"], best["plain"], best["plain_int8_kv"], best["prefill"]) == (3.0, 1.5, 2.5, 0.9)
     assert summary(rows[:2])[0]["decode"] is None
 
 
@@ -130,7 +133,7 @@ worker.load = load
 from benchmarks.compare.workers.turns import main
 main("made_up")
 """
-    turns = [{"ids": [1] * 600 + [last], "tokens": 3} for last in (0, 5, 6)]
+    turns = [{"ids": [1] * 600 + [last_token], "tokens": 3} for last_token in (0, 5, 6)]
     lines = "".join(f"{json.dumps(line)}\n" for line in ({}, *turns))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=lines, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -160,13 +163,13 @@ def test_compare_worker_is_found_wherever_command_starts(
 def test_compare_clock_separates_prefill() -> None:
     clock = Clock()
     clock.began, clock.cpu_began, clock.ticks = 0.0, 0.5, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
-    found = clock.result([1] * 9, "1")
-    assert (found["prefill_busy_cores"], found["version"]) == (1.5, "1")
-    assert (found["prefill_seconds"], found["seconds"], found["decoded"], found["busy_cores"]) == (3.0, 2.0, 7, 1.75)
+    times = clock.result([1] * 9, "1")
+    assert (times["prefill_busy_cores"], times["version"]) == (1.5, "1")
+    assert (times["prefill_seconds"], times["seconds"], times["decoded"], times["busy_cores"]) == (3.0, 2.0, 7, 1.75)
 
 
 @pytest.mark.parametrize(
-    ("read", "ids", "fresh", "same"),
+    ("read", "ids", "fresh_prompt", "kept_count"),
     [
         ([], [1, 2], False, 0),
         ([1, 2, 3], [1, 2, 4, 5], False, 2),
@@ -174,8 +177,8 @@ def test_compare_clock_separates_prefill() -> None:
         ([1, 2, 3], [1, 2, 3], True, 0),
     ],
 )
-def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh: bool, same: int) -> None:
-    assert kept(read, {"ids": ids, "fresh": fresh}) == same
+def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh_prompt: bool, kept_count: int) -> None:
+    assert kept(read, {"ids": ids, "fresh": fresh_prompt}) == kept_count
 
 
 @pytest.mark.parametrize(
@@ -215,7 +218,7 @@ def test_gguf_export_permutes_rotary_heads(pair: Path, tmp_path: Path) -> None:
     theirs = load_file(pair / "target" / "model.safetensors")
     for name, (heads, size) in {"q": (4, 16), "k": (2, 16)}.items():
         mine = np.array(tensors[f"blk.1.attn_{name}.weight"].data, dtype=np.float32).reshape(heads, size, -1)
-        wanted = theirs[f"model.layers.1.self_attn.{name}_proj.weight"].reshape(heads, size, -1)
+        expected_weight = theirs[f"model.layers.1.self_attn.{name}_proj.weight"].reshape(heads, size, -1)
         for n in range(size // 2):  # feature n of the first half and of the second are neighbours now
-            assert np.allclose(mine[:, 2 * n], wanted[:, n], atol=2e-3)
-            assert np.allclose(mine[:, 2 * n + 1], wanted[:, n + size // 2], atol=2e-3)
+            assert np.allclose(mine[:, 2 * n], expected_weight[:, n], atol=2e-3)
+            assert np.allclose(mine[:, 2 * n + 1], expected_weight[:, n + size // 2], atol=2e-3)

@@ -51,19 +51,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, float]) -> None:
     model = Model(name, CONTEXT + 64)
     view = filled(PagePool(model.config, 1, pages_for(CONTEXT + 64), torch.bfloat16), CONTEXT)
-    for width, wanted in unions.items():
-        assert model.union(view, width) == pytest.approx(wanted, rel=0.08)
+    for width, expected_union in unions.items():
+        assert model.union(view, width) == pytest.approx(expected_union, rel=0.08)
     assert model.union(view, 1) == 1
 
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
     model = Model("gpt-oss-20b", CONTEXT + 64)
-    one, more = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
+    single, couple = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
     expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
-    assert more.bytes - one.bytes == 2 * expert  # 4 experts of a token, 6 of two
+    assert couple.bytes - single.bytes == 2 * expert  # 4 experts of a token, 6 of two
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
     kv = 2 * 2 * 2 * 64 * (2 * CONTEXT + 2 * 32)
-    assert one.bytes == dense + 4 * expert + kv
+    assert single.bytes == dense + 4 * expert + kv
 
 
 def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> None:
@@ -79,18 +79,19 @@ def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> No
     assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
     assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
     assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
-    one, more = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
-    assert one.bytes == 4 * (config.weights_read - routers)
-    assert more.bytes - one.bytes == 4 * config.expert_weights * 5 // 2  # 3 experts of a token and 2 shared ones, half
-    assert one.operations["bfloat16"] == 2 * (config.weights_read - routers)
+    single, couple = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
+    assert single.bytes == 4 * (config.weights_read - routers)
+    # 3 experts of a token and 2 shared ones, half
+    assert couple.bytes - single.bytes == 4 * config.expert_weights * 5 // 2
+    assert single.operations["bfloat16"] == 2 * (config.weights_read - routers)
 
 
 @pytest.mark.parametrize("name", FAMILY_SHAPES)
 def test_family_shape_has_published_proportions(name: str) -> None:
     config = checked(dict(FAMILY_SHAPES[name].config))
     experts = config.architecture.experts
-    wanted = {
+    expected = {
         "qwen3-30b-a3b": (2048, 768, (128, 8)), "qwen3-30b-a3b-uniform": (2048, 768, (128, 8)),
         "gpt-oss-20b": (2880, 2880, (32, 4)), "gemma-3-4b": (2560, 10_240, None),
     }  # fmt: skip
-    assert (config.hidden_size, config.intermediate_size, experts and (experts.count, experts.chosen)) == wanted[name]
+    assert (config.hidden_size, config.intermediate_size, experts and (experts.count, experts.chosen)) == expected[name]

@@ -23,9 +23,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
 MODES = ["--modes", "triforce,ngram"]
 
 
-def certify(bench: Callable[..., int], tmp_path: Path, *more: str) -> tuple[int, dict[str, Any]]:
+def certify(bench: Callable[..., int], tmp_path: Path, *extra_options: str) -> tuple[int, dict[str, Any]]:
     file = tmp_path / "certificate.json"
-    code = bench("lossless", *FEW, *MODES, *more, "--json", str(file))
+    code = bench("lossless", *FEW, *MODES, *extra_options, "--json", str(file))
     return code, json.loads(file.read_text())
 
 
@@ -40,8 +40,8 @@ def test_lossless_certificate_holds(
     assert ("triforce", "seeded", 0.8) in kinds and ("ngram", "block", 0.0) in kinds
     assert not [kind for kind in kinds if kind[1] in ("rejection", "block") and kind[2] > 0]
     assert {row["batch"] for row in report["rows"] if row["with"] == "alone"} == {2}
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == {name: value for name, value in report.items() if name != "rows"}
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary == {name: value for name, value in report.items() if name != "rows"}
 
 
 def test_certificate_mutant_is_found(
@@ -61,20 +61,20 @@ def test_rows_are_verified_by_coupling_named(
     """What the certificate names is what the engine does."""
     init, used = SequenceBatch.__init__, list[tuple[str, int]]()
 
-    def noted(self: SequenceBatch, models: Any, mode: Any, speculation: Any, coupling: str, *rest: Any) -> None:
+    def noted(self: SequenceBatch, models: Any, mode: Any, speculation: Any, coupling: str, *rest_args: Any) -> None:
         used.append((coupling, speculation.speculative_tokens))
-        init(self, models, mode, speculation, coupling, *rest)
+        init(self, models, mode, speculation, coupling, *rest_args)
 
     monkeypatch.setattr(SequenceBatch, "__init__", noted)
     _, report = certify(bench, tmp_path, "--temperatures", "0")
     named = [row["coupling"] for row in report["rows"] if row["with"] == "plain decoding"]
     assert {coupling for coupling, _ in used} == {*named} == {"seeded", "rejection", "block"}
-    assert all(sum(each == coupling for each, _ in used) >= named.count(coupling) for coupling in named)
+    assert all(sum(verifier == coupling for verifier, _ in used) >= named.count(coupling) for coupling in named)
 
 
 def test_varied_engine_speculates_otherwise(llm: LLM, sources: Sources) -> None:
-    prompt, other = prompts(sources, "copy", 200, 1), varied(llm, speculative_tokens=2, draft_tokens=1)
-    outputs = [together(each, prompt, GREEDY, "triforce").outputs[0] for each in (llm, other)]
+    prompt, varied_llm = prompts(sources, "copy", 200, 1), varied(llm, speculative_tokens=2, draft_tokens=1)
+    outputs = [together(engine, prompt, GREEDY, "triforce").outputs[0] for engine in (llm, varied_llm)]
     assert outputs[0].token_ids == outputs[1].token_ids
     proposed = [output.tiers[-2].proposed / output.tiers[-1].passes for output in outputs]
     assert proposed[1] <= 2 + 1 < proposed[0]
@@ -84,13 +84,13 @@ def test_certificate_cut_off_goes_on(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the cell that it was cut off in. One that is whole is begun anew, with other settings too."""
-    compare, made = lossless._compared, []
+    compare, calls = lossless._compared, []
 
-    def counted(llm: LLM, texts: list[list[int]], temperature: float, *rest: Any) -> Iterator[dict[str, Any]]:
-        made.append((llm.speculation.lower_tiers, temperature))
-        if len(made) == 3:
+    def counted(llm: LLM, texts: list[list[int]], temperature: float, *rest_args: Any) -> Iterator[dict[str, Any]]:
+        calls.append((llm.speculation.lower_tiers, temperature))
+        if len(calls) == 3:
             raise KeyboardInterrupt
-        yield from compare(llm, texts, temperature, *rest)
+        yield from compare(llm, texts, temperature, *rest_args)
 
     monkeypatch.setattr(lossless, "_compared", counted)
     file, tiers = tmp_path / "certificate.json", ["--lower-tiers", "same,int8", "--retrieval-budget", "64"]
@@ -101,11 +101,11 @@ def test_certificate_cut_off_goes_on(
     assert bench(*arguments) == 2
     assert "was measured otherwise (lower_tiers, retrieval_budget)" in capsys.readouterr().err
     assert bench(*arguments, *tiers) == 0
-    assert made == [("same", 0.0), ("same", 0.8), ("int8", 0.0), ("int8", 0.0), ("int8", 0.8)]
-    whole = json.loads(file.read_text())
-    assert whole["lossless"] and whole["rows"][: len(partly["rows"])] == partly["rows"]
-    assert whole["comparisons"] == 2 * len(partly["rows"])
-    assert bench(*arguments) == 0 and len(made) == 7
+    assert calls == [("same", 0.0), ("same", 0.8), ("int8", 0.0), ("int8", 0.0), ("int8", 0.8)]
+    full_report = json.loads(file.read_text())
+    assert full_report["lossless"] and full_report["rows"][: len(partly["rows"])] == partly["rows"]
+    assert full_report["comparisons"] == 2 * len(partly["rows"])
+    assert bench(*arguments) == 0 and len(calls) == 7
 
 
 def test_certificate_of_nothing_is_not_lossless() -> None:
@@ -130,8 +130,8 @@ def test_quality_reports_cost_of_eviction(
     study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "quality.json"
-    few = ["--contexts", "700", "--budgets", "64", "--questions", "3", "--tokens", "12"]
-    assert study("quality", *few, "--json", str(file)) == 0
+    few_options = ["--contexts", "700", "--budgets", "64", "--questions", "3", "--tokens", "12"]
+    assert study("quality", *few_options, "--json", str(file)) == 0
     rows = json.loads(file.read_text())["rows"]
     assert {row["task"] for row in rows} == {"needle", "copy"} and len(rows) == 2 * (2 + len(EVICTIONS))
     for row in rows:
@@ -146,20 +146,20 @@ def test_eviction_with_covering_budget_loses_nothing(llm: LLM, sources: Sources,
     asked = prompts(sources, "copy", 200, 2)
     forgetful = EvictingDecoder(llm.target.decoder, asked, 10)
     for prompt in asked:
-        whole = forgetful.continued(prompt, eviction, 512)
-        assert whole == together(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
-        assert whole != forgetful.continued(prompt, eviction, 32)  # a negative control
+        full_text = forgetful.continued(prompt, eviction, 512)
+        assert full_text == together(llm, [prompt], GREEDY, "ar").outputs[0].token_ids
+        assert full_text != forgetful.continued(prompt, eviction, 32)  # a negative control
 
 
 def test_h2o_keeps_heavy_hitters_and_never_restores(llm: LLM, sources: Sources) -> None:
     (prompt,) = prompts(sources, "books", 400, 1)
     full = EvictingDecoder(llm.target.decoder, [prompt], 1)
     policy = HeavyHitters(full.mass_LGU)
-    first = policy.pick(full.full, 0, 16, range(1, 20), 6)
+    first_picks = policy.pick(full.full, 0, 16, range(1, 20), 6)
     mass_LGN = full.mass_LGU[..., 1:20]
-    assert first.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()
+    assert first_picks.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()
     second = policy.pick(full.full, 0, 16, range(1, 22), 8)
-    kept = [[set(old) | {20, 21} for old in heads] for heads in first.tolist()]
+    kept_pages = [[set(old) | {20, 21} for old in heads] for heads in first_picks.tolist()]
     for layer, heads in enumerate(second.tolist()):
         for head, chunks in enumerate(heads):
-            assert set(chunks) <= kept[layer][head], "what was gone came back"
+            assert set(chunks) <= kept_pages[layer][head], "what was gone came back"

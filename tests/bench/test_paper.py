@@ -30,9 +30,9 @@ def measured(pair: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_paper_experiments_have_rows_and_table(measured: dict[str, Any]) -> None:
     assert set(measured) == set(EXPERIMENTS) - {"table4", "table7"}
-    for name, found in measured.items():
-        table = EXPERIMENTS[name].shown(found["rows"])
-        assert found["rows"] and table.rows and found["command"].startswith("python -m benchmarks.paper")
+    for name, report in measured.items():
+        table = EXPERIMENTS[name].shown(report["rows"])
+        assert report["rows"] and table.rows and report["command"].startswith("python -m benchmarks.paper")
         assert all(len(line) == len(table.header) for line in table.rows), name
 
 
@@ -92,9 +92,9 @@ def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_pat
     results.mkdir()
     (results / "paper.json").write_text(json.dumps(measured))
     assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
-    made = (docs / "benchmarks.md").read_text()
-    assert "Table 2" in made and "Not measured yet: `triforce bench speed" in made
-    assert "nan" not in made and "None" not in made
+    page_text = (docs / "benchmarks.md").read_text()
+    assert "Table 2" in page_text and "Not measured yet: `triforce bench speed" in page_text
+    assert "nan" not in page_text and "None" not in page_text
 
 
 def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
@@ -109,16 +109,16 @@ def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     report = {"machine": "this", "command": "triforce bench speed", "rows": rows}
     (results / "speed.json").write_text(json.dumps(report))
     assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
-    made = (docs / "benchmarks.md").read_text()
-    assert "below 0.97): 512-cell." in made and "1.00 times the tokens/s" in made
+    page_text = (docs / "benchmarks.md").read_text()
+    assert "below 0.97): 512-cell." in page_text and "1.00 times the tokens/s" in page_text
     assert (docs / "pictures" / "speed.svg").stat().st_size < 100_000
 
 
 def test_page_of_published_rows_has_all_of_them() -> None:
     reports = {name: page.read(page.RESULTS / f"{name}.json") for name in page.SECTIONS}
-    made = page.page(reports)
-    assert all(reports.values()) and "Not measured yet" not in made
-    assert all(f"## {title}\n" in made for title, *_ in page.SECTIONS.values())
+    page_text = page.page(reports)
+    assert all(reports.values()) and "Not measured yet" not in page_text
+    assert all(f"## {title}\n" in page_text for title, *_ in page.SECTIONS.values())
 
 
 def test_published_acceptance_page_equals_rows() -> None:

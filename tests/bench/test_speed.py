@@ -45,8 +45,8 @@ def test_speed_writes_row_per_cell(
         assert row["prefill_tokens_per_second"] > 0 and row["spread"] == 0 and row["turns"] == 1
         assert row["mode"] != "ar" or (row["full_passes"] == row["tokens"] and row["speedup"] == 1)
     assert report["command"].startswith("triforce ") and report["machine"]
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert last == verdict(report["rows"]) and last["cells"] == 8
+    summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert summary == verdict(report["rows"]) and summary["cells"] == 8
 
 
 def test_speed_resumes_after_interruption(
@@ -55,20 +55,20 @@ def test_speed_resumes_after_interruption(
     file, caches, measured = tmp_path / "speed.json", tmp_path / "caches", []
     honest = speed.cell_rows
 
-    def counting(llm: Any, texts: Any, cell: Any, *rest: Any) -> list[Any]:
+    def counting(llm: Any, texts: Any, cell: Any, *rest_args: Any) -> list[Any]:
         measured.append(str(cell))
         if cell.context > 300 and len(measured) == 2:
             raise KeyboardInterrupt
-        return honest(llm, texts, cell, *rest)
+        return honest(llm, texts, cell, *rest_args)
 
     monkeypatch.setattr(speed, "cell_rows", counting)
     asked = ["--contexts", "300,400", "--temperatures", "0", *FEW, "--json", str(file), "--caches", str(caches)]
     assert bench("speed", *asked) == 130  # interrupted
-    first = json.loads(file.read_text())["rows"]
-    assert {row["cell"] for row in first} == {"300-b1-t0-books"} and (caches / "books-300.kv").exists()
+    first_rows = json.loads(file.read_text())["rows"]
+    assert {row["cell"] for row in first_rows} == {"300-b1-t0-books"} and (caches / "books-300.kv").exists()
     assert bench("speed", *asked) == 0
     assert measured == ["300-b1-t0-books", "400-b1-t0-books", "400-b1-t0-books"]
-    assert json.loads(file.read_text())["rows"][: len(first)] == first
+    assert json.loads(file.read_text())["rows"][: len(first_rows)] == first_rows
     assert bench("speed", *asked[:-6], "--tokens", "7", "--json", str(file)) == 2
     assert "was measured otherwise (tokens" in capsys.readouterr().err
     file.write_text("[1, 2")
@@ -80,34 +80,34 @@ def test_batched_texts_equal_single_texts(llm: LLM, sources: Sources) -> None:
     texts = prompts(sources, "copy", 300, 3)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
     for mode in ("ar", "triforce"):
-        whole = together(llm, texts, params, mode)
-        for n, (text, output) in enumerate(zip(texts, whole.outputs, strict=True)):
-            alone = together(llm, [text], replace(params, seed=5 + n), mode)
-            assert alone.outputs[0].token_ids == output.token_ids
-        assert whole.outputs[0].token_ids != whole.outputs[1].token_ids
+        batch_texts = together(llm, texts, params, mode)
+        for n, (text, output) in enumerate(zip(texts, batch_texts.outputs, strict=True)):
+            single_text = together(llm, [text], replace(params, seed=5 + n), mode)
+            assert single_text.outputs[0].token_ids == output.token_ids
+        assert batch_texts.outputs[0].token_ids != batch_texts.outputs[1].token_ids
 
 
 def test_saved_prompt_keeps_texts(llm: LLM, sources: Sources, tmp_path: Path) -> None:
     texts = prompts(sources, "books", 300, 2)
     params = SamplingParams(temperature=0.9, seed=5, max_tokens=12, ignore_eos=True)
-    kept = Prompts(llm, tmp_path, lambda: lambda done, total: None)
-    earlier, speed_of_prefill = kept.of("x", texts[0])
+    prompt_cache = Prompts(llm, tmp_path, lambda: lambda done, total: None)
+    earlier, speed_of_prefill = prompt_cache.of("x", texts[0])
     read = together(llm, texts, params, "triforce", earlier)
     assert [o.token_ids for o in read.outputs] == [
         o.token_ids for o in together(llm, texts, params, "triforce").outputs
     ]
-    assert kept.of("x", texts[0])[1] == speed_of_prefill > 0
-    assert kept.of("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
-    kept.drop("x")
+    assert prompt_cache.of("x", texts[0])[1] == speed_of_prefill > 0
+    assert prompt_cache.of("x", texts[0][1:])[1] != speed_of_prefill  # another prompt of that name is not what was read
+    prompt_cache.drop("x")
     assert not list(tmp_path.iterdir())
 
 
 def test_turns_are_prepared_one_by_one(llm: LLM, sources: Sources, tmp_path: Path) -> None:
-    begun, texts = [], prompts(sources, "books", 200, 1)
+    begun_turns, texts = [], prompts(sources, "books", 200, 1)
     saved, _ = Prompts(llm, tmp_path, lambda: lambda done, total: None).of("books", texts[0])
-    turns = speed.SpeedConfig(["ar"], tokens=2, repeats=3, prepare=lambda: begun.append(len(begun)))
-    (found,) = speed.cell_rows(llm, texts, Cell(200, 1, 0.0, "books"), turns, saved, 0.0, float("inf"))
-    assert begun == [0, 1, 2] and found["turns"] == 3
+    turns = speed.SpeedConfig(["ar"], tokens=2, repeats=3, prepare=lambda: begun_turns.append(len(begun_turns)))
+    (cell_row,) = speed.cell_rows(llm, texts, Cell(200, 1, 0.0, "books"), turns, saved, 0.0, float("inf"))
+    assert begun_turns == [0, 1, 2] and cell_row["turns"] == 3
 
 
 def row(cell: str, mode: str, tokens_per_second: float, upper: float = 1.0) -> dict[str, Any]:
@@ -118,22 +118,22 @@ def row(cell: str, mode: str, tokens_per_second: float, upper: float = 1.0) -> d
 def test_cell_is_lost_below_upper_bound() -> None:
     rows = [row("a", "ar", 100), row("a", "auto", 96, 0.971), row("a", "triforce", 120)]
     rows += [row("b", "ar", 100), row("b", "auto", 110, 0.969), row("b", "triforce", 80)]
-    found = verdict(rows)
-    assert found["lost"] == ["b"] and found["cells"] == 2
-    assert found["mean"] == pytest.approx(1.03) and found["of_best"] == pytest.approx((96 / 120 + 110 / 100) / 2)
+    judged = verdict(rows)
+    assert judged["lost"] == ["b"] and judged["cells"] == 2
+    assert judged["mean"] == pytest.approx(1.03) and judged["of_best"] == pytest.approx((96 / 120 + 110 / 100) / 2)
     assert verdict([row("a", "ar", 100)]) == {"cells": 1, "lost": None, "mean": None, "of_best": None}
 
 
 def test_upper_bound_is_student_t() -> None:
     ratios = [0.9, 1.0, 1.1, 1.05]
     logs = np.log(ratios)
-    wanted = np.exp(logs.mean() + scipy.stats.t.ppf(0.95, 3) * logs.std(ddof=1) / 2)
-    assert speed.upper(ratios) == pytest.approx(wanted, rel=2e-3)
+    expected_bound = np.exp(logs.mean() + scipy.stats.t.ppf(0.95, 3) * logs.std(ddof=1) / 2)
+    assert speed.upper(ratios) == pytest.approx(expected_bound, rel=2e-3)
     assert speed.upper([0.8]) is None and speed.upper([0.9, 0.9, 0.9]) == pytest.approx(0.9)
 
 
 @pytest.mark.parametrize(
-    ("repeats", "each", "ends", "turns"),
+    ("repeats", "turn_seconds", "ends", "turns"),
     [
         (None, 10.0, 1000.0, 7),
         (None, 0.5, 1000.0, 61),  # short ones, until 30 seconds are over
@@ -146,16 +146,16 @@ def test_upper_bound_is_student_t() -> None:
     ],
 )
 def test_short_turns_are_repeated(
-    repeats: int | None, each: float, ends: float, turns: int, monkeypatch: pytest.MonkeyPatch
+    repeats: int | None, turn_seconds: float, ends: float, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = [0.0]
-    monkeypatch.setattr(speed, "perf_counter", lambda: now[0])
-    made = 0
+    clock = [0.0]
+    monkeypatch.setattr(speed, "perf_counter", lambda: clock[0])
+    turn_count = 0
     for turn in speed._turns(repeats, ends):
-        assert turn == made
-        made += 1
-        now[0] += each
-    assert made == turns
+        assert turn == turn_count
+        turn_count += 1
+        clock[0] += turn_seconds
+    assert turn_count == turns
 
 
 def test_speedup_is_median_of_paired_ratios() -> None:

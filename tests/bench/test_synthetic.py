@@ -51,8 +51,8 @@ def text_of_old_bench(models: ModelSet, mode: str, tokens: int) -> list[int]:
 
 def test_old_bench_counts_too_few_tokens_of_a_verification(models: ModelSet) -> None:
     """Its text of 16 tokens over KV on the host: three verifications, the first one dropped, the last one cut."""
-    first, *counted = text_of_old_bench(models, "triforce", 16)
-    assert (first, counted) == (7, [4, 5])
+    first_counts, *counted = text_of_old_bench(models, "triforce", 16)
+    assert (first_counts, counted) == (7, [4, 5])
     per_verification, plain, verification = sum(counted) / len(counted), 1.072, 1.106
     assert per_verification == 4.5
     assert per_verification * plain / verification == pytest.approx(4.36, abs=0.005), "the speedup that it recorded"
@@ -67,8 +67,8 @@ def test_ten_turns_make_tokens_to_expect(models: ModelSet, mode: str) -> None:
     """Six guesses in mode retrieval. In mode triforce some more, as the last of the draft's may go beyond them."""
     turns = [synthetic.decode(synthetic.read(models, mode, setting, 256, 64), PAPER, turn, 64) for turn in range(10)]
     row = synthetic.verified(turns)
-    made, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
-    assert abs(made - expected) < 2 * row["deviation"] < 0.35
+    measured_tokens, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
+    assert abs(measured_tokens - expected) < 2 * row["deviation"] < 0.35
     assert all(turn.tokens >= 64 and abs(turn.luck) < 3 for turn in turns)
     assert len({(turn.tokens, turn.verifications) for turn in turns}) > 3, "each turn has dice of its own"
     assert expected == pytest.approx(SIX_GUESSES) if mode == "retrieval" else SIX_GUESSES < expected < 7
@@ -112,8 +112,8 @@ def test_synthetic_int8_is_compared_with_bfloat16_plain_decoding() -> None:
     assert {row["layers"] for row in rows} == {2} and rows[0]["speedup"] == 1
     for row in rows:
         assert row["speedup"] == pytest.approx(rows[0]["seconds"] / row["seconds"])
-    whole, coded, *_, auto = (row["least_seconds"] for row in rows)
-    assert whole > coded > 0 and auto is None
+    plain_seconds, coded, *_, auto = (row["least_seconds"] for row in rows)
+    assert plain_seconds > coded > 0 and auto is None
 
 
 def test_least_seconds_count_passes_of_each_tier() -> None:
@@ -121,35 +121,35 @@ def test_least_seconds_count_passes_of_each_tier() -> None:
     work = ModelWork(*shapes.parts("30m", 512, layers=2))
     roof = Roofline(1e9, {"bfloat16": 1e15})
     tiers = [TierStats("retrieval", proposed=30, passes=30, visible_tokens=64), TierStats("full", 40, 40, passes=10)]
-    least = bench_synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
-    assert least == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
+    least_seconds = bench_synthetic.least_seconds(tiers, {"full": work}, roof, 512, int8=False)
+    assert least_seconds == pytest.approx((30 * work.of(1, 64).bytes + 10 * work.of(4, 512).bytes) / 1e9)
     slow = Roofline(1e15, {"bfloat16": 1e9})
-    least = bench_synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
+    least_seconds = bench_synthetic.least_seconds(tiers, {"full": work}, slow, 512, int8=False)
     done = 30 * work.of(1, 64).operations["bfloat16"] + 10 * work.of(4, 512).operations["bfloat16"]
-    assert least == pytest.approx(done / 1e9)
+    assert least_seconds == pytest.approx(done / 1e9)
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="torch drafts token by token")
 def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens of a draft are one call, as in the decoding of texts."""
-    made, plain = list[bool](), tier_builder.fused_draft
+    fused_flags, plain = list[bool](), tier_builder.fused_draft
 
-    def noted(*given: Any) -> Draft | None:
-        made.append((found := plain(*given)) is not None)
-        return found
+    def noted(*draft_args: Any) -> Draft | None:
+        fused_flags.append((draft := plain(*draft_args)) is not None)
+        return draft
 
     monkeypatch.setattr(tier_builder, "fused_draft", noted)
     list(bench_synthetic.rows("30m", [256], (1.0, 1.0), setting, tokens=16, repeats=1))
-    assert made and all(made)
+    assert fused_flags and all(fused_flags)
 
 
 def test_synthetic_guesses_of_ngrams_are_never_kept() -> None:
     tiers = [SimpleNamespace(name=name) for name in ("ngram", "draft", "retrieval", "full")]
     step = Draft(np.ones((1, 3), dtype=np.int64), torch.zeros(1, 3, 0), np.full((1, 3), 3), np.array([3]))
-    real = SimpleNamespace(verify=lambda *given: step)
+    real = SimpleNamespace(verify=lambda *verify_args: step)
     batch = cast(SequenceBatch, SimpleNamespace(sampling=real, tiers=tiers))
     sampling = synthetic.Synthetic(batch, {"retrieval": 1.0, "draft": 1.0}, 0)
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
-    for origin, kept in ((0, 1), (1, 3), (2, 3)):
+    for origin, kept_count in ((0, 1), (1, 3), (2, 3)):
         guess = Draft(step.tokens_BK[:, :2], torch.zeros(1, 2, 0), np.array([[0, origin]]), np.array([2]))
-        assert sampling.verify(guess, torch.zeros(1, 3, 8), prefix, live_B, 3).counts_B.tolist() == [kept]
+        assert sampling.verify(guess, torch.zeros(1, 3, 8), prefix, live_B, 3).counts_B.tolist() == [kept_count]
