@@ -15,16 +15,16 @@ from triforce.llm import LLM
 
 
 def again(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
-    found = copying.measure(subject(llm, Recaller(llm, reach), noise(600)))
-    return {row["distance"]: row for row in found["distances"]}
+    ability = copying.measure(subject(llm, Recaller(llm, reach), noise(600)))
+    return {row["distance"]: row for row in ability["distances"]}
 
 
 def test_copying_ability_is_measured(llm: LLM) -> None:
-    far, near = again(llm, 10**9), again(llm, 300)
-    assert set(far) == set(near) == {128, 256, 512}
-    assert all(row["again"] == 1 and row["first"] < 0.05 for row in far.values())
-    assert near[128]["again"] == near[256]["again"] == 1
-    assert near[512]["again"] < 0.05
+    far_copy, near_copy = again(llm, 10**9), again(llm, 300)
+    assert set(far_copy) == set(near_copy) == {128, 256, 512}
+    assert all(row["again"] == 1 and row["first"] < 0.05 for row in far_copy.values())
+    assert near_copy[128]["again"] == near_copy[256]["again"] == 1
+    assert near_copy[512]["again"] < 0.05
 
 
 def test_copying_distance_is_exact(llm: LLM) -> None:
@@ -43,10 +43,10 @@ def test_needles_in_view_are_found(llm: LLM) -> None:
 
 
 def test_needles_beyond_view_are_missed(llm: LLM) -> None:
-    found = cells(llm, 150)
-    assert {cell["depth"] for cell in found} == set(needles.DEPTHS)
-    assert all(cell["right"] == (cell["asked"] if cell["depth"] == 1 else 0) for cell in found)
-    assert any(cell["confused"] for cell in found)  # it takes the nearest number
+    needle_cells = cells(llm, 150)
+    assert {cell["depth"] for cell in needle_cells} == set(needles.DEPTHS)
+    assert all(cell["right"] == (cell["asked"] if cell["depth"] == 1 else 0) for cell in needle_cells)
+    assert any(cell["confused"] for cell in needle_cells)  # it takes the nearest number
 
 
 def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
@@ -55,30 +55,30 @@ def test_haystack_has_length_and_needle_depth(llm: LLM) -> None:
     assert haystack is not None
     longest = max(len(question) + count for _, question, _, count in haystack.questions)
     assert len(haystack.ids_N) + longest == 512
-    whole = text.tokenizer.decode(haystack.ids_N.tolist())
-    places = [whole.index(f"is {number}.\n") / len(whole) for _, _, number, _ in haystack.questions]
+    written = text.tokenizer.decode(haystack.ids_N.tolist())
+    places = [written.index(f"is {number}.\n") / len(written) for _, _, number, _ in haystack.questions]
     assert places == sorted(places)
-    assert whole.startswith("\nThe secret number of") and whole.endswith(f"{haystack.questions[-1][2]}.\n")
+    assert written.startswith("\nThe secret number of") and written.endswith(f"{haystack.questions[-1][2]}.\n")
     assert needles.bury(text, text.texts[0], 300, random.Random(0)) is None
 
 
 def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, float]]:
     ids = noise(period) * (600 // period + 1)
-    found = context_gain.measure(subject(llm, Recaller(llm, reach), ids[:512]))
-    return {side: found[side]["prose"] for side in ("model", "control")}
+    gain = context_gain.measure(subject(llm, Recaller(llm, reach), ids[:512]))
+    return {side: gain[side]["prose"] for side in ("model", "control")}
 
 
 def test_context_gain_passes_and_control_fails(llm: LLM) -> None:
-    found = gains(llm, period=200)  # of which the last 128 tokens say nothing
-    assert found["model"]["passes"] and found["model"]["mean"] > 4
-    assert not found["control"]["passes"] and abs(found["control"]["mean"]) < 0.01
-    assert found["model"]["tokens"] == 128
+    gain = gains(llm, period=200)  # of which the last 128 tokens say nothing
+    assert gain["model"]["passes"] and gain["model"]["mean"] > 4
+    assert not gain["control"]["passes"] and abs(gain["control"]["mean"]) < 0.01
+    assert gain["model"]["tokens"] == 128
 
 
 @pytest.mark.parametrize(("period", "reach"), [(90, 10**9), (200, 128)])
 def test_context_gain_of_near_context_is_zero(llm: LLM, period: int, reach: int) -> None:
-    found = gains(llm, period, reach)
-    assert not found["model"]["passes"] and abs(found["model"]["mean"]) < 0.01
+    gain = gains(llm, period, reach)
+    assert not gain["model"]["passes"] and abs(gain["model"]["mean"]) < 0.01
 
 
 def test_truncated_model_sees_stated_tokens(llm: LLM) -> None:
@@ -96,24 +96,24 @@ def test_eval_short_text_is_reported(llm: LLM) -> None:
 
 def test_position_buckets_are_powers_of_two() -> None:
     trace_N = torch.arange(1, 1024, dtype=torch.float32)  # the loss of a token is its position
-    found = buckets([trace_N, trace_N + 2])
-    assert [(one["from"], one["to"], one["tokens"]) for one in found] == [
+    position_buckets = buckets([trace_N, trace_N + 2])
+    assert [(bucket["from"], bucket["to"], bucket["tokens"]) for bucket in position_buckets] == [
         (0, 256, 510), (256, 512, 512), (512, 1024, 1024)
     ]  # fmt: skip
-    assert [one["nats"] for one in found] == pytest.approx([129, 384.5, 768.5])
+    assert [bucket["nats"] for bucket in position_buckets] == pytest.approx([129, 384.5, 768.5])
 
 
 def test_position_losses_fall_with_context(llm: LLM) -> None:
     ids = noise(256) * 2
-    near, far = positions.measure(subject(llm, Recaller(llm), ids))["kinds"]["prose"]
-    assert near["nats"] > 5 and far["nats"] < 0.2
+    near_bucket, far_bucket = positions.measure(subject(llm, Recaller(llm), ids))["kinds"]["prose"]
+    assert near_bucket["nats"] > 5 and far_bucket["nats"] < 0.2
 
 
 def test_bits_per_byte_of_uniform_model(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat on the mat — naïve café. " * 20)
-    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
-    assert found["target"] == pytest.approx(
-        found["tokens"] / found["bytes"] * torch.tensor(float(llm.target.config.vocab_size)).log2().item(), 1e-4
+    bits = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
+    assert bits["target"] == pytest.approx(
+        bits["tokens"] / bits["bytes"] * torch.tensor(float(llm.target.config.vocab_size)).log2().item(), 1e-4
     )
 
 
@@ -127,8 +127,8 @@ def test_repetition_counts_repeated_ngrams() -> None:
 def test_continuations_are_counted_per_kind(llm: LLM) -> None:
     text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
     text.llm = llm
-    found = repetition.measure(text)
-    assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0
+    repeats = repetition.measure(text)
+    assert len(repeats["shares"]) == 8 and repeats["tokens"] == 64 and repeats["texts"] == 0
 
 
 def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
@@ -136,9 +136,9 @@ def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
     several = subject(llm, Recaller(llm), noise(600), numbers)
     several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]
     several.texts += [Text("brief", "code", torch.tensor(noise(300)))]
-    found = positions.measure_far(several)["kinds"]
-    assert [one["tokens"] for one in found["prose"]] == [2 * 255, 2 * 256]
-    assert [one["tokens"] for one in found["code"]] == [255]
+    kind_buckets = positions.measure_far(several)["kinds"]
+    assert [bucket["tokens"] for bucket in kind_buckets["prose"]] == [2 * 255, 2 * 256]
+    assert [bucket["tokens"] for bucket in kind_buckets["code"]] == [255]
     assert "skipped" in positions.measure_far(
         subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, deepest=128))
     )

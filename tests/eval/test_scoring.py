@@ -24,10 +24,10 @@ def plain(llm: LLM, ids_N: Tensor) -> Tensor:
     return F.cross_entropy(logits_NV, ids_N[1:], reduction="none")
 
 
-@pytest.mark.parametrize("first", [1, 2, 17, 300, 499])
-def test_losses_equal_one_pass(llm: LLM, first: int) -> None:
-    found_N = nats(llm.target.decoder, full_view(llm.target.decoder, 500), IDS_N, first)
-    torch.testing.assert_close(found_N, plain(llm, IDS_N)[first - 1 :], atol=2e-4, rtol=1e-4)
+@pytest.mark.parametrize("first_token", [1, 2, 17, 300, 499])
+def test_losses_equal_one_pass(llm: LLM, first_token: int) -> None:
+    found_N = nats(llm.target.decoder, full_view(llm.target.decoder, 500), IDS_N, first_token)
+    torch.testing.assert_close(found_N, plain(llm, IDS_N)[first_token - 1 :], atol=2e-4, rtol=1e-4)
 
 
 def test_losses_independent_of_chunking(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,10 +57,10 @@ def test_draft_view_equals_engine(llm: LLM) -> None:
 def test_greedy_scoring_equals_argmax_and_leaves_no_state(llm: LLM) -> None:
     decoder, view = llm.target.decoder, full_view(llm.target.decoder, 100)
     skim(decoder, view, IDS_N[:60])
-    found = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]
+    scores = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]
     ids_N = IDS_N[:64]
-    for token in found[0]:
+    for token in scores[0]:
         assert token == int(score(decoder, ids_N[None])[0, -1].argmax())
         ids_N = torch.cat([ids_N, torch.tensor([token])])
-    assert found[0] == found[1]
+    assert scores[0] == scores[1]
     assert int(view.lengths_B[0]) == 60
