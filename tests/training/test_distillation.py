@@ -44,9 +44,9 @@ def chunk(T: int, seed: int = 1) -> Chunk:
     return Chunk(nothing, torch.arange(T).expand(B, T), states_BTX, embeddings_BTC, final_BTC)
 
 
-def part(whole: Chunk, start: int, stop: int) -> Chunk:
+def part(full_chunk: Chunk, start: int, stop: int) -> Chunk:
     return Chunk(*(tensor[:, start:stop].clone() for tensor in (
-        whole.ids_BT, whole.slots_BT, whole.states_BTX, whole.embeddings_BTC, whole.final_BTC
+        full_chunk.ids_BT, full_chunk.slots_BT, full_chunk.states_BTX, full_chunk.embeddings_BTC, full_chunk.final_BTC
     )))  # fmt: skip
 
 
@@ -56,49 +56,51 @@ def outputs(draft: EagleHeadLayer, of: Chunk, past: Past, anchors_N: Tensor, ste
 
 def test_chunks_give_outputs_of_one_pass() -> None:
     """With sinks and a window that is shorter than the text, wherever it is cut."""
-    draft, whole = layer(), chunk(90)
-    wanted = outputs(draft, whole, Past(), torch.arange(88))
+    draft, full_chunk = layer(), chunk(90)
+    expected = outputs(draft, full_chunk, Past(), torch.arange(88))
     for cuts in ([30, 60], [5, 7, 40], [87]):
         past, start = Past(), 0
         for stop in [*cuts, 90]:
             anchors_N = torch.arange(max(stop - start - 2, 0))
             if len(anchors_N):
-                got = outputs(draft, part(whole, start, stop), past, anchors_N)
-                for one, other in zip(got, wanted, strict=True):
-                    torch.testing.assert_close(one, other[:, start : start + len(anchors_N)], **CLOSE)
+                got = outputs(draft, part(full_chunk, start, stop), past, anchors_N)
+                for got_output, expected_output in zip(got, expected, strict=True):
+                    torch.testing.assert_close(got_output, expected_output[:, start : start + len(anchors_N)], **CLOSE)
             else:
-                outputs(draft, part(whole, start, stop), past, torch.zeros(1, dtype=torch.long), 1)
+                outputs(draft, part(full_chunk, start, stop), past, torch.zeros(1, dtype=torch.long), 1)
             start = stop
 
 
 def test_later_tokens_change_no_guess() -> None:
-    draft, whole = layer(), chunk(40)
+    draft, full_chunk = layer(), chunk(40)
     for anchor in (0, 3, 17, 30):
-        alone = outputs(draft, part(whole, 0, anchor + 3), Past(), torch.tensor([anchor]))
-        other = part(whole, 0, 40)
-        other.states_BTX[:, anchor + 1 :] += 9.0
-        for one, both in zip(alone, outputs(draft, other, Past(), torch.tensor([1, anchor])), strict=True):
-            torch.testing.assert_close(one[:, 0], both[:, 1], **CLOSE)
+        short_outputs = outputs(draft, part(full_chunk, 0, anchor + 3), Past(), torch.tensor([anchor]))
+        changed_chunk = part(full_chunk, 0, 40)
+        changed_chunk.states_BTX[:, anchor + 1 :] += 9.0
+        long_outputs = outputs(draft, changed_chunk, Past(), torch.tensor([1, anchor]))
+        for short_output, long_output in zip(short_outputs, long_outputs, strict=True):
+            torch.testing.assert_close(short_output[:, 0], long_output[:, 1], **CLOSE)
 
 
 def test_state_behind_first_guess_is_its_output() -> None:
     """What the target computed before an anchor reaches all guesses behind it."""
-    draft, whole = layer(), chunk(12)
-    first, *others = outputs(draft, whole, Past(), torch.tensor([5]))
-    changed = part(whole, 0, 12)
+    draft, full_chunk = layer(), chunk(12)
+    first_output, *later_outputs = outputs(draft, full_chunk, Past(), torch.tensor([5]))
+    changed = part(full_chunk, 0, 12)
     changed.states_BTX[:, 5] += 1.0
     moved = outputs(draft, changed, Past(), torch.tensor([5]))
-    assert not any(torch.equal(one, other) for one, other in zip([first, *others], moved, strict=True))
+    pairs = zip([first_output, *later_outputs], moved, strict=True)
+    assert not any(torch.equal(output, moved_output) for output, moved_output in pairs)
 
 
 def test_window_hides_far_entries_but_sinks() -> None:
-    draft, whole = layer(sinks=4, window=20), chunk(60)
-    for slot, seen in ((2, True), (20, False), (30, False), (31, True), (49, True)):
-        other = part(whole, 0, 60)
-        other.embeddings_BTC[:, slot] = -other.embeddings_BTC[:, slot].clone()
-        pair = zip(outputs(draft, whole, Past(), torch.tensor([50]), 1), outputs(draft, other, Past(),
+    draft, full_chunk = layer(sinks=4, window=20), chunk(60)
+    for slot, visible in ((2, True), (20, False), (30, False), (31, True), (49, True)):
+        changed_chunk = part(full_chunk, 0, 60)
+        changed_chunk.embeddings_BTC[:, slot] = -changed_chunk.embeddings_BTC[:, slot].clone()
+        pair = zip(outputs(draft, full_chunk, Past(), torch.tensor([50]), 1), outputs(draft, changed_chunk, Past(),
                    torch.tensor([50]), 1), strict=True)  # fmt: skip
-        assert all(torch.equal(one, changed) != seen for one, changed in pair), slot
+        assert all(torch.equal(output, changed) != visible for output, changed in pair), slot
 
 
 def test_attention_equals_that_of_streaming_views() -> None:
@@ -106,25 +108,27 @@ def test_attention_equals_that_of_streaming_views() -> None:
     draft, draw = layer(sinks=4, window=20), torch.Generator().manual_seed(7)
     rope, slots_1T = draft.config.rope, torch.arange(70)[None]
     q_1THD, k_1TGD, v_1TGD = (torch.randn(1, 70, heads, 8, generator=draw) for heads in (4, 2, 2))
-    seen = Entries(rotate(k_1TGD, rope.cos_sin(slots_1T)), v_1TGD, slots_1T)
-    got_1TQ = draft._attend(q_1THD, slots_1T, seen, slots_1T, ())
+    cached_entries = Entries(rotate(k_1TGD, rope.cos_sin(slots_1T)), v_1TGD, slots_1T)
+    got_1TQ = draft._attend(q_1THD, slots_1T, cached_entries, slots_1T, ())
     near_THD, far_THD = (rotate(q_1THD, rope.cos_sin(places))[0] for places in (slots_1T, slots_1T.clamp_max(23)))
-    keys_GTD, values_GTD = (part[0].transpose(0, 1) for part in seen[:2])
+    keys_GTD, values_GTD = (part[0].transpose(0, 1) for part in cached_entries[:2])
     wanted_THD, _ = attend(near_THD, keys_GTD, values_GTD, False, far_THD, 4, 20)
     torch.testing.assert_close(got_1TQ[0], wanted_THD.flatten(1), **CLOSE)
 
 
 def test_guesses_in_a_row_are_those_of_single_steps() -> None:
     """Each sees the entries up to the anchor, the guesses since, and itself, at slots of their own."""
-    draft, whole, anchor = layer(), chunk(30), 11
-    slots_BT, embedded_BTC = whole.slots_BT, whole.embeddings_BTC
-    fused_BTC = draft.fuse(whole.states_BTX)[:, : anchor + 1]
-    seen = draft.entries(fused_BTC, embedded_BTC[:, : anchor + 1], slots_BT[:, : anchor + 1])
-    now, entries, one = fused_BTC[:, -1:], list[Entries](), slots_BT[:, anchor : anchor + 1]
-    for step, got_BNC in enumerate(outputs(draft, whole, Past(), torch.tensor([anchor]))):
+    draft, full_chunk, anchor = layer(), chunk(30), 11
+    slots_BT, embedded_BTC = full_chunk.slots_BT, full_chunk.embeddings_BTC
+    fused_BTC = draft.fuse(full_chunk.states_BTX)[:, : anchor + 1]
+    cached_entries = draft.entries(fused_BTC, embedded_BTC[:, : anchor + 1], slots_BT[:, : anchor + 1])
+    last_states, entries, anchor_slot = fused_BTC[:, -1:], list[Entries](), slots_BT[:, anchor : anchor + 1]
+    for step, got_BNC in enumerate(outputs(draft, full_chunk, Past(), torch.tensor([anchor]))):
         at = slice(anchor + step, anchor + step + 1)
-        out_B1C, now, own = draft.step(now, embedded_BTC[:, at], slots_BT[:, at], seen, one, entries)
-        entries += [own] if step else []
+        out_B1C, last_states, own_entries = draft.step(
+            last_states, embedded_BTC[:, at], slots_BT[:, at], cached_entries, anchor_slot, entries
+        )
+        entries += [own_entries] if step else []
         torch.testing.assert_close(got_BNC, out_B1C, **CLOSE)
 
 
@@ -148,22 +152,25 @@ def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
     """All tokens are guessed behind; the guesses that follow go on from some places. A share is the best token's."""
-    draft, whole, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
+    draft, full_chunk, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
     dice = torch.Generator().manual_seed(3)
     head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice), greedy=0.3)
     trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
-    value = loss(draft, head, whole, Past(), later_N, 3, decay)
+    value = loss(draft, head, full_chunk, Past(), later_N, 3, decay)
     got = torch.autograd.grad(value, trained)
-    final_BTC = whole.final_BTC * (whole.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C
+    final_BTC = (
+        full_chunk.final_BTC * (full_chunk.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C
+    )
     logits_BTM = final_BTC @ head.rows_MC.T
     law_BTM = 0.7 * logits_BTM.softmax(-1) + 0.3 * torch.nn.functional.one_hot(logits_BTM.argmax(-1), M)
-    first, *_ = outputs(draft, whole, Past(), torch.arange(30), 1)
-    _, *others = outputs(draft, whole, Past(), later_N)
+    first_output, *_ = outputs(draft, full_chunk, Past(), torch.arange(30), 1)
+    _, *later_outputs = outputs(draft, full_chunk, Past(), later_N)
     plain, weights = torch.zeros(()), [decay**step for step in range(3)]
-    for step, (out_BNC, at_N) in enumerate(zip([first, *others], [torch.arange(30), later_N + 1, later_N + 2],
-                                               strict=True)):  # fmt: skip
+    guesses = [first_output, *later_outputs]
+    places = [torch.arange(30), later_N + 1, later_N + 2]
+    for step, (out_BNC, at_N) in enumerate(zip(guesses, places, strict=True)):
         nats_BN = -(law_BTM[:, at_N] * (out_BNC @ head.rows_MC.T).log_softmax(-1)).sum(-1)
         plain = plain + weights[step] / sum(weights) * nats_BN.mean()
     torch.testing.assert_close(value, plain)
-    for one, other in zip(got, torch.autograd.grad(plain, trained), strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
+    for got_gradient, expected_gradient in zip(got, torch.autograd.grad(plain, trained), strict=True):
+        torch.testing.assert_close(got_gradient, expected_gradient, atol=1e-5, rtol=1e-4)

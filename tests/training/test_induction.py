@@ -96,19 +96,21 @@ def test_attention_of_a_new_draft_copies(sizes: str, tied: bool) -> None:
 
 def test_training_begins_with_induction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On states of tokens, and the embeddings of the same."""
-    seen: list[Sample] = []
+    samples: list[Sample] = []
 
     def spy(weights: Any, config: Any, sample: Sample, seed: int) -> None:
-        seen.append(sample)
+        samples.append(sample)
 
     monkeypatch.setattr("triforce.training.trainer.add_induction", spy)
-    made = trainer(tiny_training.target_folder(tmp_path / "target"), tmp_path / "draft")
-    (sample,) = seen
-    assert torch.equal(sample.choices_MC, made.decoder.model.embed(made.weights.tokens_M).float())
+    new_trainer = trainer(tiny_training.target_folder(tmp_path / "target"), tmp_path / "draft")
+    (sample,) = samples
+    assert torch.equal(sample.choices_MC, new_trainer.decoder.model.embed(new_trainer.weights.tokens_M).float())
     # What a layer adds is small beside what it is added to: so a state is most like the embedding of its own token.
-    states_NC = sample.states_NX[:, : made.draft.hidden_size]
-    own, other = (torch.cosine_similarity(states_NC, sample.embeddings_NC.roll(by, 0)).mean() for by in (0, 1))
-    assert own > other + 0.1, (own, other)
+    states_NC = sample.states_NX[:, : new_trainer.draft.hidden_size]
+    own_similarity, next_similarity = (
+        torch.cosine_similarity(states_NC, sample.embeddings_NC.roll(by, 0)).mean() for by in (0, 1)
+    )
+    assert own_similarity > next_similarity + 0.1, (own_similarity, next_similarity)
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_induction_mutant_is_noticed"), ids=str)

@@ -31,18 +31,18 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_raises_acceptance_of_heldout_texts(target: Path, tmp_path: Path) -> None:
-    made = trainer(target, tmp_path)
-    before = made.heldout.greedy(made.subject, CONFIG.steps)
-    made.run(90)
-    after = made.heldout.greedy(made.subject, CONFIG.steps)
-    assert made.state.updates == 90 and len(made.state.history) == 90 // CONFIG.check_every
-    assert min(after["texts"]) > max(before["texts"]) + 0.1, (before, after)
+    new_trainer = trainer(target, tmp_path)
+    greedy_before = new_trainer.heldout.greedy(new_trainer.subject, CONFIG.steps)
+    new_trainer.run(90)
+    greedy_after = new_trainer.heldout.greedy(new_trainer.subject, CONFIG.steps)
+    assert new_trainer.state.updates == 90 and len(new_trainer.state.history) == 90 // CONFIG.check_every
+    assert min(greedy_after["texts"]) > max(greedy_before["texts"]) + 0.1, (greedy_before, greedy_after)
 
 
 def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> None:
     """Wherever an episode ends, through files alone."""
-    whole = trainer(target, tmp_path / "whole")
-    whole.run(90)
+    whole_run = trainer(target, tmp_path / "whole")
+    whole_run.run(90)
     for _ in range(20):
         cut = trainer(target, tmp_path / "cut")
         if cut.state.updates >= 90:
@@ -50,28 +50,31 @@ def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> N
         assert cut.resumed == (cut.state.updates > 0)
         cut._episode(90, lambda state: None)
         cut.save()
-    assert cut.state.updates == whole.state.updates and cut.state.history == whole.state.history
-    for name, tensor in whole.state.weights.items():
+    assert cut.state.updates == whole_run.state.updates and cut.state.history == whole_run.state.history
+    for name, tensor in whole_run.state.weights.items():
         assert torch.equal(tensor, cut.state.weights[name]), name
 
 
 def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
     """Two and five episodes later, and read once for that. Whoever goes on reads again what was kept before."""
-    made, asked = trainer(target, tmp_path), list[int]()
+    new_trainer, asked = trainer(target, tmp_path), list[int]()
     read = Episodes.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
         for _ in range(9):
-            made._episode(math.inf, lambda state: None)
-    assert asked == list(range(9)) and sorted(made.readings._kept) == [3, 4, 5, 6, 7, 8]
-    each = CONFIG.groups * CONFIG.rows * CONFIG.width
-    assert made.state.updates == CONFIG.groups * (9 + 7 + 4) and made.state.tokens == each * 9
-    fresh = Readings(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
-    next(fresh(4)), next(fresh(5))  # which nobody has read to their ends
+            new_trainer._episode(math.inf, lambda state: None)
+    assert asked == list(range(9)) and sorted(new_trainer.readings._kept) == [3, 4, 5, 6, 7, 8]
+    episode_tokens = CONFIG.groups * CONFIG.rows * CONFIG.width
+    assert new_trainer.state.updates == CONFIG.groups * (9 + 7 + 4) and new_trainer.state.tokens == episode_tokens * 9
+    new_readings = Readings(new_trainer.decoder, new_trainer.draft.state_layers, new_trainer.episodes, CONFIG)
+    next(new_readings(4)), next(new_readings(5))  # which nobody has read to their ends
     for number in (4, 5):  # answers are the second ones
-        chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.readings)]
-        for one, other in zip(*chunks, strict=True):
-            assert torch.equal(one.states_BTX, other.states_BTX) and torch.equal(one.ids_BT, other.ids_BT)
+        chunks = [
+            [chunk for text in readings(number) for chunk in text] for readings in (new_readings, new_trainer.readings)
+        ]
+        for new_part, kept_part in zip(*chunks, strict=True):
+            assert torch.equal(new_part.states_BTX, kept_part.states_BTX)
+            assert torch.equal(new_part.ids_BT, kept_part.ids_BT)
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_mutant_of_episodes_is_noticed"), ids=str)
@@ -84,29 +87,29 @@ def test_mutant_of_episodes_is_noticed(
 
 
 def test_training_whose_time_went_into_its_beginning_has_an_update(target: Path, tmp_path: Path) -> None:
-    made = trainer(target, tmp_path)
-    made.clock, made.state.seconds = lambda: 0.0, 30.0
-    made.run(20)
-    assert made.state.updates == 1 and made.state.seconds == 30 and (tmp_path / FILE).exists()
+    new_trainer = trainer(target, tmp_path)
+    new_trainer.clock, new_trainer.state.seconds = lambda: 0.0, 30.0
+    new_trainer.run(20)
+    assert new_trainer.state.updates == 1 and new_trainer.state.seconds == 30 and (tmp_path / FILE).exists()
 
 
 def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> None:
-    made = trainer(target, tmp_path)
+    new_trainer = trainer(target, tmp_path)
 
     def interrupt(state: TrainingState) -> None:
         if state.updates == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        made.run(9, interrupt)
+        new_trainer.run(9, interrupt)
     again = trainer(target, tmp_path)
     assert again.resumed and again.state.updates == 3
-    assert torch.equal(again.state.weights["fc_CX"], made.state.weights["fc_CX"])
+    assert torch.equal(again.state.weights["fc_CX"], new_trainer.state.weights["fc_CX"])
 
 
 def test_training_of_other_texts_or_target_is_refused(target: Path, tmp_path: Path) -> None:
-    made = trainer(target, tmp_path / "draft")
-    made.save()
+    new_trainer = trainer(target, tmp_path / "draft")
+    new_trainer.save()
     with pytest.raises(ModelError, match="another texts"):
         trainer(target, tmp_path / "draft", {"a": text(seed=1)})
     (tmp_path / "draft" / FILE).write_bytes(b"PK no zip")
@@ -142,14 +145,17 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     ids_BT = Texts.of(llm, {"a": text()}, 32).trained_N[:80].view(2, 40)
     decoder, tokens_M = llm.target.decoder, torch.arange(5, 60)
     streams = [TargetStream(decoder, (1, 2), 2, 40) for _ in range(2)]
-    whole, parts = streams[0].read(ids_BT, logits=True), [streams[1].read(some) for some in ids_BT.split(16, 1)]
+    full_reading = streams[0].read(ids_BT, logits=True)
+    parts = [streams[1].read(chunk_ids) for chunk_ids in ids_BT.split(16, 1)]
     for name in ("ids_BT", "slots_BT", "states_BTX", "embeddings_BTC", "final_BTC"):
-        assert torch.equal(getattr(whole, name), torch.cat([getattr(each, name) for each in parts], 1)), name
-    alone = TargetStream(decoder, (1, 2), 1, 40).read(ids_BT[1:])
-    assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
-    assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
+        joined = torch.cat([getattr(chunk_reading, name) for chunk_reading in parts], 1)
+        assert torch.equal(getattr(full_reading, name), joined), name
+    single_reading = TargetStream(decoder, (1, 2), 1, 40).read(ids_BT[1:])
+    assert torch.equal(single_reading.states_BTX[0], full_reading.states_BTX[1])
+    assert not full_reading.states_BTX[:, 0].any() and full_reading.states_BTX[:, 1:].any(-1).all()
     head = Head(last_norm(llm.target), llm.target.config.norm_eps, decoder.head_rows(tokens_M))
-    torch.testing.assert_close(head.law(whole.final_BTC), whole.logits_BTV[..., tokens_M].softmax(-1), **CLOSE)
+    probs_BTM = full_reading.logits_BTV[..., tokens_M].softmax(-1)
+    torch.testing.assert_close(head.law(full_reading.final_BTC), probs_BTM, **CLOSE)
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_stream_mutant_is_noticed"), ids=str)
@@ -161,17 +167,17 @@ def test_stream_mutant_is_noticed(mutant: Mutant, target: Path, monkeypatch: pyt
 
 def test_texts_of_target_stay_as_they_were(target: Path, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=20, ignore_eos=True)
-    made = trainer(target, tmp_path)
-    (before,) = made.llm.generate("the cat", params)
-    made.run(4)
-    (after,) = made.llm.generate("the cat", params)
-    assert before.outputs[0].token_ids == after.outputs[0].token_ids
+    new_trainer = trainer(target, tmp_path)
+    (output_before,) = new_trainer.llm.generate("the cat", params)
+    new_trainer.run(4)
+    (output_after,) = new_trainer.llm.generate("the cat", params)
+    assert output_before.outputs[0].token_ids == output_after.outputs[0].token_ids
 
 
 def test_card_has_each_kind_of_text(target: Path, tmp_path: Path) -> None:
-    made = trainer(target, tmp_path)
-    made.run(3)
-    card = measure(made)
+    new_trainer = trainer(target, tmp_path)
+    new_trainer.run(3)
+    card = measure(new_trainer)
     rows = [(row["kind"], row["context"], row["temperature"]) for row in card["acceptance"]]
     assert rows == [(kind, context, temperature) for kind, context in (("texts", 32), ("texts", 64), ("answers", 32))
                     for temperature in ("0", "0.8")]  # fmt: skip
@@ -182,8 +188,8 @@ def test_card_has_each_kind_of_text(target: Path, tmp_path: Path) -> None:
 def test_card_leaves_out_long_texts_that_take_too_much_time(
     target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = trainer(target, tmp_path)
-    made.run(3)
+    new_trainer = trainer(target, tmp_path)
+    new_trainer.run(3)
     ticks = iter(range(10, 1_000_000, 10))
-    monkeypatch.setattr(made, "clock", lambda: next(ticks))
-    assert {row["context"] for row in measure(made)["acceptance"]} == {32}
+    monkeypatch.setattr(new_trainer, "clock", lambda: next(ticks))
+    assert {row["context"] for row in measure(new_trainer)["acceptance"]} == {32}
