@@ -33,11 +33,11 @@ def test_circuits_predict_repeated_noise_untrained(gap: int) -> None:
 
 def test_circuits_have_own_learning_rate() -> None:
     llama = build(True)
-    before = {name: weight.clone() for name, weight in llama.named_parameters()}
+    weights_before = {name: weight.clone() for name, weight in llama.named_parameters()}
     stage = Stage("a", "target", 8, 1, 1, 1, lr=1e-3, lr_end=0.0, mix={}, embedding_lr=0.0, circuit_lr=0.0, warmup=0)
     for weight in llama.parameters():
         weight.grad = torch.ones_like(weight)
     optim.update(optim.build(llama, stage), 1e-3)
     still = {id(weight) for weight in circuits.parameters(llama)} | {id(llama.get_input_embeddings().weight)}
     for name, weight in llama.named_parameters():
-        assert torch.equal(weight, before[name]) == (id(weight) in still), name
+        assert torch.equal(weight, weights_before[name]) == (id(weight) in still), name
