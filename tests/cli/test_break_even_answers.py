@@ -38,14 +38,14 @@ def test_info_and_model_tell_one_break_even(
     """Of the shipped pair, before and after its passes taught something; with a draft that `info` finds itself."""
     arguments = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     llm = LLM(device="cpu", **settings)  # type: ignore[arg-type]
-    before = told(capsys, "--device", "cpu", *arguments)
-    assert before == llm.break_even().verdict and "should pay from" in before
+    first_answer = told(capsys, "--device", "cpu", *arguments)
+    assert first_answer == llm.break_even().verdict and "should pay from" in first_answer
     taught = learnt(llm.engines.parts.costs.path)
     for width in (1, 2, 5, 9):
         taught.passes.observe(AMONG_MODELS, width, 1, 8000, 1e-3, 4)
     taught.save()
-    after = told(capsys, "--device", "cpu", *arguments)
-    assert after == llm.break_even().verdict != before and llm.break_even().learnt
+    second_answer = told(capsys, "--device", "cpu", *arguments)
+    assert second_answer == llm.break_even().verdict != first_answer and llm.break_even().learnt
     assert len(list(cache.glob("costs-*"))) == 1
 
 
@@ -53,21 +53,21 @@ def test_profiles_of_other_weights_and_settings_differ(tmp_path: Path, pair: Pat
     """Of the same folder; and one without weights has no stamp."""
     paths = {LLM(pair / "target", draft, device="cpu").engines.parts.costs.path for draft in (None, pair / "draft")}
     (file,) = (pair / "target").glob("*.safetensors")
-    before, time = stamp(pair / "target"), file.stat().st_mtime_ns
+    old_stamp, time = stamp(pair / "target"), file.stat().st_mtime_ns
     os.utime(file, ns=(time, time + 1))
     try:
-        assert stamp(pair / "target") != before
+        assert stamp(pair / "target") != old_stamp
         paths.add(LLM(pair / "target", None, device="cpu").engines.parts.costs.path)
     finally:
         os.utime(file, ns=(time, time))
-    assert len(paths) == 3 and stamp(pair / "target") == before and not stamp(tmp_path)
+    assert len(paths) == 3 and stamp(pair / "target") == old_stamp and not stamp(tmp_path)
 
 
 def test_balance_that_was_kept_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of its names once, by whoever comes first."""
     turns: list[Roofline] = []
-    here = Roofline(1e10, dict.fromkeys(("float32", "bfloat16", "int16", "int8"), 1e11))
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: turns.append(here) or here)
+    machine = Roofline(1e10, dict.fromkeys(("float32", "bfloat16", "int16", "int8"), 1e11))
+    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: turns.append(machine) or machine)
     require_balances()
     count = len(turns)
     require_balances()

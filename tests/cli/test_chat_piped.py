@@ -14,9 +14,9 @@ from triforce.cli.chat.conversation import Conversation, Turn, load
 from triforce.errors import RequestError
 
 
-def settings(pair: Path, *more: str) -> list[str]:
+def settings(pair: Path, *extra_options: str) -> list[str]:
     models = [str(pair / "target"), "--draft", str(pair / "draft"), "--dtype", "float32", "--mode", "ar"]
-    return ["chat", *models, "--temperature", "0", "--ignore-eos", *more]
+    return ["chat", *models, "--temperature", "0", "--ignore-eos", *extra_options]
 
 
 def test_piped_line_is_one_question(pair: Path, stdin: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,7 +52,7 @@ def test_document_without_room_is_reported(pair: Path, tmp_path: Path, capsys: p
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["chat"], "cannot chat, as it has no chat template; give a MODEL"),
         (["chat", "model", "--n", "2"], "--n is not an option of triforce chat"),
@@ -60,17 +60,17 @@ def test_document_without_room_is_reported(pair: Path, tmp_path: Path, capsys: p
     ],
 )
 def test_chat_bad_options_fail_before_loading(
-    arguments: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(arguments)
     err = capsys.readouterr().err
-    assert end.value.code == 2 and told in err and err.count("\n") == 1
+    assert end.value.code == 2 and message in err and err.count("\n") == 1
 
 
 def test_document_precedes_first_question() -> None:
-    said = Conversation("be brief", "a book", [Turn("who?", "me"), Turn("why?", "so")])
-    assert said.messages("when?", after=1) == [
+    conversation = Conversation("be brief", "a book", [Turn("who?", "me"), Turn("why?", "so")])
+    assert conversation.messages("when?", after=1) == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a book\n\nwhy?"},
         {"role": "assistant", "content": "so"},
@@ -79,14 +79,14 @@ def test_document_precedes_first_question() -> None:
 
 
 def test_saved_conversation_is_restored(tmp_path: Path) -> None:
-    said = Conversation("be\nbrief", "naïve 🙂", [Turn("who?", "me"), Turn("", "")])
-    said.save(tmp_path / "file", "model")
-    said.turns.pop()
-    said.save(tmp_path / "file", "model")
-    assert load(tmp_path / "file") == said
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+    conversation = Conversation("be\nbrief", "naïve 🙂", [Turn("who?", "me"), Turn("", "")])
+    conversation.save(tmp_path / "file", "model")
+    conversation.turns.pop()
+    conversation.save(tmp_path / "file", "model")
+    assert load(tmp_path / "file") == conversation
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
     with pytest.raises(RequestError, match="cannot be written"):
-        said.save(tmp_path / "no" / "file", "model")
+        conversation.save(tmp_path / "no" / "file", "model")
 
 
 @pytest.mark.parametrize(

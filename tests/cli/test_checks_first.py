@@ -74,9 +74,9 @@ def test_document_of_megabytes_is_refused_by_its_beginning(
     (tmp_path / "book").write_text("the cat sat on the mat " * 2_000_000)
     read, encode = list[int](), Tokenizer.encode
 
-    def counted(self: Tokenizer, text: str, *rest: Any, **more: Any) -> list[int]:
+    def counted(self: Tokenizer, text: str, *rest_args: Any, **keywords: Any) -> list[int]:
         read.append(len(text))
-        return encode(self, text, *rest, **more)
+        return encode(self, text, *rest_args, **keywords)
 
     monkeypatch.setattr(Tokenizer, "encode", counted)
     name, *options = command

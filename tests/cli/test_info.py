@@ -35,9 +35,9 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
     biases = dict(attention_bias=True, mlp_bias=True)
-    for family, more in (("Llama", {}), ("Llama", biases), ("Qwen2", {}), ("Qwen3", {})):
+    for family, config_fields in (("Llama", {}), ("Llama", biases), ("Qwen2", {}), ("Qwen3", {})):
         config = getattr(transformers, f"{family}Config")(
-            **sizes, **more, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
+            **sizes, **config_fields, num_key_value_heads=2, head_dim=16, max_position_embeddings=8192
         )
         model = getattr(transformers, f"{family}ForCausalLM")(config)
         config.save_pretrained(tmp_path)
@@ -70,8 +70,8 @@ def test_info_counts_entries_of_draft(
     monkeypatch.setattr("triforce.cli.info.draft_for", lambda *_: f"{FINETUNE}{tmp_path / 'draft'}")
     asked = ["info", str(tmp_path / "target"), "--dtype", "bfloat16"]
     row = target.config.kv_bytes(2)
-    for more, counted in (([], entries), (["--kv-offload", "host", "--kv-memory", "1MiB"], 0)):
-        assert main([*asked, *more]) == 0
+    for options, counted in (([], entries), (["--kv-offload", "host", "--kv-memory", "1MiB"], 0)):
+        assert main([*asked, *options]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         assert lines["KV"].endswith(f"; {entries} bytes per token of its draft") == bool(counted)
         longest = target.config.context
@@ -118,11 +118,11 @@ def test_info_counts_windows_once_they_are_full(
     config.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    most, layer = 16 * max_window_pages(64, 512), 2 * 2 * 16 * 2
-    assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {most:,} tokens of a text")
+    window_tokens, layer = 16 * max_window_pages(64, 512), 2 * 2 * 16 * 2
+    assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {window_tokens:,} tokens of a text")
     for tokens in (4_096, 65_536):
-        held = layer * (full * tokens + (4 - full) * most)
-        assert lines[f"{tokens:,}"].split(maxsplit=1)[1] == size(held)
+        kv_bytes = layer * (full * tokens + (4 - full) * window_tokens)
+        assert lines[f"{tokens:,}"].split(maxsplit=1)[1] == size(kv_bytes)
     assert lines["fits"].startswith("65,536 tokens of one text") and "the whole context" in lines["fits"]
 
 
@@ -164,15 +164,15 @@ def test_info_says_from_where_on_speculation_should_pay(
 ) -> None:
     import transformers
 
-    family, changes, here, said = SAID[name]
+    family, changes, machine, expected_text = SAID[name]
     getattr(transformers, f"{family}Config")(**SHAPE | changes).save_pretrained(tmp_path)
-    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: here)
+    monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: machine)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--device", "cpu"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["speculation"].startswith(said)
-    most = here.balance({"bfloat16": 1})
-    assert lines["taken"].startswith(f"for that   {most:.0f} operations with weights while a byte is read")
+    assert lines["speculation"].startswith(expected_text)
+    balance = machine.balance({"bfloat16": 1})
+    assert lines["taken"].startswith(f"for that   {balance:.0f} operations with weights while a byte is read")
     assert "(measured here)" in lines["taken"] and " of KV at 16,384 tokens" in lines["a"]
 
 
@@ -185,20 +185,20 @@ def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.
     assert balance_of(False, config, torch.float32, cpu)[0] == pytest.approx((10, 10))
     assert balance_of(True, config, torch.bfloat16, cpu)[0] == pytest.approx((30, 20))
     assert balance_of(True, replace(config, kv_int8=True), torch.bfloat16, cpu)[0] == pytest.approx((30, 40))
-    usual = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
+    balances = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
     monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: Roofline(1e10, {}))
     measure_balances()
-    usual.append(balance_of(False, config, torch.float32, cpu))
-    assert {known for _, known in usual} == {"as usual, not measured"}
-    assert usual[0] == usual[2] and usual[1][0].weights == BALANCES[-1]
+    balances.append(balance_of(False, config, torch.float32, cpu))
+    assert {origin for _, origin in balances} == {"as usual, not measured"}
+    assert balances[0] == balances[2] and balances[1][0].weights == BALANCES[-1]
 
 
 def test_info_measures_machine_once(monkeypatch: pytest.MonkeyPatch) -> None:
     turns: list[Roofline] = []
     monkeypatch.setattr(roofline, "measure", lambda: turns.append(HERE) or HERE)
-    for kept in (setup.machine, setup.measured):
-        kept.cache_clear()
+    for profile_file in (setup.machine, setup.measured):
+        profile_file.cache_clear()
     assert main(["info"]) == 0
-    for kept in (setup.machine, setup.measured):
-        kept.cache_clear()
+    for profile_file in (setup.machine, setup.measured):
+        profile_file.cache_clear()
     assert turns == [HERE]

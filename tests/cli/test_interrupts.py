@@ -25,10 +25,10 @@ def work():
 """
 
 
-@pytest.mark.parametrize(("first", "times", "code"), [("end", 1, 7), ("more", 2, 130)])
-def test_sigint_is_heard_in_the_middle_of_a_pass(first: str, times: int, code: int) -> None:
+@pytest.mark.parametrize(("first_signal", "times", "code"), [("end", 1, 7), ("more", 2, 130)])
+def test_sigint_is_heard_in_the_middle_of_a_pass(first_signal: str, times: int, code: int) -> None:
     signals = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])"  # it interrupts no sleep of the main thread
-    body = f"{WORK}\nwith heard({first}):\n    {signals}\n    work()\n"
+    body = f"{WORK}\nwith heard({first_signal}):\n    {signals}\n    work()\n"
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     command = [sys.executable, "-c", body]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:

@@ -36,10 +36,10 @@ def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
         for name in ("open", "scandir", "listdir"):
             real = getattr(os, name)
 
-            def call(where: Any, *rest: Any, _real: Any = real, **how: Any) -> Any:
+            def call(where: Any, *rest_args: Any, _real: Any = real, **how: Any) -> Any:
                 if not isinstance(where, int) and Path(where) == path:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where))
-                return _real(where, *rest, **how)
+                return _real(where, *rest_args, **how)
 
             monkeypatch.setattr(os, name, call)
 
@@ -95,8 +95,8 @@ def test_reasons_stand_behind_names_and_others_are_counted(folder: Path, monkeyp
 
 
 def test_folders_that_git_cannot_read_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = b"warning: could not open directory 'sub/': Permission denied\n"
-    done = subprocess.CompletedProcess([], 0, b"a.txt\0", said)
+    warning = b"warning: could not open directory 'sub/': Permission denied\n"
+    done = subprocess.CompletedProcess([], 0, b"a.txt\0", warning)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
     assert told(folder) == "sub (Permission denied)"
 

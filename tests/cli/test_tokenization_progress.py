@@ -37,9 +37,9 @@ def said(monkeypatch: pytest.MonkeyPatch, *command: str) -> str:
 
 @pytest.mark.usefixtures("slow")
 def test_long_tokenization_is_told_of_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    told = said(monkeypatch, "generate")
-    assert told.count("cutting the text into tokens: 0 s") > 1
-    line = told.partition("\r")[2].rpartition("cutting")[2]
+    stderr = said(monkeypatch, "generate")
+    assert stderr.count("cutting the text into tokens: 0 s") > 1
+    line = stderr.partition("\r")[2].rpartition("cutting")[2]
     assert line.count("\r") >= 2, "it is wiped before the next line"
 
 

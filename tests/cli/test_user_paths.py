@@ -20,20 +20,20 @@ def leaves(parser: Parser) -> Iterator[Parser]:
     """Yield the parsers that no command follows."""
     if not parser.commands:
         yield parser
-    for each in parser.commands.values():
-        yield from leaves(each)
+    for subparser in parser.commands.values():
+        yield from leaves(subparser)
 
 
 def test_paths_of_all_options_are_read_alike() -> None:
     """One that is not is a path in which `~` stays; the other way round, an option that names files says so."""
-    found = {
+    options = {
         (parser.prog, action.dest): action
         for parser in leaves(build_parser())
         for action in parser._actions
         if str(action.metavar) in PATHS
     }
-    assert len(found) > 30
-    assert [name for name, action in found.items() if action.type not in (path, path_or_standard)] == []
+    assert len(options) > 30
+    assert [name for name, action in options.items() if action.type not in (path, path_or_standard)] == []
 
 
 @pytest.mark.parametrize("read", [path, path_or_standard])

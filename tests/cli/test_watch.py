@@ -36,17 +36,17 @@ def test_folder_that_was_watched_is_asked_about_at_once(
 def test_changed_file_is_read_from_its_change_on(
     pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache, told = folder.with_name("cache"), list[list[int]]()
+    cache, token_counts = folder.with_name("cache"), list[list[int]]()
     for text in (WORDS * 30, WORDS * 30, WORDS * 4 + "the winter of despair " * 22):
         write(folder / "new.txt", text, 2)
         monkeypatch.setattr(sys, "stderr", Tty())
         assert watch_once(pair, folder, cache) == 0
         (line,) = (line for line in sys.stderr.getvalue().splitlines() if "texts: " in line)  # type: ignore[attr-defined]
-        told.append([int(word.replace(",", "")) for word in line.split() if word.replace(",", "").isdecimal()])
-    (tokens, nothing), (_, again), (_, after) = told
+        token_counts.append([int(word.replace(",", "")) for word in line.split() if word.replace(",", "").isdecimal()])
+    (tokens, nothing), (_, again), (_, changed_counts) = token_counts
     common = len(STABLE) + len(WORDS * 4)
-    assert nothing == 0 and again >= tokens - SEGMENT - 40 and SEGMENT <= after < again
-    assert after <= common
+    assert nothing == 0 and again >= tokens - SEGMENT - 40 and SEGMENT <= changed_counts < again
+    assert changed_counts <= common
     monkeypatch.undo()
     assert kept(asked(pair, folder, cache, capsys))
 
@@ -70,13 +70,13 @@ def test_folder_is_found_whole_behind_its_files_one_by_one(
 def test_folder_that_does_not_fit_is_one_line(pair: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cache = folder.with_name("cache")
     assert watch_once(pair, folder, cache, "--context", "128") == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "the context is 128" in said and "--each" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("\n") == 1 and "the context is 128" in stderr and "--each" in stderr
     assert watch_once(pair, folder, cache, "--context", "128", "--each") == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["nowhere", "--disk-cache", "cache"], "nowhere is no folder"),
         (["empty", "--disk-cache", "cache"], "there is no text in"),
@@ -84,7 +84,7 @@ def test_folder_that_does_not_fit_is_one_line(pair: Path, folder: Path, capsys: 
     ],
 )
 def test_watch_mistakes_are_one_line(
-    pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str,
+    pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(folder.parent)
@@ -92,7 +92,7 @@ def test_watch_mistakes_are_one_line(
     assert main(["watch", *arguments, *models(pair), "--once"]) == 2
     line = capsys.readouterr().err
     assert line.startswith("triforce: error: ") and line.count("\n") == 1
-    assert any(part in line for part in said.split("|"))
+    assert any(part in line for part in message.split("|"))
 
 
 def test_watch_needs_a_disk_cache(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,12 +123,12 @@ def test_page_offers_what_was_watched(pair: Path, folder: Path, capsys: pytest.C
     worker.stop()
 
 
-@pytest.mark.parametrize("more", [[], ["--disk-cache", "cache"]])
+@pytest.mark.parametrize("extra_options", [[], ["--disk-cache", "cache"]])
 def test_show_watched_needs_cache_and_no_keys(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, more: list[str], capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, extra_options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if more:
+    if extra_options:
         monkeypatch.setenv("TRIFORCE_API_KEYS", "a-key-of-many-letters")
-    assert main(["serve", "--show-watched", *more]) == 2
+    assert main(["serve", "--show-watched", *extra_options]) == 2
     assert "triforce: error: --show-watched is of a disk cache" in capsys.readouterr().err

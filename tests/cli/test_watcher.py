@@ -61,8 +61,8 @@ def test_watcher_waits_until_folder_is_still(watcher: Watcher, folder: Path, mon
     monkeypatch.setattr(watch.time, "sleep", sleep)
     watcher.wait()
     watcher.read()
-    (found,) = watched_folders(CacheFolder(folder.with_name("cache")))
-    assert len(slept) >= 4 and [name for name, _ in found.files] == ["stable.txt", "new.txt"]
+    (watched,) = watched_folders(CacheFolder(folder.with_name("cache")))
+    assert len(slept) >= 4 and [name for name, _ in watched.files] == ["stable.txt", "new.txt"]
 
 
 def test_watcher_outlives_a_folder_that_is_away(
@@ -94,7 +94,7 @@ def test_watcher_reads_again_behind_a_deleted_cache(
             pass
     watcher.wait()
     watcher.read()
-    assert disk.queue.flush() and [found.path for found in watched_folders(CacheFolder(cache))] == [folder]
+    assert disk.queue.flush() and [watched.path for watched in watched_folders(CacheFolder(cache))] == [folder]
     assert not watcher._lost(), "it is read again once"
     assert kept(asked(pair, folder, cache, capsys))
 
