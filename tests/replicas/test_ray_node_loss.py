@@ -46,9 +46,9 @@ async def post(app: ASGIApp, place: int) -> str:
         answer = response.json()
         return str(answer["choices"][0]["text"] if response.status_code == 200 else answer["error"]["code"])
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    told = [json.loads(line) for line in lines if line != "[DONE]"]
-    code = told[-1].get("error", {}).get("code")
-    return code or "".join(event["choices"][0]["text"] for event in told)
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    code = events[-1].get("error", {}).get("code")
+    return code or "".join(event["choices"][0]["text"] for event in events)
 
 
 def test_ray_node_loss_ends_started_texts_only(
@@ -68,8 +68,8 @@ def test_ray_node_loss_ends_started_texts_only(
         await asyncio.to_thread(kill, cluster, next(iter(cluster.worker_nodes)))
         return await asyncio.gather(*tasks)
 
-    made = asyncio.run(play())
-    lost = [place for place, text in enumerate(made) if text == "replica_lost"]
-    assert len(lost) == 1
-    assert [made[i] for i in range(6) if i not in lost] == [texts[i] for i in range(6) if i not in lost]
+    endings = asyncio.run(play())
+    lost_rows = [place for place, text in enumerate(endings) if text == "replica_lost"]
+    assert len(lost_rows) == 1
+    assert [endings[i] for i in range(6) if i not in lost_rows] == [texts[i] for i in range(6) if i not in lost_rows]
     assert good(ask(app, "/health")) == {"status": "ok"}

@@ -91,15 +91,15 @@ def test_ray_stream_without_end_is_lost() -> None:
     assert told([ARRIVED, PIECE])[1] == [PIECE, ReplicaLost]
 
 
-def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], most: int = 2) -> Scripted:
+def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], max_requests: int = 2) -> Scripted:
     async def play() -> None:
         await act(handle, front)
         await front.close()
-        assert front.load().running == front.load().waiting == 0 and not front.alive and left == [1]
+        assert front.load().running == front.load().waiting == 0 and not front.alive and left_replicas == [1]
 
-    left: list[int] = []
+    left_replicas: list[int] = []
     handle = Scripted(*scripts)
-    front = Replicas(handle, most, lambda: 1, lambda: left.append(1))
+    front = Replicas(handle, max_requests, lambda: 1, lambda: left_replicas.append(1))
     asyncio.run(play())
     return handle
 
@@ -112,11 +112,11 @@ def test_ray_queue_is_bounded_and_atomic() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         with pytest.raises(QueueFull):
             front.submit(asks(3))
-        one, _ = front.submit(asks(2))
+        first_stream, _ = front.submit(asks(2))
         with pytest.raises(QueueFull) as full:
             front.submit(asks(1))
-        assert full.value.waiting == 2 and one.waited is None
-        one.cancel()  # before it began
+        assert full.value.waiting == 2 and first_stream.waited is None
+        first_stream.cancel()  # before it began
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         front.submit(asks(1))
