@@ -57,14 +57,14 @@ def cell(name: str, context: int, workload: str) -> dict[str, Any]:
 
 
 def test_readme_first_screen_names_machine_model_and_context_of_its_figures() -> None:
-    said = " ".join("\n".join(README.splitlines()[:20]).split())
+    screen = " ".join("\n".join(README.splitlines()[:20]).split())
     real, toy = (f"{cell(name, *of)['speedup']:.2f}" for name, of in (
         ("smollm2_speed", (7168, "books")), ("pair_speed", (32768, "books"))))  # fmt: skip
     narrow = [f"{cell(name, *of)['speedup']:.2f}" for name, of in (
         ("smollm2_speed_avx2", (7168, "books")), ("pair_speed_avx2", (32768, "books")))]  # fmt: skip
-    assert "two AVX512-BF16 cores `smollm2`, a real model of 135M parameters" in said
-    assert f"**{real} times** the tokens per second behind 7K tokens" in said and f"{toy} times behind 32K" in said
-    assert f"with AVX2 {' and '.join(narrow)}" in said and "`triforce info MODEL`" in said
+    assert "two AVX512-BF16 cores `smollm2`, a real model of 135M parameters" in screen
+    assert f"**{real} times** the tokens per second behind 7K tokens" in screen and f"{toy} times behind 32K" in screen
+    assert f"with AVX2 {' and '.join(narrow)}" in screen and "`triforce info MODEL`" in screen
 
 
 def test_readme_repeats_recorded_figures() -> None:
@@ -78,16 +78,17 @@ def test_readme_repeats_recorded_figures() -> None:
     assert max(row["repeated_8_grams"] for row in shown) < 0.015, "at most 1 %"
     assert min(row["speedup"] for row in shown) < 1
     auto = [row for row in recorded("speed") if row["mode"] == "auto"]
-    own = [row["speedup"] for row in auto if row["repeated_8_grams"] <= 0.02]
-    said = " ".join(README.split())
-    whole, least = mean(row["speedup"] for row in auto), min(row["speedup"] for row in auto)
-    assert f"makes {whole:.2f} in the mean, {least:.2f} in the worst, and {mean(own):.2f} in the {len(own)}" in said
+    speedups = [row["speedup"] for row in auto if row["repeated_8_grams"] <= 0.02]
+    readme = " ".join(README.split())
+    mean_speedup, least_speedup = mean(row["speedup"] for row in auto), min(row["speedup"] for row in auto)
+    all_cells = f"makes {mean_speedup:.2f} in the mean, {least_speedup:.2f} in the worst"
+    assert f"{all_cells}, and {mean(speedups):.2f} in the {len(speedups)}" in readme
     narrow = json.loads((ROOT / "benchmarks/results/draft_speed_avx2.json").read_text())["summary"]
     ratios = sorted((row["over"]["auto"]["triforce ar"] for row in narrow if row["what"] == "decoding"), reverse=True)
-    assert "made {:.2f}, {:.2f}, {:.2f} and {:.2f} with `smollm2` and AVX2".format(*ratios) in said
+    assert "made {:.2f}, {:.2f}, {:.2f} and {:.2f} with `smollm2` and AVX2".format(*ratios) in readme
     bus = next(r for r in recorded("offload_int8") if (r.get("mode"), r.get("kv_dtype")) == ("triforce", "bfloat16"))
-    assert f"KV limited to 2 GB/s the pair makes {bus['speedup']:.2f} at 32K" in said
-    assert f"{recorded('documents_cpu')[0]['ratio']:.0f} times as soon as the first" in said
+    assert f"KV limited to 2 GB/s the pair makes {bus['speedup']:.2f} at 32K" in readme
+    assert f"{recorded('documents_cpu')[0]['ratio']:.0f} times as soon as the first" in readme
 
 
 def test_pages_repeat_recorded_figures() -> None:
@@ -101,8 +102,8 @@ def test_pages_repeat_recorded_figures() -> None:
     assert f"In {len(speedups)} cells" in text("concepts/auto.md") and f"{mean(speedups):.2f} times the tokens" in text(
         "concepts/auto.md"
     )
-    lost = verdict(speed["rows"])["lost"]
-    assert all(f"`{cell}`" in text("concepts/auto.md") for cell in lost) and len(lost) <= 1
+    lost_cells = verdict(speed["rows"])["lost"]
+    assert all(f"`{cell}`" in text("concepts/auto.md") for cell in lost_cells) and len(lost_cells) <= 1
     assert f"costs up to {100 - 100 * min(speedups):.0f} %" in text("concepts/auto.md")
     certificate = (
         f"{lossless['texts']:,} texts of {lossless['tokens']:,} tokens in {lossless['comparisons']} comparisons"
@@ -128,31 +129,31 @@ def test_results_fit_two_screens_and_name_all_files_of_rows() -> None:
 
 
 def test_results_repeat_recorded_figures() -> None:
-    said = " ".join(SUMMARY.split())
-    found, again = verdict(recorded("speed")), [r for r in recorded("unseen_texts") if r["mode"] == CONTROL]
-    assert f"{found['cells']} cells of" in said and f"has {found['mean']:.2f} times the tokens/s" in said
-    assert f"{found['of_best']:.2f} times those of the best fixed mode" in said
+    summary = " ".join(SUMMARY.split())
+    judged, again = verdict(recorded("speed")), [r for r in recorded("unseen_texts") if r["mode"] == CONTROL]
+    assert f"{judged['cells']} cells of" in summary and f"has {judged['mean']:.2f} times the tokens/s" in summary
+    assert f"{judged['of_best']:.2f} times those of the best fixed mode" in summary
     for mode in ("retrieval", "triforce"):
         of = [r for r in recorded("speed") if r["mode"] == mode]
         means = {
             context: mean(r["speedup"] for r in of if r["context"] == context) for context in {r["context"] for r in of}
         }
-        assert max(context for context, each in means.items() if each < 1) == 4096 and "lose up to 4K" in said
-    assert f"makes {min(r['speedup'] for r in again):.2f} in the worst cell" in said
-    first = [f"{r['kept'][0]:.2f}"[1:] for r in recorded("draft_acceptance")]
-    assert f"{min(first)} to {max(first)} are accepted" in said
+        assert max(context for context, rate in means.items() if rate < 1) == 4096 and "lose up to 4K" in summary
+    assert f"makes {min(r['speedup'] for r in again):.2f} in the worst cell" in summary
+    first_shares = [f"{r['kept'][0]:.2f}"[1:] for r in recorded("draft_acceptance")]
+    assert f"{min(first_shares)} to {max(first_shares)} are accepted" in summary
     for draft, verb in (("plain", "gives"), ("reads hidden states", "reads hidden states")):
         tokens = [r["tokens"] for r in recorded("plain_draft") if r["draft"] == draft]
-        assert f"{verb} {min(tokens):.2f} to {max(tokens):.2f}" in said
+        assert f"{verb} {min(tokens):.2f} to {max(tokens):.2f}" in summary
     (six,) = (
         r
         for r in json.loads((RESULTS / "paper.json").read_text())["table2"]["rows"]
         if (r["mode"], r["temperature"]) == ("triforce", 0.6)
     )
-    assert f"TriForce makes {six['speedup']:.2f} times" in said
+    assert f"TriForce makes {six['speedup']:.2f} times" in summary
     names = "synthetic", "synthetic_int8", "synthetic_int8_avx2"
     shapes = [r["speedup"] for name in names for r in recorded(name) if r["mode"] == "auto"]
-    assert f"`auto` makes {min(shapes):.2f} to {max(shapes):.2f}" in said
+    assert f"`auto` makes {min(shapes):.2f} to {max(shapes):.2f}" in summary
     needles = {
         r["decoder"]: r["right"] * r["questions"]
         for r in recorded("quality")
@@ -162,17 +163,17 @@ def test_results_repeat_recorded_figures() -> None:
 
 
 def test_results_repeat_costs_of_int8_kv() -> None:
-    said = " ".join(SUMMARY.split())
+    summary = " ".join(SUMMARY.split())
     bits = {(r["model"], r["kv"]): r["bits"]["kinds"]["prose"]["target"] for r in recorded("kv_quality")}
-    more = {(model, kv): 100 * (each / bits[model, "bfloat16"] - 1) for (model, kv), each in bits.items()}
-    models = list(dict.fromkeys(model for model, _ in more))
-    assert all(0 <= more[model, "int8"] < 0.01 for model in models) and "less than .01 % more" in said
-    for kv, told in (("upper nibbles alone", "cost"), ("upper nibbles alone, heads not rotated", "rotated heads")):
-        pair, real = (f"{more[model, kv]:.2f}"[1:] for model in models)
-        assert f"{told} {pair} % and {real} %" in said
-    far = {r["kv"]: r["far"]["kinds"]["prose"][-1] for r in recorded("kv_quality_128k")}
-    assert (far["int8"]["from"], far["int8"]["to"]) == (64 << 10, 128 << 10)
-    assert f"by {abs(far['int8']['nats'] - far['bfloat16']['nats']):.4f}".replace("0.", ".") + " nats" in said
+    extra = {(model, kv): 100 * (count / bits[model, "bfloat16"] - 1) for (model, kv), count in bits.items()}
+    models = list(dict.fromkeys(model for model, _ in extra))
+    assert all(0 <= extra[model, "int8"] < 0.01 for model in models) and "less than .01 % more" in summary
+    for kv, phrase in (("upper nibbles alone", "cost"), ("upper nibbles alone, heads not rotated", "rotated heads")):
+        pair, real = (f"{extra[model, kv]:.2f}"[1:] for model in models)
+        assert f"{phrase} {pair} % and {real} %" in summary
+    loss = {r["kv"]: r["far"]["kinds"]["prose"][-1] for r in recorded("kv_quality_128k")}
+    assert (loss["int8"]["from"], loss["int8"]["to"]) == (64 << 10, 128 << 10)
+    assert f"by {abs(loss['int8']['nats'] - loss['bfloat16']['nats']):.4f}".replace("0.", ".") + " nats" in summary
 
 
 def test_error_codes_are_all_told() -> None:
