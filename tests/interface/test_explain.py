@@ -68,8 +68,8 @@ ADVICE = {
 @pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
 @pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
 def test_explain_losing_speculation_advises_plain_decoding_only(plain: str, bad: str) -> None:
-    given, words = ADVICE[plain]
-    (advice,) = said(**(ADVICE[bad][0] | given)).advice
+    changes, words = ADVICE[plain]
+    (advice,) = said(**(ADVICE[bad][0] | changes)).advice
     assert words in advice
 
 
@@ -84,16 +84,18 @@ def test_explain_weighed_budget_is_not_advised() -> None:
     assert "retrieval_budget 8192" in line and "4,096 is the most" in line
 
 
-@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_explain_advice_follows_measurements(given: dict[str, Any], words: str) -> None:
-    (line,) = said(**given).advice
+@pytest.mark.parametrize(("changes", "words"), ADVICE.values(), ids=ADVICE)
+def test_explain_advice_follows_measurements(changes: dict[str, Any], words: str) -> None:
+    (line,) = said(**changes).advice
     assert words in line
 
 
-@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_explain_few_tokens_give_no_advice(given: dict[str, Any], words: str) -> None:
-    few = [TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)]
-    little = given | dict(tiers=few, seconds=(0.1, 0.01), timeline=given.get("timeline", []) and stretches(3, 0))
+@pytest.mark.parametrize(("changes", "words"), ADVICE.values(), ids=ADVICE)
+def test_explain_few_tokens_give_no_advice(changes: dict[str, Any], words: str) -> None:
+    stats = [
+        TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)
+    ]
+    little = changes | dict(tiers=stats, seconds=(0.1, 0.01), timeline=changes.get("timeline", []) and stretches(3, 0))
     assert said(**little, tokens=9).advice == []
 
 
@@ -113,15 +115,15 @@ def test_explain_figures_add_up() -> None:
 
 
 def test_explain_tiers_of_several_texts_are_summed() -> None:
-    (both,) = total([[RETRIEVAL], [CERTAIN]])
-    assert (both.proposed, both.accepted, both.visible_tokens) == (360, 335, 2100)
-    assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
+    (tier_total,) = total([[RETRIEVAL], [CERTAIN]])
+    assert (tier_total.proposed, tier_total.accepted, tier_total.visible_tokens) == (360, 335, 2100)
+    assert tier_total.histogram == [3, 3, 25, 0, 0, 0, 29]
 
 
-def output(mode: str = "auto", many: int = 1, report: PlanReport | None = None) -> RequestOutput:
-    timeline, tiers = stretches(10, 20) * many if mode == "auto" else [], [DRAFT, RETRIEVAL, FULL]
-    made = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
-    return RequestOutput([1] * 16_000, None, [made], mode, "seeded", "bitwise", 0.5, 0.3)
+def output(mode: str = "auto", repeats: int = 1, report: PlanReport | None = None) -> RequestOutput:
+    timeline, tiers = stretches(10, 20) * repeats if mode == "auto" else [], [DRAFT, RETRIEVAL, FULL]
+    completion = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
+    return RequestOutput([1] * 16_000, None, [completion], mode, "seeded", "bitwise", 0.5, 0.3)
 
 
 class FakeLLM:
@@ -131,8 +133,8 @@ class FakeLLM:
 
     def __init__(self, model: str | None, **settings: Any) -> None: ...
 
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        return SamplingParams(**given)
+    def sampling_params(self, **fields: Any) -> SamplingParams:
+        return SamplingParams(**fields)
 
     def encode(self, prompt: str) -> list[int]:
         return [1] * len(prompt)
@@ -166,16 +168,17 @@ def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.Capt
     belief = TierBelief("draft", (0.25, 1.5), 20.0, 0.7, 0.05, 64.0)
     fake.answer = output(report=PlanReport([belief], weighed, 0.5, 0.02))
     assert main(["explain", "a prompt"]) == 0
-    _, found = capsys.readouterr().out.split("== Weighed ==")
-    told = " ".join(found.split())
-    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in told and "may risk 0.020 s" in told
-    rows = [line for line in found.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
+    _, section = capsys.readouterr().out.split("== Weighed ==")
+    weighed_line = " ".join(section.split())
+    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in weighed_line
+    assert "may risk 0.020 s" in weighed_line
+    rows = [line for line in section.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
     assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
-    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in found
+    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in section
 
 
 def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    fake.answer = output(many=30)
+    fake.answer = output(repeats=30)
     main(["explain", "a prompt"])
     out = capsys.readouterr().out
     assert "(36 more)" in out and out.count(DEEP) == 12
@@ -189,8 +192,8 @@ def test_explain_fixed_mode_has_no_timeline(fake: type[FakeLLM], capsys: pytest.
 
 def test_explain_json_holds_all_figures(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["mode"] == "auto" and told["tiers"][1]["visible_tokens"] == 2100 and len(told["timeline"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["mode"] == "auto" and report["tiers"][1]["visible_tokens"] == 2100 and len(report["timeline"]) == 2
 
 
 def test_explain_mistakes_equal_those_of_generate(capsys: pytest.CaptureFixture[str]) -> None:
