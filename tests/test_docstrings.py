@@ -27,12 +27,12 @@ def test_docstrings_of_package_have_no_fault() -> None:
 
 @pytest.mark.parametrize("word", ["What", "Those", "And", "It", "Of", "How", "`where`"])
 def test_refused_first_word_is_found_wherever_it_stands(word: str) -> None:
-    said = f'"""{word} it is."""'
+    docstring = f'"""{word} it is."""'
     for text in (
-        said,
-        f"class C:\n    {said}",
-        f"def _f():\n    {said}",
-        f"class _C:\n    async def f(self):\n        {said}",
+        docstring,
+        f"class C:\n    {docstring}",
+        f"def _f():\n    {docstring}",
+        f"class _C:\n    async def f(self):\n        {docstring}",
     ):
         assert found(text) == {"first word"}
     for good in ("Whether it is.", "Return it.", "The pages of a row.", "A pool.", "One row."):
