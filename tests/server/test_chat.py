@@ -59,10 +59,10 @@ def test_chat_answer_can_be_sent_back(app: ASGIApp) -> None:
 def test_chat_stream_adds_up_to_whole(app: ASGIApp) -> None:
     body = {"messages": TALK, **SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2, "tier_stats": True}
     body |= {"mode": "triforce"}  # in mode auto what a tier did depends on the clock
-    whole = good(ask(app, CHAT, body))
-    *chunks, last = events(ask(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
-    assert last["usage"] == whole["usage"] and {c["object"] for c in chunks} == {"chat.completion.chunk"}
-    for choice in whole["choices"]:
+    full_answer = good(ask(app, CHAT, body))
+    *chunks, last_chunk = events(ask(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert last_chunk["usage"] == full_answer["usage"] and {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    for choice in full_answer["choices"]:
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert mine[0]["delta"] == {"role": "assistant", "content": ""} and mine[-1]["finish_reason"] == "length"
         assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
@@ -93,13 +93,17 @@ def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
 
 def test_responses_stream_announces_every_part(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24, "stream": True}
-    told = events(ask(app, RESPONSES, body))
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    announced = events(ask(app, RESPONSES, body))
+    assert [event["sequence_number"] for event in announced] == list(range(len(announced)))
+    kinds = [event["type"].removeprefix("response.") for event in announced]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
     text = wanted(llm).outputs[0].text
-    assert "".join(e["delta"] for e in told if e["type"] == "response.output_text.delta") == text == told[-4]["text"]
+    assert (
+        "".join(e["delta"] for e in announced if e["type"] == "response.output_text.delta")
+        == text
+        == announced[-4]["text"]
+    )
 
 
 def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
@@ -138,8 +142,8 @@ def test_chat_template_stays_in_sandbox(pair: Path, template: str) -> None:
 
 def test_chat_usage_reports_cached_tokens(app: ASGIApp) -> None:
     body = {"messages": [{"role": "user", "content": "a cat on a mat " * 9}], "max_tokens": 2, "temperature": 0}
-    first, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    first_usage, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
+    assert first_usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert 0 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
 
 

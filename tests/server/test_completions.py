@@ -38,12 +38,12 @@ def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> 
 
 
 def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
-    ids, other = llm.encode(PROMPT), llm.encode("the hat")
-    texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other)]
+    ids, other_ids = llm.encode(PROMPT), llm.encode("the hat")
+    texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other_ids)]
     for prompt in (PROMPT, ids, [PROMPT], [ids]):
         (choice,) = good(ask(app, PATH, {"prompt": prompt, **SAMPLED}))["choices"]
         assert choice["text"] == texts[0]
-    for several in ([PROMPT, "the hat"], [ids, other]):
+    for several in ([PROMPT, "the hat"], [ids, other_ids]):
         choices = good(ask(app, PATH, {"prompt": several, **SAMPLED}))["choices"]
         assert [choice["text"] for choice in choices] == texts
 
@@ -52,13 +52,13 @@ def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
 def test_completions_stream_adds_up_to_whole(app: ASGIApp, several: bool) -> None:
     body = {"prompt": [PROMPT, "the hat"] if several else PROMPT, **SAMPLED, "n": 2, "logprobs": 2}
     body |= {"tier_stats": True, "mode": "triforce"}  # in mode auto what a tier did depends on the clock
-    whole = good(ask(app, PATH, body))
+    full_answer = good(ask(app, PATH, body))
     response = ask(app, PATH, body | {"stream": True, "stream_options": {"include_usage": True}})
     assert response.text.endswith("data: [DONE]\n\n")
-    *chunks, last = events(response)
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    *chunks, last_chunk = events(response)
+    assert last_chunk["choices"] == [] and last_chunk["usage"] == full_answer["usage"]
     assert all(chunk["usage"] is None and chunk["object"] == "text_completion" for chunk in chunks)
-    for choice in whole["choices"]:
+    for choice in full_answer["choices"]:
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert "".join(c["text"] for c in mine) == choice["text"]
         assert [tier for c in mine for tier in c["token_tiers"]] == choice["token_tiers"]
@@ -92,9 +92,9 @@ def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
     choices = good(ask(app, PATH, body))["choices"]
     for prompt, choice in zip(ids, choices, strict=True):
         scored = wanted(llm, prompt, max_tokens=1, temperature=0, prompt_logprobs=1).prompt_logprobs
-        given = choice["logprobs"]["token_logprobs"]
-        assert given[0] is None and len(given) == len(prompt) + 1
-        assert given[1:-1] == [entry.chosen.logprob for entry in scored[1:]]
+        logprobs = choice["logprobs"]["token_logprobs"]
+        assert logprobs[0] is None and len(logprobs) == len(prompt) + 1
+        assert logprobs[1:-1] == [entry.chosen.logprob for entry in scored[1:]]
         best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:-1]]
         assert best == [entry.top[0].logprob for entry in scored[1:]]
         text, offsets = choice["text"], choice["logprobs"]["text_offset"]

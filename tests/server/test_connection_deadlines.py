@@ -19,8 +19,8 @@ from triforce.server.limits import Limits
 
 
 def test_trickling_headers_time_out() -> None:
-    async def play(it: Scene) -> None:
-        reader, writer = await it.connect(HALF)
+    async def play(scene: Scene) -> None:
+        reader, writer = await scene.connect(HALF)
 
         async def trickle() -> None:
             with suppress(ConnectionError):
@@ -31,13 +31,13 @@ def test_trickling_headers_time_out() -> None:
         trickling = asyncio.create_task(trickle())
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
         trickling.cancel()
-        assert "headers_late" in it.events() and await it.ask() == b"HTTP/1.1 200 OK\r\n"
+        assert "headers_late" in scene.events() and await scene.ask() == b"HTTP/1.1 200 OK\r\n"
 
     scene(play, header_seconds=0.2)
 
 
 @pytest.mark.parametrize(
-    "before",
+    "sent",
     [
         b"",
         HEAD % b"quick",
@@ -45,23 +45,23 @@ def test_trickling_headers_time_out() -> None:
         b"POST /quick HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1",
     ],
 )
-def test_idle_connection_is_closed(before: bytes) -> None:
+def test_idle_connection_is_closed(sent: bytes) -> None:
     """One that never asked, one that did, and those that do not end a body which nobody waits for."""
 
-    async def play(it: Scene) -> None:
-        reader, _ = await it.connect(before)
-        assert (await reader.read()).count(b"HTTP/1.1 ") == bool(before) and it.events() == {"headers_late"}
+    async def play(scene: Scene) -> None:
+        reader, _ = await scene.connect(sent)
+        assert (await reader.read()).count(b"HTTP/1.1 ") == bool(sent) and scene.events() == {"headers_late"}
 
     scene(play, header_seconds=0.2)
 
 
 def test_second_request_has_own_deadline_and_answered_one_none() -> None:
-    async def play(it: Scene) -> None:
-        reader, writer = await it.connect(HEAD % b"wait")
-        await it.until(lambda: it.held == 1)
-        idle, _ = await it.connect(b"")
+    async def play(scene: Scene) -> None:
+        reader, writer = await scene.connect(HEAD % b"wait")
+        await scene.until(lambda: scene.held == 1)
+        idle, _ = await scene.connect(b"")
         assert await idle.read() == b""  # so the time of the first is over, too
-        it.release.set()
+        scene.release.set()
         assert (await reader.readuntil(b'"released"')).startswith(b"HTTP/1.1 200")
         writer.write(HALF)
         assert (await reader.readline()).startswith(b"HTTP/1.1 408")
@@ -72,11 +72,11 @@ def test_second_request_has_own_deadline_and_answered_one_none() -> None:
 def test_unread_answer_is_aborted() -> None:
     """What makes it is told that the client is gone."""
 
-    async def play(it: Scene) -> None:
-        with socket.create_connection(it.address[:2]) as client:
+    async def play(scene: Scene) -> None:
+        with socket.create_connection(scene.address[:2]) as client:
             client.sendall(HEAD % b"endless")
-            await it.release.wait()
-            assert it.events() == {"answer_not_read"}
+            await scene.release.wait()
+            assert scene.events() == {"answer_not_read"}
 
     scene(play, stall_seconds=0.2, header_seconds=0.1)
 
@@ -85,11 +85,11 @@ def test_unread_answer_is_aborted() -> None:
 def test_unread_pipelined_answers_are_aborted(requests: int) -> None:
     """Requests one behind the other; of the many not even all fit into what the server reads ahead."""
 
-    async def play(it: Scene) -> None:
-        with socket.create_connection(it.address[:2]) as client:
+    async def play(scene: Scene) -> None:
+        with socket.create_connection(scene.address[:2]) as client:
             client.sendall(HEAD % b"large" * requests)
-            await it.until(lambda: it.events() == {"answer_not_read"})
-            await it.until(lambda: not it.server.server_state.connections)
+            await scene.until(lambda: scene.events() == {"answer_not_read"})
+            await scene.until(lambda: not scene.server.server_state.connections)
 
     scene(play, stall_seconds=0.2)
 
@@ -111,7 +111,7 @@ class Still:
 
 
 @pytest.mark.parametrize(
-    ("complete", "paused", "closing", "left", "found"),
+    ("complete", "paused", "closing", "unsent_counts", "fault"),
     [
         (False, False, False, [9] * 9, None),  # is written to
         (False, True, False, [9] * 9, "answer_not_read"),
@@ -123,7 +123,7 @@ class Still:
     ],
 )
 def test_late_clients_are_found_by_clock(
-    complete: bool, paused: bool, closing: bool, left: list[int], found: str
+    complete: bool, paused: bool, closing: bool, unsent_counts: list[int], fault: str
 ) -> None:
     still, limits = Still(), Limits(header_seconds=5, stall_seconds=5)
     config = uvicorn.Config(FastAPI(), log_config=None)
@@ -132,6 +132,6 @@ def test_late_clients_are_found_by_clock(
     connection.transport, connection.flow = still, SimpleNamespace(write_paused=paused)
     connection.cycle, still.closing = SimpleNamespace(response_complete=complete), closing
     faults = []
-    for still.now, still.unsent in enumerate(left):
+    for still.now, still.unsent in enumerate(unsent_counts):
         faults.append(connection.fault())
-    assert faults[-1] == found and faults[0] is None
+    assert faults[-1] == fault and faults[0] is None

@@ -37,14 +37,14 @@ def held(worker: Worker) -> int:
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
 
 
-@pytest.mark.parametrize("after", [0, 1, 6])
+@pytest.mark.parametrize("tokens_before", [0, 1, 6])
 @pytest.mark.parametrize("stream", [True, False])
-def test_disconnect_frees_kv(llm: LLM, after: int, stream: bool) -> None:
+def test_disconnect_frees_kv(llm: LLM, tokens_before: int, stream: bool) -> None:
     """Before the headers, after them, in the middle of the text."""
     worker = Worker(llm, Limits(waiting=4))
     app = create_app(llm, worker, "tiny")
     body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}
-    got = asyncio.run(hang_up(app, "/v1/completions", body, after if stream else 0))
+    got = asyncio.run(hang_up(app, "/v1/completions", body, tokens_before if stream else 0))
     assert len(got) < MOST  # of two texts: how soon it is noticed depends on the machine's load
     short = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED}))
     assert short["usage"]["completion_tokens"] == 24
@@ -57,9 +57,9 @@ def test_disconnect_during_prefill_stops_reading(llm: LLM, monkeypatch: pytest.M
     """The client is gone after the first of four parts of the prompt."""
     prefill = Tier.prefill
 
-    def slowly(*args: Any, **more: Any) -> Iterator[int]:
-        for seen in prefill(*args, **more):
-            yield seen
+    def slowly(*args: Any, **keywords: Any) -> Iterator[int]:
+        for chunk in prefill(*args, **keywords):
+            yield chunk
             time.sleep(0.1)  # or all parts may be over before anybody looks
 
     monkeypatch.setattr(Tier, "prefill", slowly)
@@ -67,11 +67,11 @@ def test_disconnect_during_prefill_stops_reading(llm: LLM, monkeypatch: pytest.M
     async def scene() -> None:
         worker = Worker(llm, Limits(waiting=1))
         (answer,) = worker.submit([GenerationRequest([5] * 1900, SamplingParams())])
-        while answer.waited is None or not (seen := worker.load().kv_tokens):
+        while answer.waited is None or not (kv_tokens := worker.load().kv_tokens):
             await asyncio.sleep(0)
         answer.cancel()
         await until_idle(worker)
-        assert seen < 1500 and worker.alive and worker.load().kv_tokens == 0
+        assert kv_tokens < 1500 and worker.alive and worker.load().kv_tokens == 0
         assert held(worker) == 0
         await worker.close()
 
@@ -98,8 +98,8 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
     """Every sample that /metrics has, by name and by its label beside the model."""
     text = ask(app, "/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    told = ("tier", "finished_reason", "dtype")
-    return {(s.name, next((s.labels[name] for name in told if name in s.labels), "")): s.value for s in samples}
+    labels = ("tier", "finished_reason", "dtype")
+    return {(s.name, next((s.labels[name] for name in labels if name in s.labels), "")): s.value for s in samples}
 
 
 def test_times_of_prompts_sent_together_are_those_of_their_request(llm: LLM) -> None:
@@ -107,11 +107,11 @@ def test_times_of_prompts_sent_together_are_those_of_their_request(llm: LLM) -> 
     app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
     began = perf_counter()
     good(ask(app, "/v1/completions", {"prompt": ["the cat", "a hat"], **SAMPLED, "max_tokens": 40}))
-    most, seen = perf_counter() - began, sums(app)
-    whole = seen["vllm:e2e_request_latency_seconds_sum", ""]
-    assert seen["vllm:e2e_request_latency_seconds_count", ""] == 2 and whole <= 2 * most
-    decoded = seen["vllm:request_decode_time_seconds_sum", ""]
-    assert whole >= decoded and seen["vllm:request_time_per_output_token_seconds_sum", ""] >= decoded / 40
+    longest, totals = perf_counter() - began, sums(app)
+    end_to_end = totals["vllm:e2e_request_latency_seconds_sum", ""]
+    assert totals["vllm:e2e_request_latency_seconds_count", ""] == 2 and end_to_end <= 2 * longest
+    decoded = totals["vllm:request_decode_time_seconds_sum", ""]
+    assert end_to_end >= decoded and totals["vllm:request_time_per_output_token_seconds_sum", ""] >= decoded / 40
     asyncio.run(app.state.service.engine.close())
 
 
@@ -120,16 +120,16 @@ def test_metrics_count_requests_and_tokens(llm: LLM) -> None:
     answer = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED, "n": 2, "tier_stats": True}))
     asyncio.run(hang_up(app, "/v1/completions", LONG, after=3))
     good(ask(app, "/v1/completions", {"prompt": "x", "max_tokens": 1, "ignore_eos": True}))
-    seen, usage = sums(app), answer["usage"]
-    assert seen["vllm:generation_tokens_total", ""] == 49
-    assert seen["vllm:prompt_tokens_total", ""] == usage["prompt_tokens"] + len(llm.encode("x"))
-    assert seen["vllm:request_success_total", "length"] == 3 and seen["triforce:request_cancelled_total", ""] == 1
-    assert seen["vllm:num_requests_running", ""] == seen["vllm:num_requests_waiting", ""] == 0
-    assert seen["triforce:kv_cache_dtype", llm.target.kv_dtype] == 1
+    totals, usage = sums(app), answer["usage"]
+    assert totals["vllm:generation_tokens_total", ""] == 49
+    assert totals["vllm:prompt_tokens_total", ""] == usage["prompt_tokens"] + len(llm.encode("x"))
+    assert totals["vllm:request_success_total", "length"] == 3 and totals["triforce:request_cancelled_total", ""] == 1
+    assert totals["vllm:num_requests_running", ""] == totals["vllm:num_requests_waiting", ""] == 0
+    assert totals["triforce:kv_cache_dtype", llm.target.kv_dtype] == 1
     for tier in usage["tiers"]:
-        assert seen["triforce:tier_passes_total", tier["name"]] >= tier["passes"]
+        assert totals["triforce:tier_passes_total", tier["name"]] >= tier["passes"]
     retrieval = usage["tiers"][-2]
-    assert seen["vllm:spec_decode_num_draft_tokens_total", ""] >= retrieval["proposed"]
+    assert totals["vllm:spec_decode_num_draft_tokens_total", ""] >= retrieval["proposed"]
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
-        assert seen[f"vllm:{name}_seconds_count", ""] == 2
+        assert totals[f"vllm:{name}_seconds_count", ""] == 2
     asyncio.run(app.state.service.engine.close())

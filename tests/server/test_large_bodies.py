@@ -41,7 +41,7 @@ def test_reader_values_equal_those_of_json() -> None:
         assert outcome('{"a": [1, "é"]}'.encode(encoding)) == ("value", {"a": [1, "é"]})
 
 
-@pytest.mark.parametrize(("body", "told"), [
+@pytest.mark.parametrize(("body", "outcome_kind"), [
     ("[" * 1001 + "]" * 1001, "containers"),
     ("[" + "{}," * 1001 + "{}]", "containers"),
     ("[" + "1," * 1001 + "1]", "values"),
@@ -54,13 +54,13 @@ def test_reader_values_equal_those_of_json() -> None:
     (b"\x1f\x8b" + b"x" * 2000, "compressed"),
     ("[" + "9" * 5000 + "]", "unreadable"),
 ])  # fmt: skip
-def test_reader_counts_before_it_makes_objects(body: bytes | str, told: str) -> None:
-    assert outcome(body)[0] == told
+def test_reader_counts_before_it_makes_objects(body: bytes | str, outcome_kind: str) -> None:
+    assert outcome(body)[0] == outcome_kind
 
 
 def test_large_body_is_answered_as_small_one(app: ASGIApp) -> None:
     body = {"prompt": "the cat", "max_tokens": 4, "seed": 3}
-    plain, large = (good(ask(app, PATH, body | more))["choices"] for more in ({}, {"user": LONG}))
+    plain, large = (good(ask(app, PATH, body | fields))["choices"] for fields in ({}, {"user": LONG}))
     assert plain == large
 
 
@@ -79,7 +79,7 @@ JSON = {"content-type": "application/json"}
 TURNS = [{"role": "user", "content": "a"}]
 
 
-@pytest.mark.parametrize(("path", "field", "value", "most"), [
+@pytest.mark.parametrize(("path", "field", "value", "limit"), [
     (PATH, "stop_token_ids", [7] * 1025, 1024),
     (PATH, "stop", ["a"] * 17, 16),
     (PATH, "prompt", [[5]] * 65, 64),
@@ -91,10 +91,10 @@ TURNS = [{"role": "user", "content": "a"}]
     ("/v1/responses", "input", [{"role": "user", "content": "a"}] * 4097, 4096),
 ])  # fmt: skip
 def test_lists_beyond_their_bound_are_refused_with_it(
-    app: ASGIApp, path: str, field: str, value: Any, most: int
+    app: ASGIApp, path: str, field: str, value: Any, limit: int
 ) -> None:
     body: dict[str, Any] = {PATH: {"prompt": "a"}, CHAT: {"messages": TURNS}}.get(path, {})
-    assert f"at most {most} are taken; send fewer" in refused(ask(app, path, body | {field: value}))
+    assert f"at most {limit} are taken; send fewer" in refused(ask(app, path, body | {field: value}))
 
 
 def test_call_arguments_and_schemas_are_bounded(app: ASGIApp) -> None:

@@ -40,7 +40,9 @@ def tried(
 
     Bodies are made before: what this process does is not to be counted as the server's.
     """
-    bodies = [(name, each.body(number, size)) for name, each in hostiles.items() for number in range(each.count)]
+    bodies = [
+        (name, hostile.body(number, size)) for name, hostile in hostiles.items() for number in range(hostile.count)
+    ]
     headers = HEADERS | {"content-type": "application/json"}
 
     def send(request: tuple[str, bytes]) -> int:
@@ -69,12 +71,12 @@ def test_bystanders_wait_briefly_beside_hostile_requests(url: str, kinds: list[s
 
     The bounds are far from what is measured, as other work may be going on here, and far below what came before.
     """
-    few = {
+    few_requests = {
         name: replace(HOSTILE[name], count=min(HOSTILE[name].count, FEW), patience=min(HOSTILE[name].patience, 2.0))
         for name in kinds
     }
-    statuses, waits = tried(url, few, SMALL)
-    for name, kind in few.items():
+    statuses, waits = tried(url, few_requests, SMALL)
+    for name, kind in few_requests.items():
         assert set(statuses[name]) <= {*kind.statuses, 0}, name
     assert waits["median"] < 0.5 and waits["health"] < 3 and waits["gap"] < 3 and waits["completion"] < 6, waits
 

@@ -20,15 +20,15 @@ from triforce.server.security import HostCheck
 
 
 @pytest.mark.parametrize(
-    ("host", "known"),
+    ("host", "is_known"),
     [
         *[(name, True) for name in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000", "10.1.2.3")],
         *[(name, True) for name in ("gpu.example.org", "gpu.example.org.:8000")],
         *[(name, False) for name in ("evil.example.org", "localhost.evil.org", "", "127.0.0.1.evil.org", "[evil]")],
     ],
 )
-def test_host_header_must_name_server(guarded: ASGIApp, host: str, known: bool) -> None:
-    assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if known else 400)
+def test_host_header_must_name_server(guarded: ASGIApp, host: str, is_known: bool) -> None:
+    assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if is_known else 400)
 
 
 def test_cors_named_origins_are_allowed(llm: LLM, app: ASGIApp) -> None:
@@ -94,9 +94,9 @@ def test_allowed_host_that_never_matches_raises(name: str) -> None:
 
 
 def test_request_without_exactly_one_host_is_400() -> None:
-    for hosts, said in (([], b"no Host header;"), ([b"localhost", b"localhost"], b"2 Host headers")):
+    for hosts, message in (([], b"no Host header;"), ([b"localhost", b"localhost"], b"2 Host headers")):
         status, body = send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])
-        assert status == 400 and said in body
+        assert status == 400 and message in body
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ def test_queue_place_is_told_until_turn_comes(llm: LLM) -> None:
     async def places() -> list[list[int]]:
         worker = Worker(llm, Limits(rows=1))
         answers = worker.submit([asks(0, 200), asks(1), asks(2, progress=False), asks(3)])
-        told = [[event async for event in answer] for answer in answers]
+        events_of_each = [[event async for event in answer] for answer in answers]
         await worker.close()
-        progress = [[event for event in events if isinstance(event, PrefillProgress)] for events in told]
+        progress = [[event for event in events if isinstance(event, PrefillProgress)] for events in events_of_each]
         assert all(not event.queue_place or event.processed == 0 for events in progress for event in events)
         assert all("queue_place" not in event.told() for event in progress[0])
         return [[event.queue_place for event in events if event.queue_place] for events in progress]

@@ -206,15 +206,15 @@ def test_openapi_describes_the_routes(app: ASGIApp) -> None:
 def test_valid_requests_beside_mistakes_are_served(app: ASGIApp) -> None:
     """The controls."""
     for path, body in GOOD.items():
-        few = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
-        assert ask(app, path, body | few).status_code == 200
-    most = {"n": 16, "logprobs": 20, "stop": ["x" * 1000] * 16, "max_tokens": 1, "prompt": [5] * 9}
-    assert len(good(ask(app, COMPLETIONS, most | {"logit_bias": {"5": -1}}))["choices"]) == 16
+        few_fields = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
+        assert ask(app, path, body | few_fields).status_code == 200
+    largest_fields = {"n": 16, "logprobs": 20, "stop": ["x" * 1000] * 16, "max_tokens": 1, "prompt": [5] * 9}
+    assert len(good(ask(app, COMPLETIONS, largest_fields | {"logit_bias": {"5": -1}}))["choices"]) == 16
 
 
 def test_mode_that_needs_a_draft_says_so(pair: Path) -> None:
     llm = LLM(pair / "target", None)
     app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny")
-    said = refused(ask(app, COMPLETIONS, {"prompt": "the cat", "mode": "draft"}))
-    assert "mode 'draft' needs a draft model" in said and "choose from ar" in said
+    message = refused(ask(app, COMPLETIONS, {"prompt": "the cat", "mode": "draft"}))
+    assert "mode 'draft' needs a draft model" in message and "choose from ar" in message
     asyncio.run(app.state.service.engine.close())

@@ -48,13 +48,13 @@ def test_request_kv_limit_is_enforced(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
     assert ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 40, "n": 2}).status_code == 200
-    for prompt, more, said, param in (
+    for prompt, fields, message, param in (
         (100, {"max_tokens": 1}, "the prompt of 100 tokens", "prompt"),
         (60, {"max_tokens": 41}, "lower max_tokens to 40", "max_tokens"),
         (60, {"max_tokens": 4, "n": 2}, "lower n", "n"),
     ):
-        answer = ask(app, PATH, {"prompt": [5] * prompt, **more})
-        assert said in refused(answer) and answer.json()["error"]["param"] == param
+        answer = ask(app, PATH, {"prompt": [5] * prompt, **fields})
+        assert message in refused(answer) and answer.json()["error"]["param"] == param
     asyncio.run(app.state.service.engine.close())
 
 

@@ -33,8 +33,8 @@ TALK = [{"role": "user", "content": "the cat?"}]
 
 
 def wanted(llm: LLM, grammar: Grammar, prompt: Any, chat: bool = False) -> str:
-    given: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
-    params = llm.sampling_params(chat=chat, **given, grammar=grammar)
+    fields: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
+    params = llm.sampling_params(chat=chat, **fields, grammar=grammar)
     return llm.generate(prompt, params, mode="ar")[0].outputs[0].text
 
 

@@ -46,10 +46,10 @@ def called(items: list[dict[str, Any]]) -> list[tuple[str, str]]:
 def test_response_calls_equal_chat_calls(app: ASGIApp, choice: Any) -> None:
     answer = good(ask(app, RESPONSES, BODY | {"tool_choice": choice, "parallel_tool_calls": False}))
     Response.model_validate(answer, strict=True)
-    one = {"type": "function", "function": {"name": "size"}}
-    body = TALK | {"tool_choice": choice if isinstance(choice, str) else one, "parallel_tool_calls": False}
-    (wanted,) = good(ask(app, CHAT, body))["choices"]
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in wanted["message"]["tool_calls"]]
+    size_tool = {"type": "function", "function": {"name": "size"}}
+    body = TALK | {"tool_choice": choice if isinstance(choice, str) else size_tool, "parallel_tool_calls": False}
+    (chat_choice,) = good(ask(app, CHAT, body))["choices"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in chat_choice["message"]["tool_calls"]]
     assert calls and called(answer["output"]) == calls and answer["status"] == "completed"
     (item,) = answer["output"]
     assert item["call_id"].startswith("call_") and item["status"] == "completed"
@@ -59,29 +59,29 @@ def test_response_calls_equal_chat_calls(app: ASGIApp, choice: Any) -> None:
 
 def test_response_tools_stream_adds_up_to_whole(app: ASGIApp) -> None:
     body = BODY | {"tool_choice": "required", "tier_stats": True, "mode": "triforce"}
-    whole = good(ask(app, RESPONSES, body))
-    told = events(ask(app, RESPONSES, body | {"stream": True}))
-    for event in told:
+    full_answer = good(ask(app, RESPONSES, body))
+    stream_events = events(ask(app, RESPONSES, body | {"stream": True}))
+    for event in stream_events:
         TypeAdapter(ResponseStreamEvent).validate_python(event)
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    last = told[-1]["response"]
-    assert called(last["output"]) == called(whole["output"]) != []
+    assert [event["sequence_number"] for event in stream_events] == list(range(len(stream_events)))
+    final = stream_events[-1]["response"]
+    assert called(final["output"]) == called(full_answer["output"]) != []
     # What the tiers did may differ: which layers are searched is found on the way, and the first answer told of some.
-    tiers_told, tiers_wanted = last["usage"].pop("tiers"), whole["usage"].pop("tiers")
+    tiers_told, tiers_wanted = final["usage"].pop("tiers"), full_answer["usage"].pop("tiers")
     assert [tier["name"] for tier in tiers_told] == [tier["name"] for tier in tiers_wanted]
     assert tiers_told[-1]["proposed"] == tiers_wanted[-1]["proposed"]
-    assert last["usage"] == whole["usage"]
+    assert final["usage"] == full_answer["usage"]
     grown: dict[int, str] = {}
-    for event in told:
+    for event in stream_events:
         if event["type"] in ("response.function_call_arguments.delta", "response.output_text.delta"):
             grown[event["output_index"]] = grown.get(event["output_index"], "") + event["delta"]
-    assert [grown[i] for i in range(len(last["output"]))] == [
-        item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"] for item in last["output"]
+    assert [grown[i] for i in range(len(final["output"]))] == [
+        item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"] for item in final["output"]
     ]
-    done = [event["item"] for event in told if event["type"] == "response.output_item.done"]
-    assert done == last["output"]
-    tiers = [tier for event in told for tier in event.get("token_tiers", [])]
-    assert len(tiers) == last["usage"]["output_tokens"]
+    done = [event["item"] for event in stream_events if event["type"] == "response.output_item.done"]
+    assert done == final["output"]
+    tiers = [tier for event in stream_events for tier in event.get("token_tiers", [])]
+    assert len(tiers) == final["usage"]["output_tokens"]
 
 
 def test_response_tools_openai_client_round_trip(app: ASGIApp) -> None:
@@ -100,10 +100,10 @@ def test_response_tools_openai_client_round_trip(app: ASGIApp) -> None:
             talk: list[Any] = [{"role": "user", "content": "the cat?"}]
             async with client.responses.stream(input=talk, tool_choice="required", **asked) as stream:
                 kinds = [event.type async for event in stream]
-                first = await stream.get_final_response()
+                first_response = await stream.get_final_response()
             assert "response.function_call_arguments.done" in kinds and kinds[-1] == "response.completed"
-            calls = [item for item in first.output if item.type == "function_call"]
-            talk += [*first.output, *({**RESULT, "call_id": call.call_id} for call in calls)]
+            calls = [item for item in first_response.output if item.type == "function_call"]
+            talk += [*first_response.output, *({**RESULT, "call_id": call.call_id} for call in calls)]
             second = await client.responses.create(input=talk, tool_choice="none", **asked | {"max_output_tokens": 4})
             assert calls and second.output_text is not None and second.status == "incomplete"
 
@@ -123,8 +123,8 @@ def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     chat = good(ask(app, CHAT, TALK | {"messages": turns, "max_tokens": 6}))
     assert answer["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
     assert answer["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-    alone = good(ask(app, RESPONSES, BODY | {"input": [talk[0], *talk[2:]], "max_output_tokens": 6}))
-    assert alone["usage"]["input_tokens"] < answer["usage"]["input_tokens"]
+    shorter = good(ask(app, RESPONSES, BODY | {"input": [talk[0], *talk[2:]], "max_output_tokens": 6}))
+    assert shorter["usage"]["input_tokens"] < answer["usage"]["input_tokens"]
 
 
 @pytest.mark.parametrize(
@@ -170,24 +170,24 @@ def test_response_items_stream_in_order(width: int) -> None:
     """Text, calls, and text again: each its own item, complete before the next one begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
     items = Items(QWEN.parser({"size"}))
-    open_at, told = None, []
+    open_at, kinds = None, []
     for i in range(0, len(text), width):
-        told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], last=i + width >= len(text)))]
-    told += [kind for kind, _ in _in_turn(items.end("incomplete"))]
-    for kind in told:
+        kinds += [kind for kind, _ in _in_turn(items.add(text[i : i + width], last=i + width >= len(text)))]
+    kinds += [kind for kind, _ in _in_turn(items.end("incomplete"))]
+    for kind in kinds:
         if kind == "output_item.added":
             assert open_at is None
             open_at = kind
         open_at = None if kind == "output_item.done" else open_at
-    assert open_at is None and told.count("output_item.done") == len(items.items) == 3
-    said, call, more = items.items
-    assert (said["content"][0]["text"], said["status"]) == ("so:", "completed")
+    assert open_at is None and kinds.count("output_item.done") == len(items.items) == 3
+    message_item, call, more_items = items.items
+    assert (message_item["content"][0]["text"], message_item["status"]) == ("so:", "completed")
     assert (json.loads(call["arguments"]), call["status"]) == ({"of": "cat"}, "completed")
-    assert (more["content"][0]["text"].strip(), more["status"]) == ("and <b", "incomplete")
+    assert (more_items["content"][0]["text"].strip(), more_items["status"]) == ("and <b", "incomplete")
 
 
-def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    for kind, data in told:
+def _in_turn(stream_events: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    for kind, data in stream_events:
         yield kind, json.loads(json.dumps(data))
 
 

@@ -62,13 +62,13 @@ def test_slots_cancelled_waiter_gives_way_and_worker_holds_to_the_end() -> None:
         running = await begun(holder, "a", slow, cancel=lambda: order.append("told"))
         await asyncio.sleep(0.05)
         waiting = await begun(holder, "a", lambda: order.append("never"))
-        after = await begun(holder, "a", lambda: order.append("after"))
+        waiter = await begun(holder, "a", lambda: order.append("after"))
         waiting.cancel()
         running.cancel()
         await asyncio.sleep(0.05)
         assert order == ["told"] and not running.done()
         gate.set()
-        await after
+        await waiter
         assert running.cancelled() and waiting.cancelled()
         return order
 

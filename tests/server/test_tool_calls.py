@@ -69,33 +69,33 @@ def checked(call: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "size"}}])
 def test_required_tool_calls_validate(app: ASGIApp, choice: Any) -> None:
-    found = 0
+    valid_count = 0
     for seed in range(4):
         body = BODY | {"tool_choice": choice, "seed": seed, "parallel_tool_calls": False}
-        whole = good(ask(app, CHAT, body))
-        ChatCompletion.model_validate(whole, strict=True)
-        (answer,) = whole["choices"]
+        full_answer = good(ask(app, CHAT, body))
+        ChatCompletion.model_validate(full_answer, strict=True)
+        (answer,) = full_answer["choices"]
         if answer["finish_reason"] == "length":
             continue
         assert answer["finish_reason"] == "tool_calls" and answer["message"]["content"] is None
         (call,) = answer["message"]["tool_calls"]
         assert checked(call) == "size" or choice == "required"
-        found += 1
-    assert found >= 3
+        valid_count += 1
+    assert valid_count >= 3
 
 
 def test_tool_calls_stream_equals_whole(app: ASGIApp) -> None:
     body = BODY | {"tool_choice": "required", "seed": 3, "n": 2}
-    whole = good(ask(app, CHAT, body))["choices"]
+    full_answer = good(ask(app, CHAT, body))["choices"]
     streamed = events(ask(app, CHAT, body | {"stream": True}))
     assert [ChatCompletionChunk.model_validate(chunk, strict=True) for chunk in streamed]
     chunks = [c for chunk in streamed for c in chunk["choices"]]
-    for answer in whole:
+    for answer in full_answer:
         mine = [c for c in chunks if c["index"] == answer["index"]]
         calls = [call for c in mine for call in c["delta"].get("tool_calls", [])]
         assert [call["index"] for call in calls] == list(range(len(calls)))
-        told = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
-        assert told == [
+        joined_calls = [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
+        assert joined_calls == [
             (call["function"]["name"], call["function"]["arguments"])
             for call in answer["message"].get("tool_calls", [])
         ]
@@ -132,8 +132,10 @@ def test_tool_calls_and_outputs_become_turns(app: ASGIApp) -> None:
 def test_tools_unused_change_nothing(app: ASGIApp) -> None:
     """`none` does not even show the tools."""
     free = {key: value for key, value in BODY.items() if key != "tools"} | {"max_tokens": 8}
-    plain, none = (good(ask(app, CHAT, body)) for body in (free, free | {"tools": TOOLS, "tool_choice": "none"}))
-    assert plain["choices"] == none["choices"] and plain["usage"] == none["usage"]
+    plain, without_tools = (
+        good(ask(app, CHAT, body)) for body in (free, free | {"tools": TOOLS, "tool_choice": "none"})
+    )
+    assert plain["choices"] == without_tools["choices"] and plain["usage"] == without_tools["usage"]
 
 
 def nested(depth: int) -> list[dict[str, Any]]:
@@ -221,18 +223,18 @@ TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
 
 
 @pytest.mark.parametrize("width", [1, 3, 1000])
-@pytest.mark.parametrize(("form", "text", "said"), TEXTS)
-def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, said: list[Any], width: int) -> None:
+@pytest.mark.parametrize(("form", "text", "expected"), TEXTS)
+def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, expected: list[Any], width: int) -> None:
     parser = form.parser(NAMES)
     pieces = [text[i : i + width] for i in range(0, len(text), width)]
-    found = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, last=i == len(pieces))]
+    parts = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, last=i == len(pieces))]
     joined: list[str | Call] = []
-    for part in found:
+    for part in parts:
         if isinstance(part, str) and joined and isinstance(joined[-1], str):
             joined[-1] += part
         else:
             joined.append(part)
-    assert joined == said
+    assert joined == expected
 
 
 def test_tool_call_format_is_detected_from_template() -> None:

@@ -22,8 +22,8 @@ def ask(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
     """The text that follows a prompt, and how many of its tokens had been read."""
     body = {"prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": True} | fields
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
-    told = answer.raise_for_status().json()
-    return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+    answer_json = answer.raise_for_status().json()
+    return answer_json["choices"][0]["text"], answer_json["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def settled(cache: Path) -> None:
@@ -42,23 +42,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def urls(pair: Path, cache: Path) -> Iterator[list[str]]:
-    kept = ["--disk-cache", str(cache), "--disk-cache-size", str(SIZE)]
-    with served(pair, *kept) as (_, one), served(pair, *kept) as (_, other):
-        yield [one, other]
+    cache_options = ["--disk-cache", str(cache), "--disk-cache-size", str(SIZE)]
+    with served(pair, *cache_options) as (_, first_url), served(pair, *cache_options) as (_, second_url):
+        yield [first_url, second_url]
 
 
 @pytest.mark.slow
 def test_servers_take_what_the_other_has_read(urls: list[str], cache: Path) -> None:
-    one, other = urls
-    fresh = {prompt: ask(one, prompt, cache=False)[0] for prompt in DOCUMENTS}
-    assert ask(one, DOCUMENTS[0]) == (fresh[DOCUMENTS[0]], 0)
+    first_url, second_url = urls
+    uncached = {prompt: ask(first_url, prompt, cache=False)[0] for prompt in DOCUMENTS}
+    assert ask(first_url, DOCUMENTS[0]) == (uncached[DOCUMENTS[0]], 0)
     settled(cache)
-    text, cached = ask(other, DOCUMENTS[0])
-    assert text == fresh[DOCUMENTS[0]] and cached >= 512
+    text, cached = ask(second_url, DOCUMENTS[0])
+    assert text == uncached[DOCUMENTS[0]] and cached >= 512
     with ThreadPoolExecutor(4) as pool:  # more than there is room for, both at a time
         asked = [(url, prompt) for prompt in DOCUMENTS * 3 for url in urls]
-        texts = list(pool.map(lambda each: ask(*each)[0], asked))
-    assert texts == [fresh[prompt] for _, prompt in asked]
+        texts = list(pool.map(lambda request: ask(*request)[0], asked))
+    assert texts == [uncached[prompt] for _, prompt in asked]
     settled(cache)
     store = store_in(cache)
     entries = store.entries()

@@ -108,7 +108,7 @@ def test_browser_bad_advanced_setting_is_shown(page: Page) -> None:
 
 
 def test_browser_key_is_not_stored(page: Page, url: str) -> None:
-    kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
-    assert KEY not in kept
+    stores = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
+    assert KEY not in stores
     page.reload()
     expect(page.get_by_label("Key of this server")).to_have_value("")
