@@ -55,7 +55,8 @@ class Reading:
     def facts(self) -> np.ndarray:
         """(TOKENS,) of bits."""
         tiers = {tier.name: tier for tier in unlinked(self.batch.top) if isinstance(tier, Tier)}
-        view, facts = tiers["retrieval"].cache, np.zeros(TOKENS, np.uint8)
+        view = tiers["retrieval"].cache
+        facts = np.zeros(TOKENS, np.uint8)
         assert isinstance(view, RetrievalView)
         for start in range(0, TOKENS, BLOCK):
             true = self.text[start : start + BLOCK]
@@ -82,7 +83,8 @@ class Reading:
 
     def picks(self, tier: Tier[Any], true: list[int]) -> list[int]:
         """The token of a tier at each place, with all before it right. Its cache is as before."""
-        prefix, sampling = self.batch.prefix, self.batch.sampling
+        prefix = self.batch.prefix
+        sampling = self.batch.sampling
         logits_BJV = tier.score(prefix, drafted(true), LIVE)
         nothing = Draft.empty(1, sampling.probs_size)
         picked_tokens = []
@@ -103,7 +105,8 @@ def drafted(tokens: list[int]) -> Draft:
 
 def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
     """Matches and hits (2, PROMPT_TAIL + TOKENS) at each place from `PROMPT_TAIL` before the prompt's end on."""
-    ids, index = np.array(prompt + text), NgramIndex(MIN_MATCH_ALONE)
+    ids = np.array(prompt + text)
+    index = NgramIndex(MIN_MATCH_ALONE)
     match_counts = np.zeros((2, PROMPT_TAIL + TOKENS), np.uint8)
     for i in range(PROMPT_TAIL + TOKENS):
         place = len(prompt) - PROMPT_TAIL + i
@@ -149,7 +152,8 @@ def measure(options: Namespace) -> None:
     llm = LLM(options.model, None if options.model else "auto", retrieval_budget="auto", searched_layers="none")
     tokenizer = tokenizer_of(llm)
     ids = torch.tensor(tokenizer.encode(read_text(options.text)[SKIPPED : 9 * options.context + LONGEST]))
-    stem, model = Path(options.text).stem[:8], Path(options.model).stem if options.model else "pair"
+    stem = Path(options.text).stem[:8]
+    model = Path(options.model).stem if options.model else "pair"
     (prompt,) = prompts(Sources(tokenizer, [Text(stem, options.kind, ids)]), options.workload, options.context, 1)
     for temperature in options.temperatures:
         params = SamplingParams(temperature, top_p=0.9, seed=7, max_tokens=TOKENS + MAX_GAMMA, ignore_eos=True)

@@ -69,8 +69,10 @@ def measure(options: Namespace) -> int:
 
 def fill(path: Path, count: int) -> list[bytes]:
     """Make a folder with so many entries; return the tokens of their segments."""
-    folder, draw = CacheFolder(path), random.Random(1)
-    store, tokens = EntryStore(folder, sys.maxsize), [draw.randbytes(SEGMENT_BYTES) for _ in range(count)]
+    folder = CacheFolder(path)
+    draw = random.Random(1)
+    store = EntryStore(folder, sys.maxsize)
+    tokens = [draw.randbytes(SEGMENT_BYTES) for _ in range(count)]
     for index, segment in enumerate(tokens):
         name = name_of(store, segment)
         data = b"".join(packed(entry_of(segment, name)))

@@ -57,7 +57,8 @@ def measured(web: httpx.Client, context: int, repeats: int) -> Row:
     """Return seconds to the first token of both questions, and the median of their ratios."""
     spacing = context // 16
     book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * spacing)])
-    first_seconds, second_seconds = list[float](), list[float]()
+    first_seconds = list[float]()
+    second_seconds = list[float]()
     ttft(web, ids(web, QUESTIONS[0]))  # what is done once in a process
     for start in range(0, repeats * spacing, spacing):
         document = book[start : start + context]

@@ -65,10 +65,12 @@ def measure(options: Namespace) -> None:
     if min(options.contexts) <= options.tokens + ASKED or options.tokens < options.steps:
         raise RequestError(f"--tokens must be at least --steps, and with {ASKED} more below all --contexts")
     threads = torch.get_num_threads()  # before native kernels claim all but one
-    llm, rows = setup.load(options), list[Row]()
+    llm = setup.load(options)
+    rows = list[Row]()
     if max(options.contexts) > llm.target.config.context:
         raise RequestError(f"--contexts: the model has {llm.target.config.context:,} positions")
-    subject, texts = of_draft(llm), setup.sources(llm, options.texts).texts
+    subject = of_draft(llm)
+    texts = setup.sources(llm, options.texts).texts
     print(machine())
     with torch_threads(threads):
         for row in measured(llm, subject, windows(texts, max(options.contexts), options.windows), options):
@@ -141,7 +143,8 @@ def shares(
     llm: LLM, subject: Subject, texts: Sequence[Tensor], options: Namespace, tails: Sequence[int] = ()
 ) -> dict[str, list[float]]:
     """Return the shares kept by temperature, in the mean of texts, of whose tokens so many are guessed."""
-    layers, decoder = subject.layer.config.state_layers, llm.target.decoder
+    layers = subject.layer.config.state_layers
+    decoder = llm.target.decoder
     batch_shares = [
         at_length(decoder, layers, subject, ids_BL, 512, options.steps, tail)
         for ids_BL, tail in zip(texts, tails or [options.tokens] * len(texts), strict=True)

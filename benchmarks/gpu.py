@@ -48,7 +48,8 @@ REHEARSED = Path(__file__).parents[1] / "build" / "lease"
 """Where rows of a CPU go."""
 LEASE = "lease"
 LLAMA_2_13B = ("llama-2-13b-128k", "llama-68m")
-PAPER, THOUSAND = 122_880, 1024
+PAPER = 122_880
+THOUSAND = 1024
 HOSTED = 32
 """Tokens of each decoding at most, with KV on the host: plainly, each takes as long as the whole KV on the bus."""
 
@@ -127,7 +128,9 @@ def measure(options: argparse.Namespace) -> int | None:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
-    began, device, is_lease = perf_counter(), resolve_device(options.device), options.figure == LEASE
+    began = perf_counter()
+    device = resolve_device(options.device)
+    is_lease = options.figure == LEASE
     setup = Setup(device, options.shape, options.draft, options.contexts, options.tokens, options.kv_memory)
     options.out = _folder(options.out, setup)
     if not setup.on_gpu:
@@ -160,7 +163,8 @@ def _folder(out: Path | None, setup: Setup) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("figure", choices=[LEASE, *sorted(FIGURES)])
     parser.add_argument("--max-seconds", type=float, help=f"begin no piece after so long (460; lease: {lease.SECONDS})")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")

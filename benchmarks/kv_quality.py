@@ -55,7 +55,9 @@ class Committed:
     """A view whose passes take what is committed from lower views of it."""
 
     def __init__(self, view: View) -> None:
-        self.view, self.kv, self.record = view, view.kv, view.record
+        self.view = view
+        self.kv = view.kv
+        self.record = view.record
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         batch = self.view.begin(counts_B, width)

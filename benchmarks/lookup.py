@@ -91,7 +91,8 @@ def by_length(
     spans = [Span(at, at + 1, True) for at in range(len(prompt), len(ids))]
     walk = Walk(llm.models, Workload("", "", ids.tolist(), spans), params)
     exact_NV = torch.cat([walk.read(llm.models.target, walk.full, span) for span in spans])
-    shared, grams = overlap(exact_NV, walk.draft()).tolist(), NgramIndex(1)
+    shared = overlap(exact_NV, walk.draft()).tolist()
+    grams = NgramIndex(1)
     for n, span in enumerate(spans):
         prefix = ids[: span.start]
         grams.read(prefix)

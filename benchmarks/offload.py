@@ -47,7 +47,8 @@ def generate(
     """Return the answer, and the bytes that decoding read; `limit`: bytes a second that the store gives (0: all)."""
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=seed, max_tokens=tokens, ignore_eos=True)
     request = llm.request(ids, params, mode)
-    texts, stores = llm.open(1, len(ids) + tokens), []
+    texts = llm.open(1, len(ids) + tokens)
+    stores = []
     memory = texts.core.store.pool.kv
     assert isinstance(memory, NativeOffloadedKV)
     earlier = llm.engines.parts.open_prompt(saved, texts.core.store.pool)
@@ -84,7 +85,10 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 
 
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
-    llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
+    llm = LLM(kv_offload="file", kv_memory=memory)
+    files = []
+    streamed = []
+    seconds = []
     for turn in range(ROUNDS):  # in turns: a disk has its moods
         files.append(sequential(_kv(llm, len(ids))))
         output, read = generate(llm, ids, tokens, "ar", saved, turn)
@@ -116,7 +120,8 @@ def bus(ids: list[int], saved: Path, options: Namespace, memory: int, kv_dtype: 
             outputs.append(generate(llm, ids, options.tokens, mode, saved, turn, rate))
     plain = runs["ar"]
     for mode, outputs in runs.items():
-        texts, read = [output for output, _ in outputs], mean(read for _, read in outputs)
+        texts = [output for output, _ in outputs]
+        read = mean(read for _, read in outputs)
         seconds = median(output.decode_seconds for output in texts)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
@@ -160,7 +165,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print a line of JSON for each row as it is measured."""
-    rows, memories = list[Row](), options.memories
+    rows = list[Row]()
+    memories = options.memories
 
     def note(row: Row) -> None:
         rows.append(row)
@@ -168,7 +174,8 @@ def measure(options: Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         for kv_dtype in options.kv_dtypes:
-            plain, saved = LLM(kv_dtype=kv_dtype), Path(folder) / f"{kv_dtype}.kv"
+            plain = LLM(kv_dtype=kv_dtype)
+            saved = Path(folder) / f"{kv_dtype}.kv"
             ids = tokenizer_of(plain).encode(own_texts()[BOOK])[: options.context]
             started = perf_counter()
             plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)

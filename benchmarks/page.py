@@ -24,7 +24,8 @@ from triforce.eval import Table
 from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs" / "results"
 TABLES = ROOT / "build" / "benchmarks.md"
 Report = dict[str, Any]
 
@@ -70,7 +71,8 @@ def page(reports: dict[str, Report | None]) -> str:
 
 
 def _speed(report: Report) -> str:
-    judged, drawn = verdict(report["rows"]), "![speed](pictures/speed.svg)"
+    judged = verdict(report["rows"])
+    drawn = "![speed](pictures/speed.svg)"
     paragraphs = [] if judged["lost"] is None else [_judgement(judged)]
     return "\n\n".join(
         [_source(report), *paragraphs, drawn, *(table.markdown() for table in speed_tables(report["rows"]))]

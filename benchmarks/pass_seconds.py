@@ -67,7 +67,8 @@ def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
         for turn in range(TURNS):
             for width, (name, tier) in ((width, entry) for width in WIDTHS for entry in tiers.items()):
                 if name == "full" or width < NARROW + 1:
-                    guess, tier.gamma = drafted(tokens(width - 1)), width
+                    guess = drafted(tokens(width - 1))
+                    tier.gamma = width
                     began = perf_counter()
                     if name == "draft":
                         tier.propose(batch.prefix, batch.sampling, LIVE)

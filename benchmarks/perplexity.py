@@ -35,7 +35,8 @@ from triforce.eval.scoring import interval
 from triforce.llm import LLM
 
 Row = dict[str, Any]
-EXACT, OTHERS = "float32", ("default", "bfloat16")
+EXACT = "float32"
+OTHERS = ("default", "bfloat16")
 BLOCK = 64
 """Neighbouring tokens that count as one observation."""
 
@@ -45,7 +46,8 @@ def precisions(llm: LLM) -> dict[str, Decoder]:
     target, cpu = llm.target, torch.device("cpu")
 
     def numbers(dtype: torch.dtype) -> Decoder:
-        archives, rows = target.files.archives(packed=False), target.files.config.vocab_size
+        archives = target.files.archives(packed=False)
+        rows = target.files.config.vocab_size
         weights = read_weights(target.path, archives, target.config, rows=rows, device=cpu, dtype=dtype)
         return Decoder(target.config, weights)
 
@@ -72,10 +74,8 @@ def row(name: str, decoder_losses: Mapping[str, Tensor]) -> Row:
     figures: Row = {"text": name, "tokens": len(exact_N), "perplexity": exp(exact_N.mean())}
     for other_name in OTHERS:
         increase = interval(decoder_losses[other_name][0].double() - exact_N, BLOCK)
-        half, strayed = (
-            expm1(increase.high) - expm1(increase.mean),
-            decoder_losses[other_name][1].double().mean().item(),
-        )
+        half = expm1(increase.high) - expm1(increase.mean)
+        strayed = decoder_losses[other_name][1].double().mean().item()
         figures[other_name] = {"increase": expm1(increase.mean), "half": half, "divergence": strayed}
     return figures
 

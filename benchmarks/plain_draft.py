@@ -90,7 +90,9 @@ class PlainTraining:
     """A Llama of at most so many bytes in bfloat16, taught by the target."""
 
     def __init__(self, llm: LLM, texts: dict[str, str], byte_limit: int, threads: int) -> None:
-        target, self.config, self.threads = llm.target, TrainingConfig(), threads
+        target = llm.target
+        self.config = TrainingConfig()
+        self.threads = threads
         episodes = Episodes(llm, Texts.of(llm, texts, self.config.width), self.config)
         self.episodes = Readings(target.decoder, (1,), episodes, self.config)
         rows_VC = target.decoder.head_rows(torch.arange(target.config.vocab_size)).float()
@@ -99,7 +101,8 @@ class PlainTraining:
         head_rows = rows_VC.bfloat16() if self.narrow else rows_VC
         self.head = Head(last_norm(target), target.config.norm_eps, head_rows, cap, self.config.greedy)
         self.model = largest(target.config.vocab_size, byte_limit, self.config.seed)
-        self.parameters, self.updates = self.model.num_parameters(), 0
+        self.parameters = self.model.num_parameters()
+        self.updates = 0
         embedding_VC = self.model.model.embed_tokens.weight
         directions_CC = torch.linalg.eigh(rows_VC.T @ rows_VC).eigenvectors
         with torch.no_grad():
@@ -115,7 +118,8 @@ class PlainTraining:
 
     def run(self, seconds: float) -> None:
         """Train for so many seconds of the process's time, over its threads."""
-        began, spent = time.process_time(), 0.0
+        began = time.process_time()
+        spent = 0.0
         with tqdm(total=round(seconds), desc="training", unit=" s", disable=None, leave=False) as bar:
             for ids_BT, final_BTC in self._chunks():
                 value = self._update(ids_BT, final_BTC, min(spent / seconds, 1.0))
@@ -135,7 +139,8 @@ class PlainTraining:
             number += 1
 
     def _update(self, ids_BT: Tensor, final_BTC: Tensor, done: float) -> float:
-        total, final_NC = 0.0, final_BTC.flatten(0, 1)
+        total = 0.0
+        final_NC = final_BTC.flatten(0, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
             out_NC = self.model.model(ids_BT).last_hidden_state.flatten(0, 1)
         detached_NC = out_NC.detach().requires_grad_()
@@ -155,9 +160,11 @@ class PlainTraining:
 def largest(vocab_size: int, byte_limit: int, seed: int) -> LlamaForCausalLM:
     """Return the widest Llama of at most so many bytes in bfloat16. Raises RequestError where none is."""
     torch.manual_seed(seed)
-    hidden, largest_fit = HEAD, None
+    hidden = HEAD
+    largest_fit = None
     while (candidate := llama(vocab_size, hidden)).num_parameters() * 2 <= byte_limit:
-        hidden, largest_fit = hidden + HEAD, candidate
+        hidden = hidden + HEAD
+        largest_fit = candidate
     if largest_fit is None:
         raise RequestError(f"no plain draft of {vocab_size:,} tokens has as few bytes as this draft")
     return largest_fit

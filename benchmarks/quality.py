@@ -56,7 +56,8 @@ class EvictingDecoder:
     """
 
     def __init__(self, decoder: Decoder, prompts: Sequence[list[int]], tokens: int) -> None:
-        self.decoder, self.tokens = decoder, tokens
+        self.decoder = decoder
+        self.tokens = tokens
         self.shared = shared(prompts)
         longest = max(map(len, prompts)) + tokens
         self.full = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [longest]).full()

@@ -66,12 +66,16 @@ def measure(options: Namespace) -> None:
 
 def killed(options: Namespace, cache: Path, prompts: list[list[int]], uncached: list[Answer]) -> dict[str, Any]:
     """Return the row of one model and context: damaged entries, wrong texts, and seconds to the first token."""
-    draw, wrong, damaged, entry_count = random.Random(options.seed), 0, 0, 0
+    draw = random.Random(options.seed)
+    wrong = 0
+    damaged = 0
+    entry_count = 0
     for number in range(options.kills):
         prompt, expected = draw.choice(list(zip(prompts, uncached, strict=True)))
         wrong += not answered(options.model, cache, prompt, expected.text, draw.random() * 1.3 * expected.first)
         cache_faults = faults(cache)
-        damaged, entry_count = damaged + sum(fault is not None for fault in cache_faults), len(cache_faults)
+        damaged = damaged + sum(fault is not None for fault in cache_faults)
+        entry_count = len(cache_faults)
         print(
             f"kill {number + 1}: {len(cache_faults)} entries, {damaged} damaged so far, {wrong} wrong texts", flush=True
         )
@@ -143,7 +147,9 @@ def warm_up(url: str) -> None:
 
 def answer(url: str, prompt: list[int], **fields: Any) -> Answer:
     """Return the answer to a prompt; fields: more of the body."""
-    started, first_seconds, texts = perf_counter(), 0.0, list[str]()
+    started = perf_counter()
+    first_seconds = 0.0
+    texts = list[str]()
     usage: dict[str, Any] = {}
     for text in pieces(url, prompt, usage, **fields):
         first_seconds = first_seconds or perf_counter() - started

@@ -74,7 +74,8 @@ def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times
 def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> float:
     """The slowest median of so many processes at once."""
     context = multiprocessing.get_context("spawn")
-    barrier, times = context.Barrier(processes), context.Queue()
+    barrier = context.Barrier(processes)
+    times = context.Queue()
     workers = [
         context.Process(target=run_passes, args=(shape, threads, seconds, barrier, times)) for _ in range(processes)
     ]
@@ -95,7 +96,8 @@ def measure(options: Namespace) -> None:
     """Print a line for each shape. Raises RequestError without native kernels."""
     if not dispatch.native:
         raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.requested}")
-    cpus, rows = dispatch.usable_cpus(), list[dict[str, Any]]()
+    cpus = dispatch.usable_cpus()
+    rows = list[dict[str, Any]]()
     empty_section = section(cpus)
     print(f"{cpus} CPUs; a section without work: {1e6 * empty_section:.2f} us")
     for shape in SHAPES:

@@ -48,7 +48,9 @@ def add_arguments(parser: ArgumentParser) -> None:
     model(parser)
     draft(parser)
     parts.texts(parser)
-    add, contexts, temperatures = parser.add_argument, [2048, 4096, 8192, 16_384, 32_000], [0.0, 0.6, 1.0]
+    add = parser.add_argument
+    contexts = [2048, 4096, 8192, 16_384, 32_000]
+    temperatures = [0.0, 0.6, 1.0]
     add("--contexts", type=several(int), default=contexts, metavar="N,...", help="prompt tokens")
     add("--temperatures", type=several(float), default=temperatures, metavar="X,...", help="0 is greedy")
     add("--tokens", type=int, default=256, metavar="N", help=described("new tokens"))
@@ -111,9 +113,11 @@ def tables(rows: Sequence[Row]) -> list[Table]:
     lines = []
     for profile, mode in product(PROFILES, (AUTO, CONTROL)):
         profile_rows = [row for row in rows if row["profile"] == profile]
-        judged, speedups = verdict(profile_rows, mode), [row["speedup"] for row in profile_rows if row["mode"] == mode]
+        judged = verdict(profile_rows, mode)
+        speedups = [row["speedup"] for row in profile_rows if row["mode"] == mode]
         if speedups:
-            below, lost_cells = sum(speedup < LOST for speedup in speedups), len(judged["lost"] or ())
+            below = sum(speedup < LOST for speedup in speedups)
+            lost_cells = len(judged["lost"] or ())
             means = (
                 f"{judged['mean']:.2f}",
                 f"{min(speedups):.2f}",

@@ -24,7 +24,8 @@ class HeavyHitters:
     observes = True
 
     def __init__(self, mass_LGU: Tensor) -> None:
-        self._mass_LGU, self._passes = mass_LGU, 0
+        self._mass_LGU = mass_LGU
+        self._passes = 0
         self._gone_LGN = torch.zeros(*mass_LGU.shape[:2], 0, dtype=torch.bool, device=mass_LGU.device)
 
     def latest(self, budget: int) -> int:

@@ -132,7 +132,8 @@ def locality(walk: Walk, base_case: Case) -> list[Row]:
     `overlap`: of the chunks that were selected first, the share still selected. `recovered`: the share of the attention
     that falls on what is in sight, when selected anew at each verification; `recovered_once`: when only at first.
     """
-    anew, once = _follow(walk, base_case, refresh=1), _follow(walk, base_case, refresh=0)
+    anew = _follow(walk, base_case, refresh=1)
+    once = _follow(walk, base_case, refresh=0)
     first_LGC = anew[0][1]
     curves = {
         "overlap": [(chosen & first_LGC).sum((1, 2)) / first_LGC.sum((1, 2)) for _, chosen, _ in anew],
@@ -150,7 +151,8 @@ def _follow(walk: Walk, base_case: Case, refresh: int) -> list[tuple[int, Tensor
     """Return for each verification: tokens since the prompt, chunks picked (L, G, C), attention in sight (L)."""
     recorder = Recorder(base_case.how.policy(walk))
     view = walk.lower(lambda: recorder, base_case.setting(refresh))
-    chunks, steps = ceil(len(walk.work.ids) / base_case.chunk), []
+    chunks = ceil(len(walk.work.ids) / base_case.chunk)
+    steps = []
     for span, *_ in walk.under(view):
         picked_LGN = recorder.picked_LGN
         chosen_LGC = torch.zeros(*picked_LGN.shape[:2], chunks, dtype=torch.bool, device=picked_LGN.device)
@@ -166,7 +168,8 @@ def _follow(walk: Walk, base_case: Case, refresh: int) -> list[tuple[int, Tensor
 
 def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
     """Return the attention that the last verification gave each chunk, (L, G, C)."""
-    mass_LGU, units = full.observations[0].mass_LGU, chunk // full.grain
+    mass_LGU = full.observations[0].mass_LGU
+    units = chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"
     whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))
     return whole_LGU.view(*whole_LGU.shape[:2], chunks, units).sum(3)

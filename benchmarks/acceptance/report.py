@@ -136,7 +136,8 @@ def by_layer(report: Report) -> dict[int, list[Row]]:
 
 def locality_table(report: Report) -> Table:
     """Return overlap and attention by layer, at the first selection and at the end."""
-    curves, lines = ("overlap", "recovered", "recovered_once"), []
+    curves = ("overlap", "recovered", "recovered_once")
+    lines = []
     for layer, rows in by_layer(report).items():
         ends = [[row[curve][at] for row in rows] for at in (0, -1) for curve in curves]
         lines.append([str(layer), *(f"{sum(end) / len(end):.3f}" for end in ends)])

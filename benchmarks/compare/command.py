@@ -32,7 +32,8 @@ from triforce.engine.inputs import known
 from triforce.engine.tier_builder import DRAFTED, MODES
 from triforce.errors import RequestError, printable
 
-CONTEXTS, TOKENS = (16_384, 32_768), 64
+CONTEXTS = (16_384, 32_768)
+TOKENS = 64
 FILE_CONTEXTS, FILE_TOKENS = (512, 2048, 7168), 128
 """Defaults on a GGUF file."""
 
@@ -75,7 +76,8 @@ def _pythons(specs: list[str]) -> dict[str, str]:
 def _on_folder(options: Namespace, pythons: Mapping[str, str], work: Path, threads: int) -> int:
     if file_options := [name for name in OF_FILES if getattr(options, name) is not None]:
         raise RequestError(f"--{file_options[0]} is for a GGUF file; leave it out, or give one as MODEL")
-    contexts, tokens = options.contexts or CONTEXTS, options.tokens or TOKENS
+    contexts = options.contexts or CONTEXTS
+    tokens = options.tokens or TOKENS
     workload, *more_workloads = options.workload or ["books"]
     if more_workloads:
         raise RequestError("--workload takes several texts for a GGUF file only; give one")

@@ -48,7 +48,9 @@ class Crew:
     """Starts a process when it is first asked, and ends all when it is left. `positions`: of the longest text."""
 
     def __init__(self, launcher: Launcher, models: Models, positions: int) -> None:
-        self._launcher, self._models, self._positions = launcher, models, positions
+        self._launcher = launcher
+        self._models = models
+        self._positions = positions
         self._running: dict[tuple[str, str], WorkerProcess] = {}
         self._stack = ExitStack()
 

@@ -50,7 +50,8 @@ def _modes(names: Sequence[str], kv: str = "") -> tuple[Variant, ...]:
 
 
 LOOKUP = {"lookup": 10}
-BF16, F32 = {"dtype": "bf16"}, {"dtype": "f32"}
+BF16 = {"dtype": "bf16"}
+F32 = {"dtype": "f32"}
 USUAL = {"ubatch": 512}
 Q8_0 = 8
 """A type of ggml."""

@@ -64,7 +64,8 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
     with packages() as path:
         launcher = Launcher(path=path, **start)
         models = Models(plan.file, launcher.work / "folder", plan.draft)
-        present, noted = [], set[str]()
+        present = []
+        noted = set[str]()
         for engine in plan.engines:
             try:
                 _prepare(engine, launcher, models)
@@ -79,7 +80,8 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
                 row_head = {"what": "text", "context": context, "workload": workload, "place": text.place}
                 yield row_head | {"repeated_8_grams": text.repeats}
             prompts = {workload: text.ids for workload, text in texts.items()}
-            ids, chosen = prompts[plan.workloads[0]], list(plan.ours)
+            ids = prompts[plan.workloads[0]]
+            chosen = list(plan.ours)
             for engine in present:
                 setting_rows = []
                 for row in _settings(engine, launcher, models, ids, plan):

@@ -88,7 +88,8 @@ def _prompts(rows: Sequence[Row]) -> Table:
 
 
 def _texts(context: int, rows: Sequence[Row]) -> Table:
-    lines, modes = [], dict[str, None]()
+    lines = []
+    modes = dict[str, None]()
     for cell in _cells([row for row in rows if row["what"] == "decoding" and row["context"] == context]):
         mine = {row["kind"]: row for row in cell if row["engine"] == OURS}
         modes |= dict.fromkeys(mine)

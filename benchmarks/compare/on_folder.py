@@ -115,7 +115,8 @@ def summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def _ratio(ours: Sequence[Row], rival_rows: Sequence[Row], name: str) -> float | None:
-    mine, theirs = _most(ours, name), _most(rival_rows, name)
+    mine = _most(ours, name)
+    theirs = _most(rival_rows, name)
     return mine / theirs if mine and theirs else None
 
 

@@ -105,8 +105,12 @@ class WorkerProcess:
         self, process: Popen[str], errors: IO[str], explain: Callable[[str], EngineTrouble], timeout: float
     ) -> None:
         assert process.stdin and process.stdout
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
-        self._errors, self._explain, self._timeout = errors, explain, timeout
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._errors = errors
+        self._explain = explain
+        self._timeout = timeout
         self._over: EngineTrouble | None = None
 
     def send(self, line: Mapping[str, Any]) -> None:

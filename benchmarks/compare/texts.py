@@ -84,7 +84,8 @@ def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
 
 def prompt(sources: Sources, workload: str, length: int, place: int) -> list[int]:
     """Return a prompt of so many tokens, of one of the places spread over the books. Raises RequestError."""
-    book, question = sources.prose, QUESTIONS[place % len(QUESTIONS)]
+    book = sources.prose
+    question = QUESTIONS[place % len(QUESTIONS)]
     end = sources.encode(f"\n\nQuestion: {question}\nAnswer:") if workload == "questions" else []
     if not 0 < length - len(end) <= len(book):
         raise RequestError(

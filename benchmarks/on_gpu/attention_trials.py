@@ -55,7 +55,8 @@ class LimitedKernel:
 
 def int8_tiles(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     """Attention over int8 KV: by our own tile, and by those of few registers."""
-    s, setup = shapes.SHAPES[shape], replace(setup, kv_int8=True)
+    s = shapes.SHAPES[shape]
+    setup = replace(setup, kv_int8=True)
     for width, smaller in TILES.items():
         own_tile = tile_of(setup.clock.dtype.itemsize, s.head_dim, width * s.heads // s.kv_heads, coded=True)
         for tile, registers in ((own_tile, None), *((tile, REGISTERS) for tile in smaller)):

@@ -32,7 +32,8 @@ WIDTHS = (1, 8, 16)
 TILES = ((64, 2, 3), (32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (128, 4, 2), (64, 8, 3), (64, 8, 5))
 """Keys of a block, warps and stages."""
 SPLITS = (512, 1024, 2048)
-VOCABULARIES, COLUMNS = (32_000, 128_256), (1, 8)
+VOCABULARIES = (32_000, 128_256)
+COLUMNS = (1, 8)
 
 
 def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
@@ -53,7 +54,8 @@ def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
 
 def attend_once(setup: Setup, shape: str, context: int, width: int, tile: Tile, split: int) -> Row:
     """One layer's: its keys and values are more than a cache holds."""
-    s, pages = shapes.SHAPES[shape], context // PAGE
+    s = shapes.SHAPES[shape]
+    pages = context // PAGE
     random = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
     keys_GSD, values_GSD = (random(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
     if setup.kv_int8:

@@ -21,7 +21,8 @@ from benchmarks.on_gpu import machine_checks, others, ours
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, capped
 from benchmarks.on_gpu.row_file import RowFile
 
-LLAMA_2, LLAMA_3 = ("llama-2-7b-128k", "llama-68m"), ("llama-3.1-8b", "llama-68m-128256")
+LLAMA_2 = ("llama-2-7b-128k", "llama-68m")
+LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
 TINY: Names = ("tiny", "tiny-draft")
 THOUSAND = 1024
 HOSTED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
@@ -115,13 +116,16 @@ def rehearsed(setup: Setup) -> Setup:
     if setup.on_gpu:
         return setup
     (shape, draft), kv_memory = setup.names(TINY), "3MiB" if setup.kv_memory == "auto" else setup.kv_memory
-    contexts, tokens = setup.contexts or [256], min(setup.tokens, 8)
+    contexts = setup.contexts or [256]
+    tokens = min(setup.tokens, 8)
     return replace(setup, shape=shape, draft=draft, contexts=contexts, tokens=tokens, kv_memory=kv_memory)
 
 
 def run(options: argparse.Namespace, setup: Setup, common: Row) -> int:
     """Measure what is missing of all parts, while there is time, and return the exit code."""
-    end, failed, setup = perf_counter() + options.max_seconds, 0, rehearsed(setup)
+    end = perf_counter() + options.max_seconds
+    failed = 0
+    setup = rehearsed(setup)
     try:
         for part in PARTS:
             part_end = perf_counter() + part.seconds if setup.on_gpu else end
@@ -139,7 +143,8 @@ def run(options: argparse.Namespace, setup: Setup, common: Row) -> int:
 
 def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row, end: float) -> int:
     """Measure what is missing of a part; returns how many of its pieces have failed, now or before."""
-    file, failed = RowFile(options.out / f"lease_{part.name}.json"), 0
+    file = RowFile(options.out / f"lease_{part.name}.json")
+    failed = 0
     for piece in _listed(part, setup):
         row = file.find(piece)
         if not (row and _settled(part, row, common)) and (part.gate or options.only in f"{part.name}: {piece.what}"):

@@ -85,7 +85,8 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
 
 
 def _generate(setup: Setup, model: Any, context: int, cache: str | None) -> Row:
-    clock, vocabulary = Clock(), model.config.vocab_size
+    clock = Clock()
+    vocabulary = model.config.vocab_size
     ids = torch.randint(2, min(1000, vocabulary), (1, context), device=setup.device)
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=setup.tokens, do_sample=False, pad_token_id=0,
@@ -128,7 +129,8 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
     The new tokens are the last ones of the context, which may be all that the pair has.
     """
     llm, read = _opened(setup, context)
-    texts, turns = llm.open(1, context), []
+    texts = llm.open(1, context)
+    turns = []
     for params in _params(setup, temperature, ours.TURNS):
         requests = [llm.request(read, params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []
@@ -173,7 +175,9 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
     texts_of: dict[str, list[TimedText]] = {"ar": [], mode: []}
     for params in (SamplingParams(max_tokens=1), *_params(setup, temperature, 1 + ours.TURNS)):
         for name, timed_texts in texts_of.items():
-            request, graphs_before, began = llm.request(read, params, name), graphs.captured_graphs(), perf_counter()
+            request = llm.request(read, params, name)
+            graphs_before = graphs.captured_graphs()
+            began = perf_counter()
             texts.submit([request])
             output = texts.finish(request)
             seconds = (perf_counter() - began) / params.max_tokens
@@ -192,7 +196,8 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
 def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
     """Return the shipped pair, and a prompt that leaves room for the new tokens. Raises RequestError."""
     llm = LLM(device=str(setup.device))
-    ids, limit = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
+    ids = tokenizer_of(llm).encode(own_texts()[BOOK])
+    limit = llm.target.config.context
     if context > min(len(ids), limit):
         raise RequestError(f"the book has {len(ids)} tokens, the pair {limit} positions; --contexts must stay below")
     return llm, ids[: context - setup.tokens]

@@ -68,8 +68,10 @@ def _pass(setup: Setup, names: Names, of_draft: bool, context: int, cached_token
     pool = _pool(decoder, cached_tokens if of_draft else context)
     fill(pool, (cached_tokens if of_draft else context) - 16)
     view = FullView(pool, grain=0) if of_draft or cached_tokens == context else SparseView(pool, cached_tokens)
-    run, clock = partial(one_pass, decoder, view, width), setup.clock
-    took, busy = clock.seconds(run, 10), clock.device_seconds(run, 10)
+    run = partial(one_pass, decoder, view, width)
+    clock = setup.clock
+    took = clock.seconds(run, 10)
+    busy = clock.device_seconds(run, 10)
     moved = _bytes(decoder, cached_tokens)
     fraction = moved / clock.bandwidth / busy
     return {"seconds": took, "device_seconds": busy, "bytes": moved, "fraction_of_limit": fraction, "speedup": None}
@@ -105,12 +107,14 @@ def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
 
 def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     """The time of one pass, and of the bytes that it brings at the measured rate of the bus."""
-    bus, models = setup.clock.bus, setup.models(names, context)
+    bus = setup.clock.bus
+    models = setup.models(names, context)
     pool = SharedKV(models, _offloading(setup, context), 1, pages_for(context + 64)).pool.new_rows(1)
     memory = _require_offloaded(pool)
     pool.reserve(0, context + 64)
     fill(pool, context - 16)
-    full, bytes_before = FullView(pool, grain=0), memory.bytes_read
+    full = FullView(pool, grain=0)
+    bytes_before = memory.bytes_read
     took = setup.clock.seconds(partial(one_pass, models.target, full, width), 3)
     brought = (memory.bytes_read - bytes_before) / 4
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
@@ -166,14 +170,18 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
             outputs.append(decode(batch, RATES[acceptance] if mode == "triforce" else {}, turn, setup.tokens))
             del batch  # its KV, before the next one's
             gc.collect()
-    row_speeds, least_seconds = _speeds(runs, rows), _bytes(models.target, rows * context) / setup.clock.bandwidth
+    row_speeds = _speeds(runs, rows)
+    least_seconds = _bytes(models.target, rows * context) / setup.clock.bandwidth
     return row_speeds | {"fraction_of_limit": least_seconds / row_speeds["plain_seconds"]}
 
 
 def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, speculative_tokens: int) -> Row:
     """Seconds a token, all turns from one store; `fraction_of_limit`: of the bus, while TriForce verifies."""
-    bus, models = setup.clock.bus, setup.models(names, context)
-    setting, memory, rates = _offloading(setup, context, speculative_tokens), None, list[float]()
+    bus = setup.clock.bus
+    models = setup.models(names, context)
+    setting = _offloading(setup, context, speculative_tokens)
+    memory = None
+    rates = list[float]()
     runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
     for turn in range(TURNS):
         for mode, outputs in runs.items():
@@ -196,7 +204,8 @@ def _speeds(runs: dict[str, list[SyntheticDecoding]], rows: int = 1) -> Row:
     `expected_speedup` is what the speedup would be with as many tokens a verification as are to be expected.
     """
     plain, fast = ([turn.seconds * rows / turn.tokens for turn in turns] for turns in runs.values())
-    row_speeds, counts = speeds(plain, fast), verified(runs["triforce"])
+    row_speeds = speeds(plain, fast)
+    counts = verified(runs["triforce"])
     luck = counts["tokens_per_verification"] / counts["expected_tokens_per_verification"]
     return row_speeds | counts | {"expected_speedup": row_speeds["speedup"] / luck}
 

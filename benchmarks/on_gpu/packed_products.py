@@ -19,7 +19,8 @@ from triforce.backends.cuda.packed_weight import PackedWeight, packed
 from triforce.backends.cuda.triton import weight_tiles
 from triforce.bench import shapes
 
-KINDS, TOKENS = ("Q4_0", "Q4_K", "Q6_K"), (1, 8)
+KINDS = ("Q4_0", "Q4_K", "Q6_K")
+TOKENS = (1, 8)
 FOUR_BITS, GROUPS, WIDTHS = ("Q4_0", "Q4_K"), (32, 128), (1, 8, 16)
 """Our types of 4 bits, inputs that share a scale in the others', and tokens of each."""
 MATRICES = 8
@@ -87,10 +88,12 @@ def _torchs(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Produc
     settings = torch.rand(inputs // group, outputs, 2, device=setup.device).to(setup.clock.dtype)
     if setup.on_gpu:
         pairs = torch.randint(256, (outputs, inputs // 2), dtype=torch.uint8, device=setup.device)
-        weight, times = torch._convert_weight_to_int4pack(pairs, 8), torch._weight_int4pack_mm
+        weight = torch._convert_weight_to_int4pack(pairs, 8)
+        times = torch._weight_int4pack_mm
     else:
         codes_MK = torch.randint(16, (outputs, inputs), dtype=torch.int32)
-        weight, times = torch._convert_weight_to_int4pack_for_cpu(codes_MK, 1), torch._weight_int4pack_mm_for_cpu
+        weight = torch._convert_weight_to_int4pack_for_cpu(codes_MK, 1)
+        times = torch._weight_int4pack_mm_for_cpu
     return lambda x_NK: times(x_NK, weight, group, settings), outputs * inputs // 2 + settings.nbytes
 
 

@@ -87,7 +87,8 @@ class PlainDecoding:
         fill(pool, context - 16)
         self.view = FullView(pool, grain=0)
         assert isinstance(pool.kv, TritonKV)
-        self.kv, vocabulary = pool.kv, self.decoder.config.vocab_size
+        self.kv = pool.kv
+        vocabulary = self.decoder.config.vocab_size
         noise = Seeded(make_noise([1], [0], setup.device))
         self.sampling = TritonSampling([PARAMS], [0], vocabulary, noise, setup.device)
         self.live_B = np.ones(1, np.bool_)
@@ -95,7 +96,8 @@ class PlainDecoding:
 
     def pass_of(self, width: int, layers: tuple[int, ...] = ()) -> Callable[[], Tensor]:
         """Return a pass that is captured when it is first called; what its host fills in stays as it is."""
-        batch, at_BJ = self._batch(width), torch.arange(width)[None]
+        batch = self._batch(width)
+        at_BJ = torch.arange(width)[None]
         inputs = GraphInputs(shape_of(1, width, width, batch, padded=True), self.device)
         inputs.fill(ids(width), at_BJ, batch)
         run = partial(run_pass, self.model, self.kv, inputs, None, layers)
@@ -161,7 +163,8 @@ def _engine(setup: Setup, names: Names, context: int) -> Row:
 
 
 def _one_graph(setup: Setup, names: Names, context: int) -> Row:
-    plain, count = PlainDecoding(setup, names, context), max(2, _repeats(setup))
+    plain = PlainDecoding(setup, names, context)
+    count = max(2, _repeats(setup))
     several = plain.tokens_of(count)
     several()
     took = setup.clock.seconds(lambda: several().cpu(), 5 if setup.on_gpu else 1) / count

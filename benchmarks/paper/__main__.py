@@ -27,7 +27,8 @@ QUICK = {"context": 2048, "tokens": 32, "repeats": 1, "positions": 35}
 
 def measure(options: Namespace) -> None:
     """Print a table for each experiment, and keep its rows."""
-    names, earlier = wanted(options.names), read(options.json)
+    names = wanted(options.names)
+    earlier = read(options.json)
     setup = made(options)
     with setup.measuring():
         for name in names:

@@ -71,7 +71,9 @@ class Setup:
     def works(self, names: Sequence[str], context: int | None = None) -> list[Workload]:
         """Given texts to walk through: `prose`, or `needle`."""
         size = Size(context or self.context, self.positions, 7)
-        ids, source, tokenizer = self.sources.prose, self.sources.texts[0].name, self.sources.tokenizer
+        ids = self.sources.prose
+        source = self.sources.texts[0].name
+        tokenizer = self.sources.tokenizer
         return [
             plain(name, source, ids, size)
             if name == "prose"
@@ -81,7 +83,8 @@ class Setup:
 
     def accepted(self, cases: list[Case], works: Sequence[str]) -> list[Row]:
         """Acceptance of each case on each work."""
-        params, rows = SamplingParams(temperature=0.6, top_p=0.9), list[Row]()
+        params = SamplingParams(temperature=0.6, top_p=0.9)
+        rows = list[Row]()
         for work in self.works(works):
             for unit, unit_cases in by_unit(cases).items():
                 if unit_cases:

@@ -103,7 +103,8 @@ def table7_line(row: Row) -> list[str]:
 
 
 def table8(setup: Setup) -> list[Row]:
-    cell, rows = Cell(setup.context, 1, 0.0, "books"), list[Row]()
+    cell = Cell(setup.context, 1, 0.0, "books")
+    rows = list[Row]()
     grid = [(g1, 6) for g1 in GAMMA_1] + [(2, g2) for g2 in GAMMA_2 if g2 != 6]
     for gammas in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
         how = dict(zip(("draft_tokens", "speculative_tokens"), gammas, strict=True))

@@ -25,7 +25,8 @@ class Clock:
     """Told of new tokens as they come. What comes first ends the prefill, and is no part of decoding."""
 
     def __init__(self) -> None:
-        self.began, self.cpu_began = perf_counter(), process_time()
+        self.began = perf_counter()
+        self.cpu_began = process_time()
         self.ticks: list[tuple[float, float, int]] = []
 
     def tick(self, tokens: int) -> None:

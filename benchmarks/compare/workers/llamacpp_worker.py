@@ -47,7 +47,8 @@ class LlamaCpp:
 
     def generate(self, turn: Turn) -> Result:
         """Make the text of a turn."""
-        clock, new_ids = Clock(), list[int]()
+        clock = Clock()
+        new_ids = list[int]()
         settings = turn["settings"]
         if settings.get("python"):
             texts = self._by_package(turn)
@@ -76,7 +77,8 @@ class LlamaCpp:
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        guess, length = LlamaPromptLookupDecoding(num_pred_tokens=count), len(turn["ids"])
+        guess = LlamaPromptLookupDecoding(num_pred_tokens=count)
+        length = len(turn["ids"])
         text = np.zeros(length + turn["tokens"] + count + 1, dtype=np.intc)
         text[:length] = turn["ids"]
         self._prefill(turn["ids"], kept(self.read, turn))

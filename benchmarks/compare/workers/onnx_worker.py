@@ -20,13 +20,16 @@ def load(task: Task) -> Generate:
     read: dict[float, list[int]] = {}
 
     def generate(turn: Turn) -> Result:
-        temperature, ids = turn["temperature"], turn["ids"]
+        temperature = turn["temperature"]
+        ids = turn["ids"]
         if temperature not in made_for:
             made_for[temperature] = onnxruntime_genai.Generator(model, _params(model, task["positions"], turn))
-        generator, cached_tokens = made_for[temperature], kept(read.get(temperature, []), turn)
+        generator = made_for[temperature]
+        cached_tokens = kept(read.get(temperature, []), turn)
         if read.get(temperature):
             generator.rewind_to(cached_tokens)
-        clock, new_ids = Clock(), list[int]()
+        clock = Clock()
+        new_ids = list[int]()
         generator.append_tokens(ids[cached_tokens:])
         while len(new_ids) < turn["tokens"]:
             generator.generate_next_token()
@@ -53,7 +56,8 @@ def _built(task: Task) -> Path:
     """Made by the builder that comes with it, which is a script and wants to be run as one."""
     import onnxruntime_genai
 
-    precision, options = task["settings"]["precision"], task["settings"].get("options", [])
+    precision = task["settings"]["precision"]
+    options = task["settings"].get("options", [])
     folder = Path(task["work"]) / "-".join(["onnx", precision, *options]).replace("=", "-")
     if not (folder / "genai_config.json").exists():
         builder = Path(onnxruntime_genai.__file__).parent / "models" / "builder.py"

@@ -51,9 +51,13 @@ def _config(turn: Turn) -> Any:
     import openvino_genai
 
     config = openvino_genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = turn["tokens"], True, turn["temperature"] > 0
+    config.max_new_tokens = turn["tokens"]
+    config.ignore_eos = True
+    config.do_sample = turn["temperature"] > 0
     if turn["temperature"]:
-        config.temperature, config.rng_seed = turn["temperature"], turn["seed"]
+        config.temperature = turn["temperature"]
+        config.rng_seed = turn["seed"]
     if lookup := turn["settings"].get("lookup"):
-        config.num_assistant_tokens, config.max_ngram_size = lookup, NGRAM
+        config.num_assistant_tokens = lookup
+        config.max_ngram_size = NGRAM
     return config

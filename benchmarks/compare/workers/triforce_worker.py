@@ -23,7 +23,8 @@ def load(task: Task) -> Generate:
             turn = turn | {"fresh": True}
         if turn["fresh"]:
             llm.reset_prefix_cache()
-        clock, new_ids = Clock(), list[int]()
+        clock = Clock()
+        new_ids = list[int]()
         params = SamplingParams(
             temperature=turn["temperature"], top_p=1.0, seed=turn["seed"], max_tokens=turn["tokens"], ignore_eos=True
         )

@@ -18,7 +18,8 @@ def load(task: Task) -> Generate:
     )  # fmt: skip
 
     def generate(turn: Turn) -> Result:
-        prompt, clocks = {"prompt_token_ids": turn["ids"]}, []
+        prompt = {"prompt_token_ids": turn["ids"]}
+        clocks = []
         for tokens in (1, turn["tokens"]):
             clock = Clock()
             params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -26,7 +27,8 @@ def load(task: Task) -> Generate:
             clock.tick(tokens)
             clocks.append(clock)
         (first_began, first_ticks), (began, all_ticks) = ((clock.began, clock.ticks[0]) for clock in clocks)
-        prefill, total_seconds = first_ticks[0] - first_began, all_ticks[0] - began
+        prefill = first_ticks[0] - first_began
+        total_seconds = all_ticks[0] - began
         busy = (all_ticks[1] - first_ticks[1]) / total_seconds  # prefill included: it cannot be told apart
         return {
             "prefill_seconds": prefill, "seconds": total_seconds - prefill, "decoded": turn["tokens"] - 1,
