@@ -70,7 +70,8 @@ def openai(call: str, url: str, model: str) -> Any:
     from openai import OpenAI
 
     client = OpenAI(base_url=url, api_key=KEY)
-    chats, common = client.chat.completions, {"model": model, "messages": turns(), **SHORT}
+    chats = client.chat.completions
+    common = {"model": model, "messages": turns(), **SHORT}
     if call == "plain":
         answer = client.responses.create(model=model, input=ASKED, temperature=0, max_output_tokens=32).output_text
         assert answer == chats.create(**common).choices[0].message.content

@@ -39,7 +39,8 @@ SECONDS = 300.0
 
 def installed() -> dict[str, str]:
     """Install the libraries once, and return the reason for each client that cannot be had."""
-    marker, python = PLACE / "installed.json", PLACE / "bin" / "python"
+    marker = PLACE / "installed.json"
+    python = PLACE / "bin" / "python"
     if marker.exists():
         installed_versions: dict[str, str] = json.loads(marker.read_text())
         return installed_versions
@@ -81,12 +82,14 @@ def main(url: str, key: str = "sk-no-key-required") -> int:
     headers = {"authorization": f"Bearer {key}"}
     model = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"][0]["id"]
     failing = EXPECTED_TO_FAIL["qwen" if "qwen" in model.lower() else "smollm2"]
-    missing, surprises = installed(), 0
+    missing = installed()
+    surprises = 0
     for client, call in CASES:
         if client in missing:
             print(f"{client:12} {call:11} skipped: {missing[client]}")
             continue
-        failure, expected = attempt(client, call, url, model, key), (client, call) in failing
+        failure = attempt(client, call, url, model, key)
+        expected = (client, call) in failing
         surprises += bool(failure) != expected
         print(f"{client:12} {call:11} {'expected to fail: ' * expected}{failure or 'ok'}", flush=True)
     return min(surprises, 1)

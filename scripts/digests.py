@@ -21,7 +21,9 @@ from triforce.cli.bench.setup import about
 COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
 PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2
 MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
-COUPLINGS, DTYPES, TEMPERATURES = ["seeded", "rejection", "block"], ["bfloat16", "float32"], ["0", "0.8"]
+COUPLINGS = ["seeded", "rejection", "block"]
+DTYPES = ["bfloat16", "float32"]
+TEMPERATURES = ["0", "0.8"]
 MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "file"], ["--repetition-penalty", "1.2"]]
 
 

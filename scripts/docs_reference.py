@@ -134,7 +134,8 @@ def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
 
 def _field_table(kind: type, fields: dict[str, tuple[Any, Any]]) -> str:
     """Return fields as a table: their comments and docstrings say what they mean."""
-    notes, rows = _notes(kind), [["field", "type", "default", "meaning"]]
+    notes = _notes(kind)
+    rows = [["field", "type", "default", "meaning"]]
     for name, (type_, default) in fields.items():
         shown = "" if default is MISSING else code(repr(default))
         kind_ = type_.__name__ if type(type_) is type else getattr(type_, "__forward_arg__", str(type_))
@@ -143,7 +144,8 @@ def _field_table(kind: type, fields: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _notes(kind: type) -> dict[str, str]:
-    source, notes = inspect.getsource(kind), {}
+    source = inspect.getsource(kind)
+    notes = {}
     for name, _, comment in re.findall(
         r'^    (\w+): ([^#\n]*?)(?:  # (.*)|\n    """(?:.*)""")?$', source, re.MULTILINE
     ):
@@ -159,7 +161,8 @@ def _plain(kind: str) -> str:
 
 def http() -> str:
     """Return the bodies of all endpoints, and then what they are made of, as sections."""
-    notes, parts = _notes(SamplingParams), []
+    notes = _notes(SamplingParams)
+    parts = []
     objects: dict[str, Any] = {}
     for address, body in BODIES.items():
         schema = body.model_json_schema()
@@ -173,7 +176,8 @@ def http() -> str:
 
 
 def _properties(schema: dict[str, Any], notes: dict[str, str]) -> str:
-    rows, required = [["field", "type", "meaning"]], schema.get("required", ())
+    rows = [["field", "type", "meaning"]]
+    required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
         meaning = field.get("description") or notes.get(name, "")
         rows.append([code(name) + (" (required)" if name in required else ""), _type(field), cell(meaning)])
@@ -226,8 +230,10 @@ def table(rows: list[list[str]]) -> str:
 
 def filled(page: str, source: str, text: str) -> str:
     """Return `page` with `text` between the comments that name its source. Raises ValueError where they are missing."""
-    begin, end = f"<!-- {source}, by scripts/docs.py -->", f"<!-- end of {source} -->"
-    head, tail = page[: page.index(begin)], page[page.index(begin) :]
+    begin = f"<!-- {source}, by scripts/docs.py -->"
+    end = f"<!-- end of {source} -->"
+    head = page[: page.index(begin)]
+    tail = page[page.index(begin) :]
     return f"{head}{begin}\n\n{text}\n\n{tail[tail.index(end) :]}"
 
 

@@ -13,7 +13,8 @@ from triforce.bench.speed import AUTO, LOST
 
 Row = dict[str, Any]
 Rows = list[list[str]]
-RESULTS, PAGE = "benchmarks/results", "docs/results/benchmarks.md"
+RESULTS = "benchmarks/results"
+PAGE = "docs/results/benchmarks.md"
 
 
 def report(root: Path, name: str) -> Row:
@@ -40,7 +41,8 @@ def judged(rows: Sequence[Row]) -> list[str]:
 
 def speed(root: Path) -> Rows:
     """Return speedups of the shipped pair by context: means of fixed modes, and what becomes of `auto`."""
-    rows, fixed = report(root, "speed")["rows"], ("retrieval", "triforce")
+    rows = report(root, "speed")["rows"]
+    fixed = ("retrieval", "triforce")
     shown = [["tokens read", "cells", *map(code, (*fixed, AUTO)), "least of `auto`", f"cells of `auto` below {LOST}"]]
     for context in sorted({row["context"] for row in rows}):
         context_rows = [row for row in rows if row["context"] == context]
@@ -81,7 +83,8 @@ def on_folder(root: Path) -> Iterator[list[str]]:
     for name, kv in FOLDERS.items():
         content = report(root, name)
         for best in content["summary"]:
-            context, best_rival = best["context"], max(x for at, x in best["best"].items() if at != "triforce")
+            context = best["context"]
+            best_rival = max(x for at, x in best["best"].items() if at != "triforce")
             ours = {
                 row["variant"]: row["tokens_per_second"]
                 for row in content["rows"]

@@ -13,7 +13,9 @@ from typing import Any
 
 from tests.helpers.cuda.compiled import SHARED, TABLE, all_faults, digest, kept
 
-MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
+MODEL = "Llama-3.1-8B"
+DRAFT = "Llama-68M, drafting"
+SAMPLING = "vocabulary of 128,256"
 SHOWN: dict[str, tuple[str, ...]] = {
     **{f"{MODEL}, width {width}": ("_splits", "_merge", "_weigh") for width in (1, 8)},
     DRAFT: ("_splits", "_go_on"),

@@ -20,7 +20,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-DESKTOP, PHONE = (1280, 800), (390, 844)
+DESKTOP = (1280, 800)
+PHONE = (390, 844)
 COLORS = 224
 PATIENCE, SCROLL = 300_000, 700  # milliseconds
 

@@ -35,7 +35,10 @@ from scripts.soak_hostile import hostile  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
-QUICK, DOCUMENTS, CONTEXT, DISK = 12, 6, 8192, 8 << 20
+QUICK = 12
+DOCUMENTS = 6
+CONTEXT = 8192
+DISK = 8 << 20
 HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
 WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}  # its process keeps pipes open
@@ -46,7 +49,9 @@ class Soak:
     """Clients that ask, stream, hang up, dawdle and send nonsense until the time is over."""
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
-        self.url, self.until, self.modes = url, until, modes
+        self.url = url
+        self.until = until
+        self.modes = modes
         self.answers = Counter[str]()
         self.readings: list[tuple[float, float]] = []
 
@@ -230,7 +235,8 @@ def main() -> int:
                 return (await asyncio.gather(watch(soak, process, entries, start), soak.all()))[0]
 
             listener = Listener(url, 60 * minutes)
-            samples, listener_report = asyncio.run(both()), listener.heard()
+            samples = asyncio.run(both())
+            listener_report = listener.heard()
             gave_back = within(60, lambda: idle(url))
             within(30, lambda: process.num_fds() <= descriptors_before)
             entries.look(1.0)

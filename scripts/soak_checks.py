@@ -35,7 +35,9 @@ class KeptEntries:
 
     def __init__(self, folder: Path, size: int) -> None:
         """size: bytes that it may hold."""
-        self._store, self._names, self._size = EntryStore(CacheFolder(folder), size), set[str](), size
+        self._store = EntryStore(CacheFolder(folder), size)
+        self._names = set[str]()
+        self._size = size
         self.most, self.evicted = 0, [0] * PARTS
         """Bytes at most; entries that went in each part of the time."""
 

@@ -51,8 +51,12 @@ def listen(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
 
 
 def main() -> None:
-    url, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
-    answers, gaps, chance, stalls = Counter[int](), list[Gap](), random.Random(16), Stalls()
+    url = sys.argv[1]
+    until = time.monotonic() + float(sys.argv[2])
+    answers = Counter[int]()
+    gaps = list[Gap]()
+    chance = random.Random(16)
+    stalls = Stalls()
     stalls.start()
     with httpx.Client(base_url=url, timeout=300) as web:
         while time.monotonic() < until:

@@ -53,7 +53,8 @@ def run(
 
 def prepare(settings: Config, corpus: Path, work: Path) -> None:
     """Trains the tokenizer and packs the corpus, each part once."""
-    tokens, vocabulary = work / "tokens", work / "tokenizer"
+    tokens = work / "tokens"
+    vocabulary = work / "tokenizer"
     tokens.mkdir(parents=True, exist_ok=True)
     if not (vocabulary / "tokenizer_config.json").exists():
         learnt = tokenizer.train(pack.sample(settings.corpus, corpus), settings.corpus.vocab)

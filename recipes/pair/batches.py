@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from recipes.pair.config import Stage
 from recipes.pair.plants import AVOIDED, Plant, Records, plant_copies, plant_echoes, plant_loops
 
-IGNORED, ANYTHING_BUT = -100, -1000
+IGNORED = -100
+ANYTHING_BUT = -1000
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -29,7 +30,8 @@ class Batches:
 
     def __init__(self, folder: Path, words: Tokenizer, stage: Stage, seed: int) -> None:
         """Maps the training tokens of each source of `stage.mix`."""
-        self.stage, self.seed = stage, seed
+        self.stage = stage
+        self.seed = seed
         self.tokens = {source: np.load(folder / f"{source}.train.npy", mmap_mode="r") for source in stage.mix}
         self.plants: dict[str, Plant] = {
             "copies": plant_copies,

@@ -128,7 +128,8 @@ def _setting(figures: Figures, far_figures: Figures) -> str:
 
 
 def _abilities(config: Config, figures: Figures) -> str:
-    size, results = figures["parameters"]["target"] / 1e6, figures["eval"]["results"]
+    size = figures["parameters"]["target"] / 1e6
+    results = figures["eval"]["results"]
     return " ".join(
         [
             f"It is a language model of {size:.1f} M parameters: it writes grammatical nonsense, knows no facts, "

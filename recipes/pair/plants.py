@@ -34,7 +34,8 @@ THINGS = ("secret number", "code", "key", "number", "address", "price", "passwor
 
 def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
     """Fills much of the late part with spans of the early one, in any order; one early part in four is shuffled."""
-    middle, end = len(window_W) // 2, len(window_W)
+    middle = len(window_W) // 2
+    end = len(window_W)
     if rng.random() < 0.25:
         rng.shuffle(window_W[:middle])
         known_W[:middle] = False
@@ -91,7 +92,8 @@ class Records:
 
     def __call__(self, window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
         """Replaces the tokens of the window in place; only the numbers asked for count, not those given."""
-        middle, end = len(window_W) // 2, len(window_W)
+        middle = len(window_W) // 2
+        end = len(window_W)
         count = max(1, min(24, end // 96))
         asked = [self._record(rng) for _ in range(count)]
         size = max(len(cue) + len(value) for cue, value in asked)

@@ -24,13 +24,16 @@ class Trainer:
 
     def __init__(self, config: Config, stage: Stage, work: Path) -> None:
         """Builds the model as the previous stage left it, or as the last checkpoint of this stage did."""
-        self.config, self.stage, self.work = config, stage, work
+        self.config = config
+        self.stage = stage
+        self.work = work
         self.model = start(config, stage, work)
         model.sharpen(self.model, stage.sharpen)
         self.teacher = load_model(config, stage.teacher, work) if stage.teacher else None
         self.optimizers = optim.build(self.model, stage)
         self.batches = Batches(work / "tokens", tokenizer.load(work / "tokenizer"), stage, config.seed)
-        self.step, self.seconds = 0, 0.0
+        self.step = 0
+        self.seconds = 0.0
         self.history: list[list[float]] = []
         self.hidden = torch.compile(model.hidden) if config.machine.compile else model.hidden
         if self.checkpoint.exists():
@@ -58,7 +61,8 @@ class Trainer:
 
     def _train_step(self) -> torch.Tensor:
         """One update; returns the mean loss per labelled token, in nats, still on the device."""
-        device, rows = self.config.machine.device, self.stage.micro_rows
+        device = self.config.machine.device
+        rows = self.stage.micro_rows
         batch = self.batches(self.step)
         label_count = int((batch[-1] != IGNORED).sum())
         total = torch.zeros((), device=device)
@@ -89,7 +93,8 @@ class Trainer:
         return losses.distillation(self.model.lm_head, labels_N, self.teacher.lm_head, teacher_ND, self.stage.kl_share)
 
     def _after_step(self, loss: torch.Tensor) -> None:
-        stage, is_last = self.stage, self.step == self.stage.steps
+        stage = self.stage
+        is_last = self.step == self.stage.steps
         if is_last or self.step % stage.check_every == 0:
             nats = heldout.losses(self.model, self.config, stage, self.work / "tokens")
             self.history.append([self.step, sum(nats.values()) / len(nats)])
@@ -116,7 +121,9 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step, self.history, self.seconds = state["step"], state["history"], state["seconds"]
+        self.step = state["step"]
+        self.history = state["history"]
+        self.seconds = state["seconds"]
 
 
 def weights_path(work: Path, stage: str) -> Path:
