@@ -107,7 +107,8 @@ def test_copy_workload_repeats_distant_text() -> None:
 
 def test_needle_workload_scores_digits_only() -> None:
     work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
-    prompt_text, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.measured]
+    prompt_text = decode(work.ids[: work.prompt])
+    asked = [span for span in work.spans if span.measured]
     assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
     assert all(a.stop == b.start for a, b in pairwise(work.spans))
     assert decode([token for span in asked for token in work.ids[span.start : span.stop]]).isdigit()
@@ -164,5 +165,6 @@ def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) 
 
 
 def test_published_acceptance_page_equals_rows() -> None:
-    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "results" / "acceptance.md"
+    rows = ROOT / "benchmarks" / "results" / "acceptance.json"
+    page = ROOT / "docs" / "results" / "acceptance.md"
     assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

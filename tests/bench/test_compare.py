@@ -51,7 +51,8 @@ def test_compare_missing_engine_row_names_extra(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interpreter without anything, as -S would have it, stands for a machine without the engine."""
-    bare, file = tmp_path / "python", tmp_path / "compare.json"
+    bare = tmp_path / "python"
+    file = tmp_path / "compare.json"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     asked = [*FEW, "--engines", "onnx,openvino", "--python", f"all={bare}", "--json", str(file)]
@@ -162,7 +163,9 @@ def test_compare_worker_is_found_wherever_command_starts(
 
 def test_compare_clock_separates_prefill() -> None:
     clock = Clock()
-    clock.began, clock.cpu_began, clock.ticks = 0.0, 0.5, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
+    clock.began = 0.0
+    clock.cpu_began = 0.5
+    clock.ticks = [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
     times = clock.result([1] * 9, "1")
     assert (times["prefill_busy_cores"], times["version"]) == (1.5, "1")
     assert (times["prefill_seconds"], times["seconds"], times["decoded"], times["busy_cores"]) == (3.0, 2.0, 7, 1.75)

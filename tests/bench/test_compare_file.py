@@ -139,7 +139,8 @@ def test_compare_file_goes_on_behind_last_whole_context(
     compare: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its figures are taken over, and a file of other settings is left as it is."""
-    measured, options = on_file.rows, ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
+    measured = on_file.rows
+    options = ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
 
     def cut(*cut_args: Any) -> Iterator[Report]:
         for row in measured(*cut_args):

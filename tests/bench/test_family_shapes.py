@@ -58,7 +58,8 @@ def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, f
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
     model = Model("gpt-oss-20b", CONTEXT + 64)
-    single, couple = model.work.of(1, CONTEXT), model.work.of(2, CONTEXT, union=1.5)
+    single = model.work.of(1, CONTEXT)
+    couple = model.work.of(2, CONTEXT, union=1.5)
     expert = 4 * 3 * 128 * 128 * 22 // 32  # of each layer, in Q5_0
     assert couple.bytes - single.bytes == 2 * expert  # 4 experts of a token, 6 of two
     dense = 2 * (4 * (2 * 128 * 256 + 2 * 128 * 128) + 512 * 128)
@@ -69,7 +70,8 @@ def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
 def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> None:
     """By a config as in the weights themselves: all of them, those of a token, and int8 copies."""
     checkpoint = load(save(family_model("glm-4.5"), tmp_path), device="cpu", dtype="float32")
-    config, names = checkpoint.config, FAMILIES["glm4_moe"].names
+    config = checkpoint.config
+    names = FAMILIES["glm4_moe"].names
     weights = read_weights(
         tmp_path, checkpoint.files.archives(packed=False), config, rows=97, device=torch.device("cpu"),
         dtype=torch.float32, names=names,
@@ -79,7 +81,8 @@ def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> No
     assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
     assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
     assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
-    single, couple = ModelWork(config, weights).of(1, 0), ModelWork(config, weights).of(2, 0, union=1.5)
+    single = ModelWork(config, weights).of(1, 0)
+    couple = ModelWork(config, weights).of(2, 0, union=1.5)
     assert single.bytes == 4 * (config.weights_read - routers)
     # 3 experts of a token and 2 shared ones, half
     assert couple.bytes - single.bytes == 4 * config.expert_weights * 5 // 2

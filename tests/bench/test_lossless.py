@@ -73,7 +73,8 @@ def test_rows_are_verified_by_coupling_named(
 
 
 def test_varied_engine_speculates_otherwise(llm: LLM, sources: Sources) -> None:
-    prompt, varied_llm = prompts(sources, "copy", 200, 1), varied(llm, speculative_tokens=2, draft_tokens=1)
+    prompt = prompts(sources, "copy", 200, 1)
+    varied_llm = varied(llm, speculative_tokens=2, draft_tokens=1)
     outputs = [together(engine, prompt, GREEDY, "triforce").outputs[0] for engine in (llm, varied_llm)]
     assert outputs[0].token_ids == outputs[1].token_ids
     proposed = [output.tiers[-2].proposed / output.tiers[-1].passes for output in outputs]
@@ -84,7 +85,8 @@ def test_certificate_cut_off_goes_on(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """At the cell that it was cut off in. One that is whole is begun anew, with other settings too."""
-    compare, calls = lossless._compared, []
+    compare = lossless._compared
+    calls = []
 
     def counted(llm: LLM, texts: list[list[int]], temperature: float, *rest_args: Any) -> Iterator[dict[str, Any]]:
         calls.append((llm.speculation.lower_tiers, temperature))
@@ -93,7 +95,8 @@ def test_certificate_cut_off_goes_on(
         yield from compare(llm, texts, temperature, *rest_args)
 
     monkeypatch.setattr(lossless, "_compared", counted)
-    file, tiers = tmp_path / "certificate.json", ["--lower-tiers", "same,int8", "--retrieval-budget", "64"]
+    file = tmp_path / "certificate.json"
+    tiers = ["--lower-tiers", "same,int8", "--retrieval-budget", "64"]
     arguments = ["lossless", *FEW, "--modes", "ngram", "--couplings", "seeded", "--json", str(file)]
     assert bench(*arguments, *tiers) == 130
     partly = json.loads(file.read_text())

@@ -88,7 +88,8 @@ def test_paper_impossible_experiments_raise(name: str, capsys: pytest.CaptureFix
 
 
 def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_path: Path) -> None:
-    results, docs = tmp_path / "results", tmp_path / "docs"
+    results = tmp_path / "results"
+    docs = tmp_path / "docs"
     results.mkdir()
     (results / "paper.json").write_text(json.dumps(measured))
     assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
@@ -99,7 +100,9 @@ def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_pat
 
 def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results, docs, rows = tmp_path / "results", tmp_path / "docs", []
+    results = tmp_path / "results"
+    docs = tmp_path / "docs"
+    rows = []
     results.mkdir()
     for context, upper in ((512, 0.9), (1024, 1.2)):
         cell = {"cell": f"{context}-cell", "context": context, "batch": 1, "temperature": 0.0, "workload": "books"}

@@ -40,7 +40,8 @@ def test_perplexity_tells_each_text_and_all(
 
 
 def test_losses_equal_those_of_one_decoder(file: Path) -> None:
-    decoders, text = precisions(LLM(file, None)), torch.tensor(ids(300))
+    decoders = precisions(LLM(file, None))
+    text = torch.tensor(ids(300))
     measured_losses = losses(decoders, text)
     assert measured_losses[EXACT][1].abs().max() < 1e-6
     for name, decoder in decoders.items():

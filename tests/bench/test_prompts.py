@@ -9,7 +9,8 @@ from triforce.bench.prompts import CUE, MAKERS, NAMES, Sources, numbers, prompts
 from triforce.bench.speed import WORKLOADS
 from triforce.errors import RequestError
 
-LENGTH, ROWS = 900, 4
+LENGTH = 900
+ROWS = 4
 
 
 def test_workloads_have_makers() -> None:

@@ -52,7 +52,9 @@ def test_speed_writes_row_per_cell(
 def test_speed_resumes_after_interruption(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, caches, measured = tmp_path / "speed.json", tmp_path / "caches", []
+    file = tmp_path / "speed.json"
+    caches = tmp_path / "caches"
+    measured = []
     honest = speed.cell_rows
 
     def counting(llm: Any, texts: Any, cell: Any, *rest_args: Any) -> list[Any]:
@@ -185,7 +187,8 @@ def test_kernel_rows_compare_with_current_machine(monkeypatch: pytest.MonkeyPatc
     rows = list(kernels.rows([512], ["30m"]))
     steps = [row for row in rows if row["kernel"] == "step"]
     assert [row["width"] for row in steps] == [1, 2, 4, 8, 16]
-    numbers, kv = 8 * (4 * 512 * 512 + 3 * 512 * 1408) + 8192 * 512, 512 * 16 * 1024
+    numbers = 8 * (4 * 512 * 512 + 3 * 512 * 1408) + 8192 * 512
+    kv = 512 * 16 * 1024
     assert {row["bytes"] for row in steps} == {2 * numbers + kv}
     for row in steps:
         assert row["operations"] == {"bfloat16": row["width"] * (2 * numbers + 4 * 512 * 8 * 512)}

@@ -20,7 +20,8 @@ def test_start_times_each_mode_twice(pair: Path, tmp_path: Path, capsys: pytest.
     models = [str(pair / "target"), "--draft", str(pair / "draft")]
     asked = ["--modes", "ar,triforce", "--prompt-tokens", "700", "--repeats", "1", "--json", str(file)]
     assert main(["bench", "start", *models, *asked]) == 0
-    shown, report = capsys.readouterr().out, json.loads(file.read_text())
+    shown = capsys.readouterr().out
+    report = json.loads(file.read_text())
     assert "To the first token" in shown and json.loads(shown.splitlines()[-1])["rows"] == report["rows"]
     import_row, *rows = report["rows"]
     assert import_row["mode"] == "import torch" and import_row["seconds"] > 0

@@ -33,7 +33,8 @@ def test_overview_lists_each_study_in_one_line(capsys: pytest.CaptureFixture[str
 def test_acceptance_measures_what_was_asked(
     study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, docs = tmp_path / "acceptance.json", tmp_path / "docs"
+    file = tmp_path / "acceptance.json"
+    docs = tmp_path / "docs"
     swept = ["--budgets", "64", "--chunks", "16", "--full-layer-counts", "0", "--docs", str(docs)]
     # too short for the needles, of which there are sixteen
     assert study("acceptance", *SHORT, *swept) == 2
@@ -48,7 +49,8 @@ def test_acceptance_measures_what_was_asked(
 def test_unseen_texts_go_on_where_they_were_cut_off(
     study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, short = tmp_path / "unseen.json", ["--tokens", "6", "--repeats", "1", "--quiet"]
+    file = tmp_path / "unseen.json"
+    short = ["--tokens", "6", "--repeats", "1", "--quiet"]
     arguments = [*short, "--contexts", "300,200", "--temperatures", "0,1", "--json", str(file)]
     assert study("unseen_texts", *arguments) == 0
     report = json.loads(file.read_text())
@@ -68,7 +70,8 @@ def test_unseen_texts_go_on_where_they_were_cut_off(
 
 @pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 def test_offload_measures_each_kv_dtype_in_as_many_tokens(tmp_path: Path) -> None:
-    file, short = tmp_path / "offload.json", ["--context", "2600", "--tokens", "4", "--skip-streaming"]
+    file = tmp_path / "offload.json"
+    short = ["--context", "2600", "--tokens", "4", "--skip-streaming"]
     assert offload.main([*short, "--memories", "8MiB", "--kv-dtypes", "auto,int8", "--json", str(file)]) == 0
     rows = [row for row in json.loads(file.read_text())["rows"] if row["what"] == "bus"]
     assert [(row["kv_dtype"], row["mode"]) for row in rows] == [

@@ -43,7 +43,8 @@ def text_of_old_bench(models: ModelSet, mode: str, tokens: int) -> list[int]:
     batch = synthetic.read(models, mode, setting, 256, tokens)
     for sequence in batch.sequences:
         sequence.params = replace(sequence.params, max_tokens=tokens)
-    batch.sampling, steps = synthetic.Synthetic(batch, PAPER, 1), list[int]()
+    batch.sampling = synthetic.Synthetic(batch, PAPER, 1)
+    steps = list[int]()
     while not batch.done:
         steps.append(sum(batch.step()))
     return steps
@@ -53,11 +54,14 @@ def test_old_bench_counts_too_few_tokens_of_a_verification(models: ModelSet) -> 
     """Its text of 16 tokens over KV on the host: three verifications, the first one dropped, the last one cut."""
     first_counts, *counted = text_of_old_bench(models, "triforce", 16)
     assert (first_counts, counted) == (7, [4, 5])
-    per_verification, plain, verification = sum(counted) / len(counted), 1.072, 1.106
+    per_verification = sum(counted) / len(counted)
+    plain = 1.072
+    verification = 1.106
     assert per_verification == 4.5
     assert per_verification * plain / verification == pytest.approx(4.36, abs=0.005), "the speedup that it recorded"
     assert SIX_GUESSES * plain / verification == pytest.approx(6.33, abs=0.005)
-    verifications, deviation = 10 * len(counted), synthetic._expected(0.977, ints([6]))[1] ** 0.5
+    verifications = 10 * len(counted)
+    deviation = synthetic._expected(0.977, ints([6]))[1] ** 0.5
     luck = (10 * sum(counted) - verifications * SIX_GUESSES) / (deviation * verifications**0.5)
     assert luck < -3, "the same dice in ten turns are beyond what chance makes"
 
@@ -67,7 +71,8 @@ def test_ten_turns_make_tokens_to_expect(models: ModelSet, mode: str) -> None:
     """Six guesses in mode retrieval. In mode triforce some more, as the last of the draft's may go beyond them."""
     turns = [synthetic.decode(synthetic.read(models, mode, setting, 256, 64), PAPER, turn, 64) for turn in range(10)]
     row = synthetic.verified(turns)
-    measured_tokens, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
+    measured_tokens = row["tokens_per_verification"]
+    expected = row["expected_tokens_per_verification"]
     assert abs(measured_tokens - expected) < 2 * row["deviation"] < 0.35
     assert all(turn.tokens >= 64 and abs(turn.luck) < 3 for turn in turns)
     assert len({(turn.tokens, turn.verifications) for turn in turns}) > 3, "each turn has dice of its own"
@@ -132,7 +137,8 @@ def test_least_seconds_count_passes_of_each_tier() -> None:
 @pytest.mark.skipif(dispatch.native is None, reason="torch drafts token by token")
 def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Several tokens of a draft are one call, as in the decoding of texts."""
-    fused_flags, plain = list[bool](), tier_builder.fused_draft
+    fused_flags = list[bool]()
+    plain = tier_builder.fused_draft
 
     def noted(*draft_args: Any) -> Draft | None:
         fused_flags.append((draft := plain(*draft_args)) is not None)
@@ -149,7 +155,8 @@ def test_synthetic_guesses_of_ngrams_are_never_kept() -> None:
     real = SimpleNamespace(verify=lambda *verify_args: step)
     batch = cast(SequenceBatch, SimpleNamespace(sampling=real, tiers=tiers))
     sampling = synthetic.Synthetic(batch, {"retrieval": 1.0, "draft": 1.0}, 0)
-    prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
+    prefix = SequenceState(ints([0] * 8)[None], ints([4]))
+    live_B = np.array([True])
     for origin, kept_count in ((0, 1), (1, 3), (2, 3)):
         guess = Draft(step.tokens_BK[:, :2], torch.zeros(1, 2, 0), np.array([[0, origin]]), np.array([2]))
         assert sampling.verify(guess, torch.zeros(1, 3, 8), prefix, live_B, 3).counts_B.tolist() == [kept_count]

@@ -64,7 +64,8 @@ def test_gpu_benchmark_resumes_in_second_run(tmp_path: Path, capsys: pytest.Capt
     assert [row["acceptance"] for row in rows[5:]] == ["paper", "ours", "none"]
     paper = rows[5]
     assert paper["speedup"] == pytest.approx(paper["plain_seconds"] / paper["seconds"])  # type: ignore[operator]
-    measured_tokens, expected = paper["tokens_per_verification"], paper["expected_tokens_per_verification"]
+    measured_tokens = paper["tokens_per_verification"]
+    expected = paper["expected_tokens_per_verification"]
     assert paper["expected_speedup"] == pytest.approx(paper["speedup"] * expected / measured_tokens)  # type: ignore[operator]
     assert measure("a", tmp_path) == rows, "what was measured is measured again"
 
@@ -149,7 +150,8 @@ def test_gpu_page_names_packages_of_its_tests() -> None:
 
 def packages(files: list[Path]) -> set[str]:
     """Return packages of others that these files import when they are imported, and what they import of ours."""
-    packages_found, visited = set(), set[Path]()
+    packages_found = set()
+    visited = set[Path]()
     while files:
         file = files.pop()
         if file in visited or not file.exists():
@@ -161,10 +163,8 @@ def packages(files: list[Path]) -> set[str]:
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
             names += [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                top, path = (
-                    name.split(".")[0],
-                    ROOT / ("src" if name.startswith("triforce") else "") / name.replace(".", "/"),
-                )
+                top = name.split(".")[0]
+                path = ROOT / ("src" if name.startswith("triforce") else "") / name.replace(".", "/")
                 if top in ("triforce", "tests", "benchmarks"):
                     files += [path.with_suffix(".py"), path / "__init__.py"]
                 elif top not in sys.stdlib_module_names:

@@ -142,7 +142,8 @@ def test_lease_stops_at_lost_device_and_goes_on(
 ) -> None:
     """Whatever is asked of the device then, it says the same."""
     with machine():
-        synchronize, answers = torch.cuda.synchronize, [True]
+        synchronize = torch.cuda.synchronize
+        answers = [True]
 
         def lose() -> Row:
             answers[0] = False
@@ -204,7 +205,8 @@ def test_tokens_of_one_graph_equal_single_passes(monkeypatch: pytest.MonkeyPatch
     with token_time._interpreted(setup):
         text = token_time.PlainDecoding(setup, lease.TINY, 64)
         graph_tokens = text.tokens_of(3)()[0].flatten().tolist()
-        tokens, prefix = [0], text.prefix
+        tokens = [0]
+        prefix = text.prefix
         for _ in range(3):
             logits_BJV = text.decoder(torch.tensor([tokens[-1:]]), ints([1]), text.view)
             drawn = text.sampling.verify(Draft.empty(1, 0), logits_BJV, prefix, np.ones(1, np.bool_), 0)

@@ -121,7 +121,8 @@ def test_new_row_without_a_field_is_refused(name: str) -> None:
 
 
 def test_old_row_must_stand_in_its_history() -> None:
-    old, mark = TIMES | {"command": "python -m benchmarks.gpu a"}, {"recorded_in": LAST_WITHOUT}
+    old = TIMES | {"command": "python -m benchmarks.gpu a"}
+    mark = {"recorded_in": LAST_WITHOUT}
     old_versions = {f"_{LAST_WITHOUT}": old}
     assert faults(old | mark, **old_versions) == ""
     assert faults(old | mark | {"seconds": 0.0123456788}, **old_versions).startswith("(a) full pass: it does not stand")
@@ -140,7 +141,8 @@ def test_commit_that_cannot_have_made_a_row_is_refused() -> None:
 
 
 def test_number_under_two_commits_is_refused() -> None:
-    again, mended_note = TIMES | GOOD | {"commit": "dddddddd+"}, {"mended": "dddddddd had it under dddddddd+"}
+    again = TIMES | GOOD | {"commit": "dddddddd+"}
+    mended_note = {"mended": "dddddddd had it under dddddddd+"}
     first_fault = "0.0123456789 stood first under cccccccc, not dddddddd+"
     for row in (again, again | mended_note):  # the first one is right
         assert f"(c) full pass: {first_fault}" in faults(row, cccccccc=TIMES | GOOD)
@@ -200,7 +202,9 @@ def commit() -> str | None:
 
 
 def test_rows_before_a_cut_off_keep_their_source(tmp_path: Path) -> None:
-    file, row, new_head = tmp_path / "rows.json", {"cell": "a", "seconds": 1.0}, {"model": "m"} | GOOD
+    file = tmp_path / "rows.json"
+    row = {"cell": "a", "seconds": 1.0}
+    new_head = {"model": "m"} | GOOD
     for head, kept_source in (
         (new_head, {}),
         (new_head | {"commit": "aaaaaaaa", "level": "sm_80"}, {"commit": "aaaaaaaa", "level": "sm_80"}),
