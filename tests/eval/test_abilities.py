@@ -20,7 +20,8 @@ def again(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
 
 
 def test_copying_ability_is_measured(llm: LLM) -> None:
-    far_copy, near_copy = again(llm, 10**9), again(llm, 300)
+    far_copy = again(llm, 10**9)
+    near_copy = again(llm, 300)
     assert set(far_copy) == set(near_copy) == {128, 256, 512}
     assert all(row["again"] == 1 and row["first"] < 0.05 for row in far_copy.values())
     assert near_copy[128]["again"] == near_copy[256]["again"] == 1

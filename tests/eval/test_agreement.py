@@ -68,7 +68,8 @@ def found(llm: LLM) -> dict[str, dict[str, float]]:
 
 
 def test_agreement_with_itself_is_largest(folders: tuple[str, str], llm: LLM) -> None:
-    self_agreement, pair_agreement = found(LLM(folders[0], folders[0])), found(llm)
+    self_agreement = found(LLM(folders[0], folders[0]))
+    pair_agreement = found(llm)
     for temperature in ("0", "0.6", "1"):
         for coupling in ("rejection", "seeded"):
             assert self_agreement[temperature][coupling] == pytest.approx(1, abs=1e-3)

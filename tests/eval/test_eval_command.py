@@ -62,9 +62,11 @@ def test_eval_without_draft_runs_some(
 def test_eval_of_int8_kv_is_shown_beside_kv_that_is_not_rounded(
     folders: tuple[str, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, sizes = tmp_path / "eval.json", ["--only", "bits,positions", "--max-context", "256"]
+    out = tmp_path / "eval.json"
+    sizes = ["--only", "bits,positions", "--max-context", "256"]
     assert evaluate(folders, texts, "--draft", "none", "--kv-dtype", "int8", *sizes, "--json", str(out)) == 0
-    shown, report = capsys.readouterr().out, json.loads(out.read_text())
+    shown = capsys.readouterr().out
+    report = json.loads(out.read_text())
     assert report["kv_dtype"] == "int8" and list(report["beside"]) == ["bits", "positions"]
     (line,) = [line for line in shown.splitlines() if line.startswith("int8 ")]
     assert f"{report['results']['bits']['kinds']['prose']['target']:.4f}" in line and "0.00%" in shown

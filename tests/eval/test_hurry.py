@@ -50,7 +50,8 @@ def test_quick_eval_makes_at_least_one_measurement(llm: LLM) -> None:
 
 
 def test_quick_eval_counts_trace_once(llm: LLM) -> None:
-    text_subject, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
+    text_subject = long_text(llm)
+    pace = ReadingPace(0.01, 0, 0.01)
     joint, single = (
         time_budget.fit(text_subject, names, ReadingForecast(pace), SECONDS, 0.0)
         for names in (["bits", "positions"], ["bits"])
@@ -65,10 +66,14 @@ class Timed(Recaller):
 
     def __init__(self, llm: LLM, clock: Clock, token: float, deeper: float) -> None:
         super().__init__(llm, reach=2)
-        self.clock, self.token, self.deeper, self.fed = clock, token, deeper, 0
+        self.clock = clock
+        self.token = token
+        self.deeper = deeper
+        self.fed = 0
 
     def __call__(self, ids_BT: Any, counts_B: Any, view: Any, at_BJ: Any = None) -> Any:
-        count, start = ids_BT.shape[1], int(view.lengths_B[0])
+        count = ids_BT.shape[1]
+        start = int(view.lengths_B[0])
         self.clock.now += count * (self.token + self.deeper * (start + count / 2))
         self.fed += count
         seen_B = view.lengths_B

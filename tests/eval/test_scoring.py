@@ -32,7 +32,8 @@ def test_losses_equal_one_pass(llm: LLM, first_token: int) -> None:
 
 def test_losses_independent_of_chunking(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder = llm.target.decoder
-    once, again = cut_view(decoder, 128), cut_view(decoder, 128)
+    once = cut_view(decoder, 128)
+    again = cut_view(decoder, 128)
     once_N = nats(decoder, once, IDS_N, 200)
     monkeypatch.setattr(scoring, "WIDTH", 7)
     again_N = nats(decoder, again, IDS_N, 200)
@@ -55,7 +56,8 @@ def test_draft_view_equals_engine(llm: LLM) -> None:
 
 
 def test_greedy_scoring_equals_argmax_and_leaves_no_state(llm: LLM) -> None:
-    decoder, view = llm.target.decoder, full_view(llm.target.decoder, 100)
+    decoder = llm.target.decoder
+    view = full_view(llm.target.decoder, 100)
     skim(decoder, view, IDS_N[:60])
     scores = [greedy(decoder, view, IDS_N[60:64], 5) for _ in range(2)]
     ids_N = IDS_N[:64]

@@ -105,7 +105,8 @@ def test_recipe_copies_are_predictable() -> None:
     labelled = 0
     for _ in range(50):
         original = rng.integers(1, 10**9, 1024)  # so large a vocabulary that nothing repeats by itself
-        window, known_mask = original.copy(), batches.np.ones(1024, dtype=bool)
+        window = original.copy()
+        known_mask = batches.np.ones(1024, dtype=bool)
         plants.plant_copies(window, known_mask, rng)
         changed = [where for where in (window != original).nonzero()[0] if known_mask[where]]
         labelled += len(changed)
@@ -115,10 +116,12 @@ def test_recipe_copies_are_predictable() -> None:
 
 
 def test_recipe_echo_is_masked_and_followed_by_text() -> None:
-    rng, echoed = batches.np.random.default_rng(0), 0
+    rng = batches.np.random.default_rng(0)
+    echoed = 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
-        window, known_mask = original.copy(), batches.np.ones(513, dtype=bool)
+        window = original.copy()
+        known_mask = batches.np.ones(513, dtype=bool)
         plants.plant_echoes(window, known_mask, rng)
         assert (window[known_mask] == original[known_mask]).all()
         hidden = (~known_mask).nonzero()[0]
@@ -128,10 +131,12 @@ def test_recipe_echo_is_masked_and_followed_by_text() -> None:
 
 
 def test_recipe_cycles_close_and_third_round_is_masked() -> None:
-    rng, rounds = batches.np.random.default_rng(0), 0
+    rng = batches.np.random.default_rng(0)
+    rounds = 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
-        window, known_mask = original.copy(), batches.np.ones(513, dtype=batches.np.int8)
+        window = original.copy()
+        known_mask = batches.np.ones(513, dtype=batches.np.int8)
         plants.plant_loops(window, known_mask, rng)
         assert (window[known_mask == 1] == original[known_mask == 1]).all()
         avoided = (known_mask == plants.AVOIDED).nonzero()[0]
@@ -151,7 +156,8 @@ def test_recipe_sharpening_scales_all_heads(settings: Config) -> None:
 def test_recipe_numbers_are_asked_after_being_given(prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
     filler = words.get_vocab_size()
-    window, known_mask = batches.np.full(4096, filler), batches.np.ones(4096, dtype=bool)
+    window = batches.np.full(4096, filler)
+    known_mask = batches.np.ones(4096, dtype=bool)
     plants.Records.of(words)(window, known_mask, batches.np.random.default_rng(0))
     given_lines, asked = (
         words.decode([i for i in half if i != filler]).split("\n") for half in (window[:2048], window[2048:])

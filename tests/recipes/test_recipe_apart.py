@@ -19,7 +19,8 @@ def tokens(length: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("length", [49, 50, 53])
 def test_overlap_of_fifty_tokens_is_found(place: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "AT_ONCE", 100)
-    text, training = tokens(500, 1), tokens(1003, 2)
+    text = tokens(500, 1)
+    training = tokens(1003, 2)
     place = min(place, len(training) - length)
     training[place : place + length] = text[200 : 200 + length]
     overlaps = apart.compare({"text": text, "other": tokens(80, 3)}, [tokens(30, 4), training])
@@ -42,7 +43,8 @@ def test_overlap_hashes_depend_on_order() -> None:
 
 
 def test_overlap_across_cut_is_checked_again() -> None:
-    text, training = tokens(500, 1), tokens(1000, 2)
+    text = tokens(500, 1)
+    training = tokens(1000, 2)
     training[300:360] = text[100:160]
     training[360:430] = text[300:370]
     training[430:490] = text[160:220]
@@ -53,7 +55,8 @@ def test_overlap_across_cut_is_checked_again() -> None:
 
 def test_overlap_with_eval_ends_run(tmp_path: Path) -> None:
     (tmp_path / "tokens" / "eval").mkdir(parents=True)
-    text, training = tokens(10_000, 1), tokens(5_000, 2)
+    text = tokens(10_000, 1)
+    training = tokens(5_000, 2)
     np.save(tmp_path / "tokens" / "eval" / "book.npy", text)
     np.save(tmp_path / "tokens" / "books.train.npy", training)
     apart.run(tmp_path)

@@ -20,7 +20,10 @@ from triforce.training.distillation import Head, Past, guesses, loss
 from triforce.training.episodes import Chunk
 
 torch.set_num_threads(1)
-C, M, V, B = 32, 20, 50, 2
+C = 32
+M = 20
+V = 50
+B = 2
 CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
@@ -56,10 +59,12 @@ def outputs(draft: EagleHeadLayer, of: Chunk, past: Past, anchors_N: Tensor, ste
 
 def test_chunks_give_outputs_of_one_pass() -> None:
     """With sinks and a window that is shorter than the text, wherever it is cut."""
-    draft, full_chunk = layer(), chunk(90)
+    draft = layer()
+    full_chunk = chunk(90)
     expected = outputs(draft, full_chunk, Past(), torch.arange(88))
     for cuts in ([30, 60], [5, 7, 40], [87]):
-        past, start = Past(), 0
+        past = Past()
+        start = 0
         for stop in [*cuts, 90]:
             anchors_N = torch.arange(max(stop - start - 2, 0))
             if len(anchors_N):
@@ -72,7 +77,8 @@ def test_chunks_give_outputs_of_one_pass() -> None:
 
 
 def test_later_tokens_change_no_guess() -> None:
-    draft, full_chunk = layer(), chunk(40)
+    draft = layer()
+    full_chunk = chunk(40)
     for anchor in (0, 3, 17, 30):
         short_outputs = outputs(draft, part(full_chunk, 0, anchor + 3), Past(), torch.tensor([anchor]))
         changed_chunk = part(full_chunk, 0, 40)
@@ -84,7 +90,8 @@ def test_later_tokens_change_no_guess() -> None:
 
 def test_state_behind_first_guess_is_its_output() -> None:
     """What the target computed before an anchor reaches all guesses behind it."""
-    draft, full_chunk = layer(), chunk(12)
+    draft = layer()
+    full_chunk = chunk(12)
     first_output, *later_outputs = outputs(draft, full_chunk, Past(), torch.tensor([5]))
     changed = part(full_chunk, 0, 12)
     changed.states_BTX[:, 5] += 1.0
@@ -94,7 +101,8 @@ def test_state_behind_first_guess_is_its_output() -> None:
 
 
 def test_window_hides_far_entries_but_sinks() -> None:
-    draft, full_chunk = layer(sinks=4, window=20), chunk(60)
+    draft = layer(sinks=4, window=20)
+    full_chunk = chunk(60)
     for slot, visible in ((2, True), (20, False), (30, False), (31, True), (49, True)):
         changed_chunk = part(full_chunk, 0, 60)
         changed_chunk.embeddings_BTC[:, slot] = -changed_chunk.embeddings_BTC[:, slot].clone()
@@ -105,8 +113,10 @@ def test_window_hides_far_entries_but_sinks() -> None:
 
 def test_attention_equals_that_of_streaming_views() -> None:
     """Of the engine, that is: sinks, a window, and queries that are rotated once more for the sinks."""
-    draft, draw = layer(sinks=4, window=20), torch.Generator().manual_seed(7)
-    rope, slots_1T = draft.config.rope, torch.arange(70)[None]
+    draft = layer(sinks=4, window=20)
+    draw = torch.Generator().manual_seed(7)
+    rope = draft.config.rope
+    slots_1T = torch.arange(70)[None]
     q_1THD, k_1TGD, v_1TGD = (torch.randn(1, 70, heads, 8, generator=draw) for heads in (4, 2, 2))
     cached_entries = Entries(rotate(k_1TGD, rope.cos_sin(slots_1T)), v_1TGD, slots_1T)
     got_1TQ = draft._attend(q_1THD, slots_1T, cached_entries, slots_1T, ())
@@ -118,11 +128,16 @@ def test_attention_equals_that_of_streaming_views() -> None:
 
 def test_guesses_in_a_row_are_those_of_single_steps() -> None:
     """Each sees the entries up to the anchor, the guesses since, and itself, at slots of their own."""
-    draft, full_chunk, anchor = layer(), chunk(30), 11
-    slots_BT, embedded_BTC = full_chunk.slots_BT, full_chunk.embeddings_BTC
+    draft = layer()
+    full_chunk = chunk(30)
+    anchor = 11
+    slots_BT = full_chunk.slots_BT
+    embedded_BTC = full_chunk.embeddings_BTC
     fused_BTC = draft.fuse(full_chunk.states_BTX)[:, : anchor + 1]
     cached_entries = draft.entries(fused_BTC, embedded_BTC[:, : anchor + 1], slots_BT[:, : anchor + 1])
-    last_states, entries, anchor_slot = fused_BTC[:, -1:], list[Entries](), slots_BT[:, anchor : anchor + 1]
+    last_states = fused_BTC[:, -1:]
+    entries = list[Entries]()
+    anchor_slot = slots_BT[:, anchor : anchor + 1]
     for step, got_BNC in enumerate(outputs(draft, full_chunk, Past(), torch.tensor([anchor]))):
         at = slice(anchor + step, anchor + step + 1)
         out_B1C, last_states, own_entries = draft.step(
@@ -152,7 +167,10 @@ def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
     """All tokens are guessed behind; the guesses that follow go on from some places. A share is the best token's."""
-    draft, full_chunk, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
+    draft = layer()
+    full_chunk = chunk(30)
+    later_N = torch.tensor([0, 4, 9, 27])
+    decay = 0.7
     dice = torch.Generator().manual_seed(3)
     head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice), greedy=0.3)
     trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
@@ -165,7 +183,8 @@ def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
     law_BTM = 0.7 * logits_BTM.softmax(-1) + 0.3 * torch.nn.functional.one_hot(logits_BTM.argmax(-1), M)
     first_output, *_ = outputs(draft, full_chunk, Past(), torch.arange(30), 1)
     _, *later_outputs = outputs(draft, full_chunk, Past(), later_N)
-    plain, weights = torch.zeros(()), [decay**step for step in range(3)]
+    plain = torch.zeros(())
+    weights = [decay**step for step in range(3)]
     guesses = [first_output, *later_outputs]
     places = [torch.arange(30), later_N + 1, later_N + 2]
     for step, (out_BNC, at_N) in enumerate(zip(guesses, places, strict=True)):

@@ -27,7 +27,9 @@ from triforce.training.episodes import Chunk
 from triforce.training.initial_weights import Sample
 
 torch.set_num_threads(1)
-C, M, LENGTH = 128, 300, 60
+C = 128
+M = 300
+LENGTH = 60
 SHAPES = {
     "grouped queries": {"heads": 4, "kv_heads": 2, "head_dim": 32},
     "a KV head each": {"heads": 4, "kv_heads": 4, "head_dim": 32},
@@ -50,7 +52,8 @@ class Texts:
 
     def twice(self) -> Chunk:
         once_BT = torch.stack([torch.randperm(M, generator=self.dice)[:LENGTH] for _ in range(4)])
-        ids_BT, nothing = torch.cat((once_BT, once_BT), 1), torch.zeros(0)
+        ids_BT = torch.cat((once_BT, once_BT), 1)
+        nothing = torch.zeros(0)
         states_BTX = self._states(ids_BT)
         before_BTX = torch.cat((torch.zeros_like(states_BTX[:, :1]), states_BTX[:, :-1]), 1)
         slots_BT = torch.arange(ids_BT.shape[1]).expand_as(ids_BT)
@@ -78,8 +81,10 @@ def new_draft(texts: Texts, sizes: dict[str, int]) -> EagleHeadLayer:
 
 def check_copies(*, tied: bool, sizes: dict[str, int]) -> None:
     texts = Texts(tied=tied)
-    layer, chunk = new_draft(texts, sizes), texts.twice()
-    head, at_N = Head(torch.ones(C), 1e-5, texts.head_MC), torch.arange(chunk.ids_BT.shape[1])
+    layer = new_draft(texts, sizes)
+    chunk = texts.twice()
+    head = Head(torch.ones(C), 1e-5, texts.head_MC)
+    at_N = torch.arange(chunk.ids_BT.shape[1])
     with_BTM = head.logits(next(guesses(layer, chunk, Past(), at_N, 1))[0])
     layer.weights.o_proj_CQ.zero_()
     gains_BTM = with_BTM - head.logits(next(guesses(layer, chunk, Past(), at_N, 1))[0])

@@ -57,7 +57,8 @@ def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> N
 
 def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
     """Two and five episodes later, and read once for that. Whoever goes on reads again what was kept before."""
-    new_trainer, asked = trainer(target, tmp_path), list[int]()
+    new_trainer = trainer(target, tmp_path)
+    asked = list[int]()
     read = Episodes.__call__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Episodes, "__call__", lambda self, index: asked.append(index) or read(self, index))
@@ -132,7 +133,8 @@ def test_many_short_texts_are_held_out_from_together(target: Path) -> None:
 
 def test_law_of_a_capped_target_is_capped() -> None:
     draw = torch.Generator().manual_seed(0)
-    final_NC, rows_MC = torch.randn(3, 8, generator=draw), 9 * torch.randn(20, 8, generator=draw)
+    final_NC = torch.randn(3, 8, generator=draw)
+    rows_MC = 9 * torch.randn(20, 8, generator=draw)
     plain, capped = (Head(torch.ones(8), 1e-6, rows_MC, cap) for cap in (0.0, 30.0))
     logits_NM = plain.logits(final_NC * torch.rsqrt(final_NC.square().mean(-1, keepdim=True) + 1e-6))
     torch.testing.assert_close(plain.law(final_NC), logits_NM.softmax(-1), **CLOSE)
@@ -143,7 +145,8 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     """Read in chunks, whose first state is the last one of the chunk before."""
     llm = LLM(target, None, mode="ar")
     ids_BT = Texts.of(llm, {"a": text()}, 32).trained_N[:80].view(2, 40)
-    decoder, tokens_M = llm.target.decoder, torch.arange(5, 60)
+    decoder = llm.target.decoder
+    tokens_M = torch.arange(5, 60)
     streams = [TargetStream(decoder, (1, 2), 2, 40) for _ in range(2)]
     full_reading = streams[0].read(ids_BT, logits=True)
     parts = [streams[1].read(chunk_ids) for chunk_ids in ids_BT.split(16, 1)]
