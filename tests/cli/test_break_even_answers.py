@@ -53,7 +53,8 @@ def test_profiles_of_other_weights_and_settings_differ(tmp_path: Path, pair: Pat
     """Of the same folder; and one without weights has no stamp."""
     paths = {LLM(pair / "target", draft, device="cpu").engines.parts.costs.path for draft in (None, pair / "draft")}
     (file,) = (pair / "target").glob("*.safetensors")
-    old_stamp, time = stamp(pair / "target"), file.stat().st_mtime_ns
+    old_stamp = stamp(pair / "target")
+    time = file.stat().st_mtime_ns
     os.utime(file, ns=(time, time + 1))
     try:
         assert stamp(pair / "target") != old_stamp

@@ -26,7 +26,8 @@ def settings(pair: Path, *extra_options: str, tokens: int = 6) -> list[str]:
 
 def fresh(pair: Path, file: Path, tokens: int) -> str:
     """What a model that has seen nothing before answers to the last question of a saved conversation."""
-    llm, conversation = LLM(pair / "target", None, dtype="float32"), load(file)
+    llm = LLM(pair / "target", None, dtype="float32")
+    conversation = load(file)
     assert llm.tokenizer
     ids = llm.tokenizer.chat(conversation.messages(conversation.turns.pop().question))
     params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
@@ -116,7 +117,8 @@ def test_chat_ctrl_c_ends_answer_only(pair: Path, tmp_path: Path, ranks: str) ->
 
 
 def test_chat_full_context_is_reported(pair: Path, tmp_path: Path) -> None:
-    document, conversation_file = tmp_path / "document.txt", tmp_path / "said"
+    document = tmp_path / "document.txt"
+    conversation_file = tmp_path / "said"
     document.write_text("the cat sat on the mat")
     with attended("chat", *settings(pair, "--context", "320", "--file", str(document))) as chat:
         assert "a document of 22 characters" in chat.prompt()

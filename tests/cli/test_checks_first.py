@@ -72,7 +72,8 @@ def test_document_of_megabytes_is_refused_by_its_beginning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "book").write_text("the cat sat on the mat " * 2_000_000)
-    read, encode = list[int](), Tokenizer.encode
+    read = list[int]()
+    encode = Tokenizer.encode
 
     def counted(self: Tokenizer, text: str, *rest_args: Any, **keywords: Any) -> list[int]:
         read.append(len(text))

@@ -51,7 +51,8 @@ def named(doctor_report: dict[str, Any]) -> list[str]:
 
 def test_doctor_on_cpu_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--out", "figures.json"]) == 0
-    figures, out = report("figures.json"), capsys.readouterr().out
+    figures = report("figures.json")
+    out = capsys.readouterr().out
     assert named(figures) == CHECKS and all(check["passed"] for check in figures["checks"])
     lines = out.splitlines()
     assert [line[3:16].strip() for line in lines[:-1]] == CHECKS and lines[-1] == "figures: figures.json"
@@ -79,7 +80,8 @@ def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypat
         monkeypatch.setattr(checkup.Checkup, name, lambda self, *_: ("as it should be", {}))
     with stub.machine() as machine:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
-    figures, lines = report(), capsys.readouterr().out.splitlines()
+    figures = report()
+    lines = capsys.readouterr().out.splitlines()
     assert named(figures) == GPU_CHECKS and [line[3:16].strip() for line in lines[:-1]] == GPU_CHECKS
     assert figures["device"] == "cuda:0" and {"_peaks", "_cut", "race_parts"} <= {name for name, *_ in machine.launches}
     assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
@@ -98,7 +100,8 @@ def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], mon
     with stub.machine() as machine:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
         gc.collect()
-    figures, lines = report(), capsys.readouterr().out.splitlines()
+    figures = report()
+    lines = capsys.readouterr().out.splitlines()
     assert named(figures) == GPU_CHECKS and all(check["passed"] for check in figures["checks"])
     assert figures["device"] == "cuda:0"
     assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
@@ -153,7 +156,8 @@ def test_doctor_stops_at_first_failure(
 ) -> None:
     fault(monkeypatch)
     assert main(["doctor"]) == 1
-    captured, figures = capsys.readouterr(), report()
+    captured = capsys.readouterr()
+    figures = report()
     at = CHECKS.index(name)
     assert named(figures) == CHECKS[: at + 1]
     assert [check["passed"] for check in figures["checks"]] == [True] * at + [False]

@@ -31,7 +31,8 @@ def test_everyday_line_has_its_answer(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Code, what stderr and stdout have, what the engine was asked, and which files are new; a mistake is one line."""
-    engine, line = None, case["line"]
+    engine = None
+    line = case["line"]
     if TARGET in line:
         models = request.getfixturevalue("pair")
         draft = [] if "--draft" in line else ["--draft", "none"]

@@ -78,7 +78,8 @@ def test_generate_tells_of_a_stdin_that_is_not_read(
             os.write(writing, data)
         else:
             (tmp_path / "stdin").write_bytes(data)
-            reading, writing = os.open(tmp_path / "stdin", os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
+            reading = os.open(tmp_path / "stdin", os.O_RDONLY)
+            writing = os.open(os.devnull, os.O_WRONLY)
         with open(reading, encoding="utf-8") as source, open(writing, "wb"):
             monkeypatch.setattr(sys, "stdin", source)
             assert main(["generate", *line]) == 0 and llm.called["prompt"]
@@ -216,8 +217,10 @@ def test_generate_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_generate_colours_follow_held_back_text() -> None:
     painter = Painter(Characters(), [])  # type: ignore[arg-type]
-    first_piece, second = Piece("ab", ["draft", "full"]), Piece("cd", ["draft", "full"])
-    first_piece.text, second.text = "a", "bcd."
+    first_piece = Piece("ab", ["draft", "full"])
+    second = Piece("cd", ["draft", "full"])
+    first_piece.text = "a"
+    second.text = "bcd."
     painted = painter(first_piece) + painter(second)  # type: ignore[arg-type]
     assert painted == "".join(
         f"\033[{color}m{text}\033[0m" for text, color in [("a", 32), ("b", 31), ("c", 32), ("d.", 31)]
@@ -253,7 +256,8 @@ SCHEMA = '{"type": "object"}'
 def test_json_schema_is_file_or_argument(
     llm: type[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, other_file = tmp_path / "schema.json", tmp_path / "other.txt"
+    file = tmp_path / "schema.json"
+    other_file = tmp_path / "other.txt"
     file.write_text(SCHEMA)
     other_file.write_text("hello")
     for schema in (SCHEMA, f" {SCHEMA}", str(file)):

@@ -118,7 +118,8 @@ def test_info_counts_windows_once_they_are_full(
     config.save_pretrained(tmp_path)
     assert main(["info", str(tmp_path), "--dtype", "bfloat16"]) == 0
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    window_tokens, layer = 16 * max_window_pages(64, 512), 2 * 2 * 16 * 2
+    window_tokens = 16 * max_window_pages(64, 512)
+    layer = 2 * 2 * 16 * 2
     assert lines["KV"].endswith(f"; {4 - full} of 4 layers keep at most {window_tokens:,} tokens of a text")
     for tokens in (4_096, 65_536):
         kv_bytes = layer * (full * tokens + (4 - full) * window_tokens)
@@ -178,7 +179,8 @@ def test_info_says_from_where_on_speculation_should_pay(
 
 def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Attention over int8 KV has scores of bytes, and weights of 16 bits."""
-    config, cpu = LLAMA_8B, torch.device("cpu")
+    config = LLAMA_8B
+    cpu = torch.device("cpu")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("triforce.cli.machine_rates.measured", lambda: HERE)
     measure_balances()

@@ -101,7 +101,8 @@ def test_parser_single_argument_is_model_by_its_shape(
     (tmp_path / "two words").mkdir()
     for terminal in (True, False):
         monkeypatch.setattr(sys, "stdin", Tty() if terminal else io.StringIO())
-        options, taken = parse(["generate", argument]), not terminal if model is None else model
+        options = parse(["generate", argument])
+        taken = not terminal if model is None else model
         assert (options.model, options.prompt) == ((argument, None) if taken else (None, argument))
         assert not capsys.readouterr().err
 

@@ -73,7 +73,8 @@ def test_sigint_ignored_by_parent_ends_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["generate", "a prompt"], ["info"]])
 def test_sigint_in_first_second_exits_130(arguments: list[str]) -> None:
     """Not before Python itself has started: no program in Python can have it otherwise."""
-    began, delay = time.monotonic(), 0.2
+    began = time.monotonic()
+    delay = 0.2
     while delay < 1.5 and time.monotonic() - began < 120:
         command = [sys.executable, "-m", "triforce", *arguments]
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

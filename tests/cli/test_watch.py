@@ -36,7 +36,8 @@ def test_folder_that_was_watched_is_asked_about_at_once(
 def test_changed_file_is_read_from_its_change_on(
     pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cache, token_counts = folder.with_name("cache"), list[list[int]]()
+    cache = folder.with_name("cache")
+    token_counts = list[list[int]]()
     for text in (WORDS * 30, WORDS * 30, WORDS * 4 + "the winter of despair " * 22):
         write(folder / "new.txt", text, 2)
         monkeypatch.setattr(sys, "stderr", Tty())

@@ -32,7 +32,8 @@ def test_change_in_the_middle_begins_anew(
     watcher: Watcher, folder: Path, pair: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The prompt that is read when a file changes is given up, and the document as it is then is read."""
-    reports, report = list[tuple[int, int]](), watch.Prefill.__call__
+    reports = list[tuple[int, int]]()
+    report = watch.Prefill.__call__
 
     def changing(self: watch.Prefill, done: int, total: int) -> None:
         reports.append((done, total))

@@ -63,7 +63,9 @@ def answered(output: Path) -> dict[str, Any]:
 
 
 def test_ray_batch_equals_one_engine(pair: Path, tmp_path: Path) -> None:
-    file, output, direct = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    output = tmp_path / "in.out.jsonl"
+    direct = tmp_path / "alone.jsonl"
     write(file)
     batch(pair, file, "-o", str(direct))
     texts = [line for line in direct.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
@@ -73,7 +75,9 @@ def test_ray_batch_equals_one_engine(pair: Path, tmp_path: Path) -> None:
 
 
 def test_ray_batch_killed_run_resumes(pair: Path, tmp_path: Path) -> None:
-    file, output, direct = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    output = tmp_path / "in.out.jsonl"
+    direct = tmp_path / "alone.jsonl"
     write(file, longest=1800)
     with subprocess.Popen(command(pair, file, "--replicas", "2"), env=environment()) as process:
         while output.read_bytes().count(b"\n") < 4 if output.exists() else process.poll() is None:

@@ -24,7 +24,10 @@ class Scripted:
     """Stands for Ray's handle. Each call plays the next script; a script is what its replica says, or does."""
 
     def __init__(self, *scripts: list[Any]) -> None:
-        self.scripts, self.calls, self.cancelled, self.answer = list(scripts), 0, 0, self
+        self.scripts = list(scripts)
+        self.calls = 0
+        self.cancelled = 0
+        self.answer = self
 
     def remote(self, ask: GenerationRequest) -> Scripted:
         self.calls += 1

@@ -42,7 +42,8 @@ def test_ray_replica_of_two_ranks_equals_one_process(pair: Path, text: str) -> N
 
 
 def test_ray_batch_of_two_ranks_equals_one_process(pair: Path, tmp_path: Path) -> None:
-    file, engine_output = tmp_path / "in.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    engine_output = tmp_path / "alone.jsonl"
     write(file)
     batch(pair, file, "-o", str(engine_output))
     batch(pair, file, "--replicas", "1", "--tp", "2")
