@@ -64,7 +64,8 @@ def test_batch_with_int8_kv_answers_as_its_model(pair: Path, tmp_path: Path) -> 
     """Texts are so long that those of KV as it is differ."""
     body = BODIES["/v1/completions"] | {"n": 1, "max_tokens": 300, "temperature": 2.0}
     (tmp_path / "in.jsonl").write_text("".join(line(str(n), "/v1/completions", body | {"seed": n}) for n in range(2)))
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    output = tmp_path / "out.jsonl"
     assert main(arguments(pair, source, output, "--kv-dtype", "int8")) == 0
     params = [SamplingParams(temperature=2.0, seed=n, max_tokens=300, ignore_eos=True) for n in range(2)]
     rounded, exact = (

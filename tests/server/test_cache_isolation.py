@@ -80,7 +80,8 @@ class Host:
         return [*text_events, {"choices": [], "progress": progress}]
 
     def observe(self, key: str, path: str, body: dict[str, Any]) -> Observation:
-        target, draft = self.llm.models.target, self.llm.models.draft
+        target = self.llm.models.target
+        draft = self.llm.models.draft
         assert draft
         with spied_reads() as disk_reads, counted(target) as full, counted(draft) as small:
             stream_events = self.ask(key, path, body)
@@ -132,7 +133,8 @@ def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) ->
     learns: dict[str, Any] = dict(mode="auto", searched_layers="auto")
     asked = host("read", **learns)
     read_by(asked, KEY)
-    observed, never = asked.observe(OTHER, path, body), host("never", **learns).observe(OTHER, path, body)
+    observed = asked.observe(OTHER, path, body)
+    never = host("never", **learns).observe(OTHER, path, body)
     assert (text_of(observed), usage_of(observed), observed.found) == (text_of(never), usage_of(never), never.found)
     assert not any(observed.found)
 

@@ -65,8 +65,10 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
 def test_key_finds_its_prompt_after_restart_and_another_does_not(cache: Path, pair: Path) -> None:
     """What another key is told is what it would be told if nobody had asked: text, usage, all of it."""
-    server, never = Server(pair, cache), Server(pair, cache.with_name("never"))
-    foreign, own_answer = server.ask(OTHER), server.ask(KEY)
+    server = Server(pair, cache)
+    never = Server(pair, cache.with_name("never"))
+    foreign = server.ask(OTHER)
+    own_answer = server.ask(KEY)
     assert told(foreign) == told(never.ask(OTHER))
     assert cached(own_answer) >= 512 and own_answer["choices"] == foreign["choices"]
     for host in (server, never):
@@ -83,7 +85,8 @@ def test_salt_separates_requests_of_a_key(cache: Path, pair: Path) -> None:
 
 
 def test_request_kept_out_finds_and_leaves_nothing(cache: Path, pair: Path) -> None:
-    server, files_before = Server(pair, cache), sorted(cache.glob("*.kv"))
+    server = Server(pair, cache)
+    files_before = sorted(cache.glob("*.kv"))
     answers = [server.ask(cache=False, prompt=prompt) for prompt in (PROMPT, PROMPT, "x" + PROMPT, "x" + PROMPT)]
     assert [cached(answer) for answer in answers] == [0] * 4
     server.stop()
@@ -94,7 +97,8 @@ def test_reason_for_reading_again_is_told_in_usage_and_log(
     cache: Path, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions and counts, and no text."""
-    out, server = io.StringIO(), Server(pair, cache)
+    out = io.StringIO()
+    server = Server(pair, cache)
     handler = logging.StreamHandler(out)
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])

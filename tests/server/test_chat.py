@@ -19,7 +19,8 @@ from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 TALK = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 TOLD = [{"role": "system", "content": "be brief"}, TALK[1]]
 SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
@@ -82,7 +83,8 @@ def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
 def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24}
     answer = good(ask(app, RESPONSES, body))
-    text, output = wanted(llm).outputs[0].text, wanted(llm)
+    text = wanted(llm).outputs[0].text
+    output = wanted(llm)
     assert answer["output"][0]["content"][0]["text"] == text and answer["object"] == "response"
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["usage"]["input_tokens"] == output.prompt_tokens and answer["usage"]["output_tokens"] == 24

@@ -38,7 +38,8 @@ def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> 
 
 
 def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
-    ids, other_ids = llm.encode(PROMPT), llm.encode("the hat")
+    ids = llm.encode(PROMPT)
+    other_ids = llm.encode("the hat")
     texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other_ids)]
     for prompt in (PROMPT, ids, [PROMPT], [ids]):
         (choice,) = good(ask(app, PATH, {"prompt": prompt, **SAMPLED}))["choices"]
@@ -97,7 +98,8 @@ def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
         assert logprobs[1:-1] == [entry.chosen.logprob for entry in scored[1:]]
         best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:-1]]
         assert best == [entry.top[0].logprob for entry in scored[1:]]
-        text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+        text = choice["text"]
+        offsets = choice["logprobs"]["text_offset"]
         assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
 
 

@@ -98,7 +98,9 @@ class Still:
     """A clock, and a transport, that do as they are told."""
 
     def __init__(self) -> None:
-        self.now, self.unsent, self.closing = 0.0, 0, False
+        self.now = 0.0
+        self.unsent = 0
+        self.closing = False
 
     def time(self) -> float:
         return self.now
@@ -125,12 +127,15 @@ class Still:
 def test_late_clients_are_found_by_clock(
     complete: bool, paused: bool, closing: bool, unsent_counts: list[int], fault: str
 ) -> None:
-    still, limits = Still(), Limits(header_seconds=5, stall_seconds=5)
+    still = Still()
+    limits = Limits(header_seconds=5, stall_seconds=5)
     config = uvicorn.Config(FastAPI(), log_config=None)
     settings: Any = {"config": config, "server_state": ServerState(), "app_state": {}, "_loop": still}
     connection: Any = Connection("127.0.0.1", limits, **settings)
-    connection.transport, connection.flow = still, SimpleNamespace(write_paused=paused)
-    connection.cycle, still.closing = SimpleNamespace(response_complete=complete), closing
+    connection.transport = still
+    connection.flow = SimpleNamespace(write_paused=paused)
+    connection.cycle = SimpleNamespace(response_complete=complete)
+    still.closing = closing
     faults = []
     for still.now, still.unsent in enumerate(unsent_counts):
         faults.append(connection.fault())

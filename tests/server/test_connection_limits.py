@@ -79,7 +79,8 @@ def test_accepting_pauses_while_all_are_answered() -> None:
 
 
 def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, failures = io.StringIO(), 50
+    out = io.StringIO()
+    failures = 50
     handler = logging.StreamHandler(out)
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])

@@ -26,16 +26,22 @@ class Req:
     """Three pieces to be made."""
 
     def __init__(self, first_token: int) -> None:
-        self.first, self.made, self.started = first_token, 0, None
+        self.first = first_token
+        self.made = 0
+        self.started = None
 
 
 class Scripted:
     """Stands for a model and its texts. A step, once it is let, makes a piece for each of as many as there are rows."""
 
-    target, ranks = SimpleNamespace(config=SimpleNamespace(context=100)), ALONE
+    target = SimpleNamespace(config=SimpleNamespace(context=100))
+    ranks = ALONE
 
     def __init__(self) -> None:
-        self.let, self.log, self.requests, self.core = threading.Semaphore(0), [], [], self
+        self.let = threading.Semaphore(0)
+        self.log = []
+        self.requests = []
+        self.core = self
 
     def open(self, rows: int, kv_tokens: int, max_itl: float) -> Scripted:
         self.rows = rows

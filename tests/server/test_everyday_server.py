@@ -24,7 +24,9 @@ from triforce.server.limits import Limits
 from triforce.server.request_base import HEADER
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "everyday" / "server.json").read_text(encoding="utf-8"))
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 4},
     COMPLETIONS: {"prompt": "the cat", "max_tokens": 4},
@@ -59,7 +61,8 @@ def sent(app: ASGIApp, case: dict[str, Any]) -> httpx.Response:
 
     async def go() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            method, headers = case.get("method", "POST"), case.get("headers")
+            method = case.get("method", "POST")
+            headers = case.get("headers")
             return await client.request(method, case["path"], headers=headers, content=content, json=case.get("body"))
 
     return asyncio.run(go())

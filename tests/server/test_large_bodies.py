@@ -13,7 +13,8 @@ from tests.helpers.asgi_client import ask, good, refused
 from triforce.server import json_reader
 from triforce.server.limits import APART, MOST_CONTAINERS, MOST_VALUES
 
-PATH, CHAT = "/v1/completions", "/v1/chat/completions"
+PATH = "/v1/completions"
+CHAT = "/v1/chat/completions"
 LONG = 'a, [b] {c} \\ "d" ' * (APART // 16)
 """Longer than what is parsed at once, and full of what looks like more values."""
 

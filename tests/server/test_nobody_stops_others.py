@@ -17,7 +17,8 @@ from tests.helpers.server_process import served, wait_until_idle
 from tests.helpers.tiny_checkpoint import tiny_pair
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-FEW, SMALL = 6, 1 << 20
+FEW = 6
+SMALL = 1 << 20
 FEW_GROUPS = 4
 """Of kinds that are sent together where the server is asked for little."""
 

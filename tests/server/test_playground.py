@@ -132,7 +132,8 @@ def test_playground_prefill_progress_precedes_text(app: ASGIApp, path: str) -> N
 @pytest.mark.parametrize("n", [1, 2])
 def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
     body = {"prompt": f"{n} of them ask this again. " + PROMPT * 4, **SAMPLED, "n": n, "stream": True}
-    progress, usage = [], {}
+    progress = []
+    usage = {}
     for _ in range(2):
         for event in events(ask(app, "/v1/completions", body | {"return_progress": True, "stream_options": USAGE})):
             progress += [event["prompt_progress"]] if "prompt_progress" in event else []
@@ -188,9 +189,11 @@ def test_playground_model_reports_abilities(app: ASGIApp, llm: LLM) -> None:
 def test_texts_with_tier_stats_tell_how_far_they_repeat(app: ASGIApp, llm: LLM, path: str) -> None:
     """Themselves: that a text repeats its prompt is no loop."""
     turns = [{"role": "user", "content": PROMPT}]
-    request_body, ids = {"prompt": PROMPT}, llm.encode(PROMPT)
+    request_body = {"prompt": PROMPT}
+    ids = llm.encode(PROMPT)
     if path != "/v1/completions":
-        request_body, ids = {"messages": turns}, llm.encode_chat(turns)
+        request_body = {"messages": turns}
+        ids = llm.encode_chat(turns)
     body = {**request_body, **SAMPLED, "n": 2, "max_tokens": 60, "top_k": 2, "tier_stats": True}
     (output,) = llm.generate(
         ids, llm.sampling_params(n=2, max_tokens=60, top_k=2, temperature=0.8, seed=5, ignore_eos=True)

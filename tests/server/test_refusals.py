@@ -20,7 +20,9 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.request_base import UNSUPPORTED
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "the cat"},
     CHAT: {"messages": [{"role": "user", "content": "the cat"}]},

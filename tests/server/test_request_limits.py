@@ -17,7 +17,8 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.security import BodyLimit
 
-CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "the cat"}]
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "the cat"}]
 
 
 def test_body_limit_holds_for_announced_and_chunked() -> None:

@@ -20,7 +20,9 @@ from triforce.server.request_base import UNSUPPORTED
 from triforce.structured_output import compiler
 from triforce.structured_output import compiler as structured_output_compiler
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -24,7 +24,8 @@ from triforce.server.limits import Limits
 from triforce.server.responses import Items
 from triforce.server.tools import QWEN
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
 SAMPLED: dict[str, Any] = {"seed": 2, "top_k": 9}
 BODY: dict[str, Any] = {"input": "the cat?", "tools": FLAT, "max_output_tokens": 300, **SAMPLED}
@@ -67,7 +68,8 @@ def test_response_tools_stream_adds_up_to_whole(app: ASGIApp) -> None:
     final = stream_events[-1]["response"]
     assert called(final["output"]) == called(full_answer["output"]) != []
     # What the tiers did may differ: which layers are searched is found on the way, and the first answer told of some.
-    tiers_told, tiers_wanted = final["usage"].pop("tiers"), full_answer["usage"].pop("tiers")
+    tiers_told = final["usage"].pop("tiers")
+    tiers_wanted = full_answer["usage"].pop("tiers")
     assert [tier["name"] for tier in tiers_told] == [tier["name"] for tier in tiers_wanted]
     assert tiers_told[-1]["proposed"] == tiers_wanted[-1]["proposed"]
     assert final["usage"] == full_answer["usage"]
@@ -170,7 +172,8 @@ def test_response_items_stream_in_order(width: int) -> None:
     """Text, calls, and text again: each its own item, complete before the next one begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
     items = Items(QWEN.parser({"size"}))
-    open_at, kinds = None, []
+    open_at = None
+    kinds = []
     for i in range(0, len(text), width):
         kinds += [kind for kind, _ in _in_turn(items.add(text[i : i + width], last=i + width >= len(text)))]
     kinds += [kind for kind, _ in _in_turn(items.end("incomplete"))]

@@ -106,7 +106,8 @@ def test_disconnected_client_is_cancelled(url: str) -> None:
 
 def test_many_streams_with_disconnects_finish(url: str) -> None:
     """64 at once, more than which the queue would refuse: those that stay get the text of their seed, whole."""
-    headers, body = {"authorization": f"Bearer {KEY}"}, {"prompt": PROMPT, "ignore_eos": True, "stream": True}
+    headers = {"authorization": f"Bearer {KEY}"}
+    body = {"prompt": PROMPT, "ignore_eos": True, "stream": True}
 
     async def one(web: httpx.AsyncClient, i: int) -> str:
         long = {"max_tokens": 2000 if i % 3 == 0 else 6, "seed": i % 4}

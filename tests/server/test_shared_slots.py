@@ -38,7 +38,8 @@ def test_slots_let_keys_take_turns() -> None:
 
 def test_slots_share_used_up_is_429_for_its_key_only() -> None:
     async def scene() -> None:
-        holder, gate = slots(share=2), threading.Event()
+        holder = slots(share=2)
+        gate = threading.Event()
         tasks = [await begun(holder, "a", gate.wait), await begun(holder, "a", gate.wait)]
         with pytest.raises(ApiError, match=r"2 texts of yours .* try again in 5 seconds") as refusal:
             await holder.run("a", gate.wait)

@@ -61,7 +61,8 @@ def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
 
 def checked(call: dict[str, Any]) -> str:
     """The name of a call whose arguments are what they must be."""
-    name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
+    name = call["function"]["name"]
+    arguments = json.loads(call["function"]["arguments"])
     assert call["type"] == "function" and call["id"].startswith("call_")
     jsonschema.validate(arguments, SIZE if name == "size" else {"maxProperties": 0})
     return str(name)

@@ -28,7 +28,8 @@ def ask(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
 
 def settled(cache: Path) -> None:
     """Wait until entries are there, and no more of them come."""
-    count, until = 0, time.monotonic() + 60
+    count = 0
+    until = time.monotonic() + 60
     while not count or count != len(list(cache.glob("*.kv"))):
         assert time.monotonic() < until
         count = len(list(cache.glob("*.kv")))

@@ -37,7 +37,8 @@ def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str
     with page.expect_response("**/v1/completions") as answer:
         compare(page)
     headline(page, r"^\d+(\.\d)? times as fast, the same text$")
-    text, plain = page.locator("#tiered").text_content(), page.locator("#plain").text_content()
+    text = page.locator("#tiered").text_content()
+    plain = page.locator("#plain").text_content()
     body = {"prompt": DOCUMENT, "max_tokens": 40, "temperature": 0.6, "seed": 7}
     headers = {"authorization": f"Bearer {KEY}"}
     (plain_choice,) = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).json()["choices"]

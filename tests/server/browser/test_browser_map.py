@@ -34,7 +34,9 @@ def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
         """() => ["color", "backgroundColor"].map(name => getComputedStyle(document.getElementById("map"))[name])"""
     )
     ink, ground = ([int(n) for n in re.findall(r"\d+", color)] for color in colors)
-    no_pixels, some_pixels, all_of_it = pixels(page)[10], pixels(page)[120], pixels(page)[250]
+    no_pixels = pixels(page)[10]
+    some_pixels = pixels(page)[120]
+    all_of_it = pixels(page)[250]
     assert no_pixels[3] == 0 and 0 < some_pixels[3] < all_of_it[3] == 255 and all_of_it[:3] == ink
     assert sum(abs(a - b) for a, b in zip(ink, ground, strict=True)) > 200
     ramp = page.locator(".ramp").evaluate("e => getComputedStyle(e).backgroundImage")
