@@ -53,7 +53,8 @@ def test_shape_is_asked_of_public_functions_that_return_a_tensor() -> None:
 
 
 def test_errors_that_a_public_function_raises_are_asked_for() -> None:
-    head, body = 'def f(x):\n    """Check it.', "\n    raise CacheError(x)"
+    head = 'def f(x):\n    """Check it.'
+    body = "\n    raise CacheError(x)"
     assert found(f'{head}"""{body}') == {"raises"}
     assert found(f'{head} Raises RequestError."""{body}') == {"raises"}
     for text in (

@@ -35,7 +35,8 @@ def test_pinned_versions_are_those_that_extras_allow(where: tuple[str, ...], ext
 
 def test_gpu_versions_are_pair_that_was_measured() -> None:
     """The extra names it, and nothing else is another one than on a CPU."""
-    versions, base = pinned("gpu"), pinned()
+    versions = pinned("gpu")
+    base = pinned()
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
         "gpu"
     ]

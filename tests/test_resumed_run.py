@@ -22,7 +22,8 @@ def test_three(): assert pathlib.Path(__file__).with_name("mended").exists()
 @pytest.mark.slow  # it starts pytest ten times
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_run_leaves_out_what_passed_and_ends_with_all(tmp_path: Path, workers: int) -> None:
-    tests, passed_file = tmp_path / "test_few.py", tmp_path / "kept" / "passed"
+    tests = tmp_path / "test_few.py"
+    passed_file = tmp_path / "kept" / "passed"
     tests.write_text(TESTS)
 
     def run() -> str:

@@ -112,7 +112,8 @@ def test_cases_share_a_process_until_one_has_a_fault(tmp_path: Path) -> None:
 
 
 def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
-    draws, file = list[float](), tmp_path / "outcomes"
+    draws = list[float]()
+    file = tmp_path / "outcomes"
 
     def make(random: Random, folder: Path) -> None:
         draws.append(random.random())

@@ -108,7 +108,8 @@ def definitions(file: Path) -> set[str]:
         return set(
             re.findall(r"^[\w:<>*& ]*?\b((?:\w+::)?\w+)\([^;]*?\) (?:const )?\{$", text, re.MULTILINE | re.DOTALL)
         )
-    names, functions = set(), (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = set()
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.parse(text).body:
         if isinstance(node, (*functions, ast.ClassDef)):
             names.add(node.name)

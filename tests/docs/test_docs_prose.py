@@ -80,7 +80,8 @@ def test_readme_repeats_recorded_figures() -> None:
     auto = [row for row in recorded("speed") if row["mode"] == "auto"]
     speedups = [row["speedup"] for row in auto if row["repeated_8_grams"] <= 0.02]
     readme = " ".join(README.split())
-    mean_speedup, least_speedup = mean(row["speedup"] for row in auto), min(row["speedup"] for row in auto)
+    mean_speedup = mean(row["speedup"] for row in auto)
+    least_speedup = min(row["speedup"] for row in auto)
     all_cells = f"makes {mean_speedup:.2f} in the mean, {least_speedup:.2f} in the worst"
     assert f"{all_cells}, and {mean(speedups):.2f} in the {len(speedups)}" in readme
     narrow = json.loads((ROOT / "benchmarks/results/draft_speed_avx2.json").read_text())["summary"]
@@ -130,7 +131,8 @@ def test_results_fit_two_screens_and_name_all_files_of_rows() -> None:
 
 def test_results_repeat_recorded_figures() -> None:
     summary = " ".join(SUMMARY.split())
-    judged, again = verdict(recorded("speed")), [r for r in recorded("unseen_texts") if r["mode"] == CONTROL]
+    judged = verdict(recorded("speed"))
+    again = [r for r in recorded("unseen_texts") if r["mode"] == CONTROL]
     assert f"{judged['cells']} cells of" in summary and f"has {judged['mean']:.2f} times the tokens/s" in summary
     assert f"{judged['of_best']:.2f} times those of the best fixed mode" in summary
     for mode in ("retrieval", "triforce"):

@@ -29,7 +29,8 @@ def test_kernel_table_shows_the_greediest_launch_of_each_kind() -> None:
 
 
 def test_kernel_table_is_toml() -> None:
-    rows, made_of = [{"case": 'a "row"', "programs": [1, 2]}], {"digest": "1", "archs": ["sm_90"]}
+    rows = [{"case": 'a "row"', "programs": [1, 2]}]
+    made_of = {"digest": "1", "archs": ["sm_90"]}
     assert tomllib.loads(gpu_kernels.toml(rows, made_of)) == {"sources": made_of, "kernels": rows}
 
 

@@ -121,7 +121,8 @@ def test_explain_tiers_of_several_texts_are_summed() -> None:
 
 
 def output(mode: str = "auto", repeats: int = 1, report: PlanReport | None = None) -> RequestOutput:
-    timeline, tiers = stretches(10, 20) * repeats if mode == "auto" else [], [DRAFT, RETRIEVAL, FULL]
+    timeline = stretches(10, 20) * repeats if mode == "auto" else []
+    tiers = [DRAFT, RETRIEVAL, FULL]
     completion = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
     return RequestOutput([1] * 16_000, None, [completion], mode, "seeded", "bitwise", 0.5, 0.3)
 
