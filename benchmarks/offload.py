@@ -182,9 +182,9 @@ def measure(options: Namespace) -> None:
             print(f"prefill {perf_counter() - started:.1f} s", flush=True)
             if not options.skip_streaming and kv_dtype != "int8":
                 note(streaming(ids, saved, memories[0], 12))
-            less = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
+            kv_share = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
             for memory in memories:
-                for row in bus(ids, saved, options, int(size_of(memory) * less), kv_dtype, 2e9):
+                for row in bus(ids, saved, options, int(size_of(memory) * kv_share), kv_dtype, 2e9):
                     note(row | {"memory": memory, "kv": kv_dtype})
     last_case = memories[-1], options.kv_dtypes[0]
     measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last_case]

@@ -39,7 +39,7 @@ SETTLED = 1.0
 class Answer(NamedTuple):
     """Seconds to the first token, token ids as text, and tokens of the prompt that were read before."""
 
-    first: float
+    first_seconds: float
     text: str
     cached: int
 
@@ -72,7 +72,7 @@ def killed(options: Namespace, cache: Path, prompts: list[list[int]], uncached: 
     entry_count = 0
     for number in range(options.kills):
         prompt, expected = draw.choice(list(zip(prompts, uncached, strict=True)))
-        wrong += not answered(options.model, cache, prompt, expected.text, draw.random() * 1.3 * expected.first)
+        wrong += not answered(options.model, cache, prompt, expected.text, draw.random() * 1.3 * expected.first_seconds)
         cache_faults = faults(cache)
         damaged = damaged + sum(fault is not None for fault in cache_faults)
         entry_count = len(cache_faults)
@@ -87,8 +87,8 @@ def killed(options: Namespace, cache: Path, prompts: list[list[int]], uncached: 
         second = answer(url, prompts[1])
     return {
         "context": options.context, "model": options.model or "shipped", "kills": options.kills, "entries": entry_count,
-        "damaged": damaged, "wrong": wrong, "first": uncached[1].first, "second": second.first,
-        "ratio": uncached[1].first / second.first, "cached": second.cached,
+        "damaged": damaged, "wrong": wrong, "first": uncached[1].first_seconds, "second": second.first_seconds,
+        "ratio": uncached[1].first_seconds / second.first_seconds, "cached": second.cached,
         "same_text": second.text == uncached[1].text,
     }  # fmt: skip
 

@@ -23,11 +23,11 @@ class Gaps:
 
     def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
         self.while_reading = self.otherwise = 0.0
-        for earlier, later in gaps:
-            if any(start <= later and earlier <= end for start, end in readings):
-                self.while_reading = max(self.while_reading, later - earlier)
+        for gap_start, gap_end in gaps:
+            if any(start <= gap_end and gap_start <= end for start, end in readings):
+                self.while_reading = max(self.while_reading, gap_end - gap_start)
             else:
-                self.otherwise = max(self.otherwise, later - earlier)
+                self.otherwise = max(self.otherwise, gap_end - gap_start)
 
 
 class KeptEntries:

@@ -34,17 +34,17 @@ class ChosenText:
     ids: list[int]
     place: int
     repeats: Mapping[str, float]
-    whole: bool
-    """Whether all were asked: none is, once it is too much for one."""
+    all_asked: bool
+    """Whether all engines were asked: no further one is, once a text of one repeats itself too much."""
 
     @property
     def order(self) -> tuple[bool, float]:
-        """A key that is least for the best prompt."""
-        return not self.whole, max(self.repeats.values(), default=0.0)
+        """Return the sort key, least for the best prompt."""
+        return not self.all_asked, max(self.repeats.values(), default=0.0)
 
     @property
     def enough(self) -> bool:
-        return self.whole and self.order[1] < MOST
+        return self.all_asked and self.order[1] < MOST
 
 
 def choose(

@@ -40,13 +40,13 @@ class Setup:
     repeats: int = 5
     positions: int = 259
     quick: bool = False
-    _kept: Prompts | None = field(default=None, repr=False)
+    _prompt_cache: Prompts | None = field(default=None, repr=False)
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
         """Prompts are read once, and kept meanwhile."""
         with TemporaryDirectory() as folder:
-            self._kept = Prompts(self.llm, Path(folder), Prefill)
+            self._prompt_cache = Prompts(self.llm, Path(folder), Prefill)
             yield
 
     def share(self, budget: int) -> int:
@@ -55,11 +55,11 @@ class Setup:
 
     def speed(self, cell: Cell, modes: Sequence[str], tokens: int | None = None, **speculation: Any) -> list[Row]:
         """Rows of modes on one cell, turn by turn with plain decoding; fields of `SpeculativeConfig` may be others."""
-        assert self._kept is not None, "within `measuring`"
+        assert self._prompt_cache is not None, "within `measuring`"
         plan = SpeedConfig(["ar", *modes], tokens=tokens or self.tokens, repeats=self.repeats, seconds=0)
         length = min(cell.context, self.llm.target.config.context - plan.tokens)
         texts = prompts(self.sources, cell.workload, length, cell.batch)
-        earlier, prefill = self._kept.of(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])
+        earlier, prefill = self._prompt_cache.of(f"{cell.workload}-{cell.context}-{cell.batch}", texts[0])
         how = varied(self.llm, **speculation) if speculation else self.llm
         ends = perf_counter() + 3600
         return [row for row in cell_rows(how, texts, cell, plan, earlier, prefill, ends) if row["mode"] != "ar"]

@@ -35,7 +35,7 @@ def fresh(pair: Path, file: Path, tokens: int) -> str:
 
 
 def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
-    saved_file, foreign, later = (tmp_path / name for name in ("kept", "foreign", "after"))
+    saved_file, foreign, later_file = (tmp_path / name for name in ("kept", "foreign", "after"))
     foreign.write_text('{"what": "mine"}')
     with attended("chat", *settings(pair, "--system", "be brief")) as chat:
         prompt = chat.prompt()
@@ -64,14 +64,16 @@ def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
         assert "would be lost: name another file" in chat.ask(f"/save {foreign}")
         assert foreign.read_text() == '{"what": "mine"}'
         assert "all turns are forgotten" in chat.ask("/reset")
-        chat.save(later)
-        assert (load(later).system, load(later).turns) == ("be long", [])
+        chat.save(later_file)
+        assert (load(later_file).system, load(later_file).turns) == ("be long", [])
         assert "holds no conversation" in chat.ask(f"/load {foreign}")
         assert "cannot be read" in chat.ask(f"/load {tmp_path / 'nowhere'}")
         assert "in the place of what was here: 2 turns" in chat.ask(f"/load {saved_file}")
         chat.ask("the hat")
-        chat.save(later)
-        assert load(later).turns[:2] == saved.turns and load(later).turns[2].answer == fresh(pair, later, 6)
+        chat.save(later_file)
+        assert load(later_file).turns[:2] == saved.turns and load(later_file).turns[2].answer == fresh(
+            pair, later_file, 6
+        )
         chat.ask("/reset")
         assert "kept: 0 turns, a system message]" in chat.ask(f"/save {saved_file}")
         chat.type("/bye" + ENTER)

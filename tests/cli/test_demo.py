@@ -51,7 +51,7 @@ def model(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]
 @pytest.fixture
 def recorder(model: type[Recorder], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     """The same, where the file was found."""
-    monkeypatch.setattr("triforce.cli.demo.find", lambda known: Path(known.file))
+    monkeypatch.setattr("triforce.cli.demo.find", lambda published: Path(published.file))
     return model
 
 

@@ -45,9 +45,9 @@ OF_THE_REQUEST = ("id", "created", "time_ms", "seconds")
 class Observation(NamedTuple):
     """All that a client is told, tokens that the models were fed for it, and which entries were there."""
 
-    told: Any
+    response: Any
     fed: tuple[int, int]
-    found: list[bool]
+    disk_reads: list[bool]
 
 
 def without(value: Any) -> Any:
@@ -124,7 +124,7 @@ def test_other_key_cannot_tell_what_was_read(host: Callable[[str], Host], where:
         asked = host("read")
     never = host("never").observe(OTHER, path, body)
     assert asked.observe(OTHER, path, body) == never
-    assert not any(never.found)
+    assert not any(never.disk_reads)
 
 
 def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) -> None:
@@ -135,13 +135,17 @@ def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) ->
     read_by(asked, KEY)
     observed = asked.observe(OTHER, path, body)
     never = host("never", **learns).observe(OTHER, path, body)
-    assert (text_of(observed), usage_of(observed), observed.found) == (text_of(never), usage_of(never), never.found)
-    assert not any(observed.found)
+    assert (text_of(observed), usage_of(observed), observed.disk_reads) == (
+        text_of(never),
+        usage_of(never),
+        never.disk_reads,
+    )
+    assert not any(observed.disk_reads)
 
 
 def usage_of(observation: Observation) -> Any:
     """What a client is told of tokens, but for who has guessed them."""
-    (usage,) = (event["usage"] for event in observation.told if event.get("usage"))
+    (usage,) = (event["usage"] for event in observation.response if event.get("usage"))
     return {name: value for name, value in usage.items() if name != "tiers"}
 
 
@@ -154,12 +158,12 @@ def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:
     asked.stop()
     restarted = host("read").observe(KEY, path, body)
     for later_answer in (again, restarted):
-        assert later_answer.told != first_answer.told and sum(later_answer.fed) < sum(first_answer.fed)
-    assert any(restarted.found) and text_of(first_answer) == text_of(again) == text_of(restarted)
+        assert later_answer.response != first_answer.response and sum(later_answer.fed) < sum(first_answer.fed)
+    assert any(restarted.disk_reads) and text_of(first_answer) == text_of(again) == text_of(restarted)
 
 
 def text_of(observation: Observation) -> str:
-    return "".join(choice.get("text", "") for event in observation.told for choice in event["choices"])
+    return "".join(choice.get("text", "") for event in observation.response for choice in event["choices"])
 
 
 def test_no_answer_to_another_key_names_what_was_read(host: Callable[[str], Host]) -> None:

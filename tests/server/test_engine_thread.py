@@ -153,18 +153,18 @@ def test_worker_engine_failure_ends_all_and_recovers() -> None:
         for answer in worker.submit(asks(14, 1)):
             with pytest.raises(MemoryError):
                 await read(answer)
-        (later,) = worker.submit(asks(2))
-        assert await read(later) == 4 and worker.alive
+        (recovered,) = worker.submit(asks(2))
+        assert await read(recovered) == 4 and worker.alive
 
     assert run(scene)[-1] == "done 2"
 
 
 def test_worker_cancelled_requests_leave_at_next_step() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        first, two, three = worker.submit(asks(1, 2, 3))
+        running, two, three = worker.submit(asks(1, 2, 3))
         llm.let.release()
-        assert isinstance(await anext(aiter(first)), OutputChunk)
-        first.cancel()
+        assert isinstance(await anext(aiter(running)), OutputChunk)
+        running.cancel()
         two.cancel()
         assert worker.load().waiting == 1
         llm.let.release(9)
@@ -192,12 +192,12 @@ def test_worker_queue_is_atomic() -> None:
 
 def test_worker_drain_finishes_and_stop_ends() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        first, two = worker.submit(asks(1, 2))
+        draining, two = worker.submit(asks(1, 2))
         worker.drain()
         with pytest.raises(ShuttingDown):
             worker.submit(asks(3))
         llm.let.release(4)
-        assert await read(first) == 4
+        assert await read(draining) == 4
         events = aiter(two)
         assert isinstance(await anext(events), OutputChunk)
         worker.stop()
