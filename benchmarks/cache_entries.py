@@ -46,7 +46,7 @@ def measure(options: Namespace) -> int:
         tokens = fill(path, options.entries)
         opening, store = timed(lambda: EntryStore(CacheFolder(path), sys.maxsize))
         segments = [draw.choice(tokens) for _ in range(LOOKUPS // 2)]
-        segments += [draw.randbytes(SEGMENT_BYTES) for _ in range(LOOKUPS // 2)]  # of which there is no entry
+        segments += [draw.randbytes(SEGMENT_BYTES) for _ in range(LOOKUPS // 2)]  # segments without an entry
         lookups = [timed(partial(looked_up, store, segment)) for segment in segments]
         if sum(entry is not None for _, entry in lookups) != LOOKUPS // 2:
             raise AssertionError("an entry was not found, or one that is not there")
@@ -68,7 +68,7 @@ def measure(options: Namespace) -> int:
 
 
 def fill(path: Path, count: int) -> list[bytes]:
-    """Make a folder with so many entries; return the tokens of their segments."""
+    """Make a folder with `count` entries. Returns the token bytes of their segments."""
     folder = CacheFolder(path)
     draw = random.Random(1)
     store = EntryStore(folder, sys.maxsize)

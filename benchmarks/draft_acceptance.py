@@ -2,9 +2,9 @@
 
     python -m benchmarks.draft_acceptance smollm2 --texts FOLDER --json benchmarks/results/draft_acceptance.json
 
-Give texts that it was not trained on. At each context the same tokens are guessed: the last ones of a window, of which
-the target sees so much. A model that chats is asked about windows, too, in words that no training has, and what it
-answers is guessed.
+Give texts that it was not trained on. At each context the same tokens are guessed: the last ones of a window, with
+that much of the window before the target. A model that chats is asked about windows, too, in words that no training
+has, and its answers are guessed.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def of_draft(llm: LLM) -> Subject:
 
 
 def windows(texts: Sequence[Text], length: int, limit: int) -> list[Text]:
-    """Return windows of so many tokens, spread over each text. Raises RequestError where there are none."""
+    """Return at most `limit` windows of `length` tokens, spread over each text. Raises RequestError without any."""
     text_windows = [window for text in texts for window in spread(text, length, limit) if len(window.ids_N) == length]
     if not text_windows:
         raise RequestError(f"no text has {length:,} tokens; give --texts some that do, or --contexts that are shorter")
@@ -142,7 +142,7 @@ def of_answers(
 def shares(
     llm: LLM, subject: Subject, texts: Sequence[Tensor], options: Namespace, tails: Sequence[int] = ()
 ) -> dict[str, list[float]]:
-    """Return the shares kept by temperature, in the mean of texts, of whose tokens so many are guessed."""
+    """Return the shares kept by temperature, in the mean of texts. `tails`: tokens to guess at the end of each text."""
     layers = subject.layer.config.state_layers
     decoder = llm.target.decoder
     batch_shares = [

@@ -58,7 +58,7 @@ def generate(
 
 
 def sequential(size: int) -> float:
-    """Bytes a second of a file of so many, read from its start to its end past the system's cache."""
+    """Return bytes a second of a file of `size` bytes, read from start to end past the system's cache."""
     with tempfile.NamedTemporaryFile() as file:
         data = os.urandom(BLOCK)
         for _ in range(size // BLOCK):
@@ -103,7 +103,7 @@ def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
 
 
 def _kv(llm: LLM, tokens: int) -> int:
-    """Return bytes of KV of so many tokens."""
+    """Return the KV bytes of `tokens` tokens."""
     return tokens * llm.target.config.kv_bytes(llm.target.decoder.dtype.itemsize)
 
 

@@ -122,7 +122,7 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
         flops = f"{row['gflop_per_second']:,.0f}" if "gflop_per_second" in row else "-"
         lines.append([name, took, speed, flops, least_time, percent(row.get("fraction")) or "-"])
     note = (
-        "Bytes are those that must be read: weights, and keys and values in sight. The least that a kernel can take is "
+        "Bytes must be read at least once: weights, and keys and values in sight. The least that a kernel can take is "
         "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more."
         " A union is how many times a token's experts a pass reads."
     )

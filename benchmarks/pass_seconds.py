@@ -52,7 +52,7 @@ def measure(options: Namespace) -> None:
 
 
 def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
-    """Return the median milliseconds of a pass by tier and width, or of a fused draft of so many tokens."""
+    """Return the median milliseconds of a pass by tier and width, or of a fused draft by its tokens."""
     dice = np.random.default_rng(1)
 
     def tokens(count: int) -> list[int]:

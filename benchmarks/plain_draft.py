@@ -43,7 +43,7 @@ LAYERS, HEAD, MLP = 2, 16, 8 / 3
 """Of the plain draft: layers, size of a head, and of its MLP beside its hidden size."""
 TEMPERATURES = (0.0, 0.8)
 OPENED = 512
-"""Tokens of a window before those that are decoded."""
+"""Tokens of a window before the decoded ones."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def measure(options: Namespace) -> None:
 
 
 class PlainTraining:
-    """A Llama of at most so many bytes in bfloat16, taught by the target."""
+    """Distils the target into a Llama of at most `byte_limit` bytes in bfloat16."""
 
     def __init__(self, llm: LLM, texts: dict[str, str], byte_limit: int, threads: int) -> None:
         target = llm.target
@@ -117,7 +117,7 @@ class PlainTraining:
         self.optimizers = optimizers(matrices, vectors)
 
     def run(self, seconds: float) -> None:
-        """Train for so many seconds of the process's time, over its threads."""
+        """Train for `seconds` seconds of the process's time, divided by its threads."""
         began = time.process_time()
         spent = 0.0
         with tqdm(total=round(seconds), desc="training", unit=" s", disable=None, leave=False) as bar:
@@ -158,7 +158,7 @@ class PlainTraining:
 
 
 def largest(vocab_size: int, byte_limit: int, seed: int) -> LlamaForCausalLM:
-    """Return the widest Llama of at most so many bytes in bfloat16. Raises RequestError where none is."""
+    """Return the widest Llama of at most `byte_limit` bytes in bfloat16. Raises RequestError if there is none."""
     torch.manual_seed(seed)
     hidden = HEAD
     largest_fit = None

@@ -94,7 +94,7 @@ def killed(options: Namespace, cache: Path, prompts: list[list[int]], uncached: 
 
 
 def answered(model: str | None, cache: Path, prompt: list[int], expected: str, seconds: float) -> bool:
-    """Ask a server that is killed after so many seconds. Returns False if what it said by then is wrong."""
+    """Ask a server that is killed after `seconds`. Returns False if the text that it sent by then is wrong."""
     texts: list[str] = []
 
     def ask(url: str) -> None:
@@ -112,7 +112,7 @@ def answered(model: str | None, cache: Path, prompt: list[int], expected: str, s
 
 
 def faults(cache: Path) -> list[str | None]:
-    """Return the fault of each entry, None for those that are whole."""
+    """Return the fault of each entry, None for an intact one."""
     folder = CacheFolder(cache)
     store = EntryStore(folder, sys.maxsize)
     entry_faults = [store.fault(entry.name) for entry in store.entries()]

@@ -23,9 +23,9 @@ Measure = Callable[[argparse.Namespace], int | None]
 def command(name: str, doc: str | None, add: Add, measure: Measure) -> Callable[..., int]:
     """Return the main function of a study: it takes arguments, those of the process if None, and gives an exit code.
 
-    A mistake of the user is one message on stderr and code 2. doc: the docstring of its module, of which the help
-    shows the first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line
-    as `command`; a file that `json` names can be written. What it returns is the exit code, where it is a number.
+    A mistake of the user is one message on stderr and code 2. doc: the docstring of its module; the help shows its
+    first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line as
+    `command`; the file that `json` names can be written. If `measure` returns a number, that is the exit code.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:

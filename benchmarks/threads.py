@@ -34,7 +34,7 @@ CONTEXT = 1024
 
 
 def timed(call: Callable[[], object], seconds: float) -> float:
-    """Median seconds of a call."""
+    """Return the median seconds of a call, called for `seconds`."""
     took = []
     end = (last_time := perf_counter()) + seconds
     while last_time < end:
@@ -46,7 +46,7 @@ def timed(call: Callable[[], object], seconds: float) -> float:
 
 
 def section(threads: int) -> float:
-    """Seconds that a section without work costs, one chunk for each thread."""
+    """Return the seconds that a section without work costs, one chunk for each thread."""
     assert dispatch.native, "main has asked"
     empty_section = partial(dispatch.native.compute, "float32", 0)
     dispatch.use_threads(1)
@@ -56,7 +56,7 @@ def section(threads: int) -> float:
 
 
 def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
-    """Median seconds of a pass of one token, from when all processes are ready."""
+    """Put the median seconds of a pass of one token into `times`, once all processes are ready."""
     dispatch.use_threads(threads)
     torch.set_num_threads(1)
     model = Model(shape, CONTEXT + 64)
@@ -72,7 +72,7 @@ def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times
 
 
 def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> float:
-    """The slowest median of so many processes at once."""
+    """Return the slowest median seconds of a pass, of `processes` processes at once."""
     context = multiprocessing.get_context("spawn")
     barrier = context.Barrier(processes)
     times = context.Queue()

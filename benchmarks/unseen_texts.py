@@ -127,7 +127,7 @@ def tables(rows: Sequence[Row]) -> list[Table]:
             )
             lines.append([profile, mode, str(judged["cells"]), *means])
     note = (
-        f"Of plain decoding: the mean, the least, cells below {LOST}, and those that are with 95 % confidence. Of the "
+        f"Of plain decoding: the mean, the least, cells below {LOST}, and cells below it with 95 % confidence. Of the "
         "best fixed mode: the mean. `ar again` is plain decoding beside itself, so chance."
     )
     header = ["profile", "mode", "cells", "mean", "least", f"below {LOST}", "lost", "of the best"]

@@ -127,7 +127,7 @@ class Recorder:
 
 
 def locality(walk: Walk, base_case: Case) -> list[Row]:
-    """Return a row a layer, with values after so many `tokens`; `usual.selection` must be one that observes.
+    """Return a row a layer, with values after each count of `tokens`; `base_case.selection` must be one that observes.
 
     `overlap`: of the chunks that were selected first, the share still selected. `recovered`: the share of the attention
     that falls on what is in sight, when selected anew at each verification; `recovered_once`: when only at first.

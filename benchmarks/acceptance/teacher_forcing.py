@@ -30,7 +30,7 @@ from triforce.speculation import SequenceState, Tier
 
 
 class Walk:
-    """One text under views of its KV; laws are those that a sampler would see.
+    """One text under views of its KV; laws are as a sampler would see them.
 
     chunk: a divisor of all chunk sizes that its views will select by.
     """
@@ -55,7 +55,7 @@ class Walk:
         return self._processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
     def _prefill(self, tier: Tier[Any], length: int) -> None:
-        """Let a tier see so many tokens."""
+        """Let a tier read the first `length` tokens."""
         deque(tier.prefill(SequenceState(self._ids_1S, ints([length + 1])), 0, length), maxlen=0)
 
     @property

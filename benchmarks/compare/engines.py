@@ -161,5 +161,5 @@ ON_FILE = {
 
 
 def loads(engine: str, bits: float) -> Sequence[Load]:
-    """Return what is tried of an engine on a file whose weights have so many bits in the mean."""
+    """Return the loads to try of an engine, for a file whose weights have `bits` bits in the mean."""
     return _onnx(bits) if engine == "onnx" else {"llamacpp": _llamacpp, "openvino": _openvino}[engine]()

@@ -193,7 +193,7 @@ def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **options:
 
 
 def task_of(model: Path, draft: str | Path | None, positions: int, settings: Mapping[str, Any]) -> Task:
-    """A task, for texts that end with prompt and all at so many positions."""
+    """Return a task for texts of at most `positions` tokens, prompt included."""
     return {
         "model": str(model), "draft": str(draft) if draft else None, "positions": positions + SLACK,
         "settings": dict(settings),
@@ -201,7 +201,7 @@ def task_of(model: Path, draft: str | Path | None, positions: int, settings: Map
 
 
 def speeds(result: Result, context: int, threads: int) -> dict[str, Any]:
-    """Tokens/s of a text that so many threads made, and those of its prompt."""
+    """Return tokens/s of a text that `threads` threads made, and of its prompt."""
     decoded, seconds, prefill, busy = (result[name] for name in ("decoded", "seconds", "prefill_seconds", "busy_cores"))
     return {
         "tokens": decoded, "seconds": seconds, "tokens_per_second": decoded / seconds if seconds else 0.0,

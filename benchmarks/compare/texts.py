@@ -50,7 +50,7 @@ class ChosenText:
 def choose(
     sources: Sources, workloads: Sequence[str], length: int, writers: Mapping[str, Writer]
 ) -> dict[str, ChosenText]:
-    """Return of each workload the first prompt of which no text repeats much, or else that which repeats least.
+    """Return for each workload the first prompt whose texts hardly repeat themselves, or else the least repetitive one.
 
     An engine that fails is not asked again. Raises RequestError.
     """
@@ -83,7 +83,7 @@ def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
 
 
 def prompt(sources: Sources, workload: str, length: int, place: int) -> list[int]:
-    """Return a prompt of so many tokens, of one of the places spread over the books. Raises RequestError."""
+    """Return a prompt of `length` tokens, from one of the places spread over the books. Raises RequestError."""
     book = sources.prose
     question = QUESTIONS[place % len(QUESTIONS)]
     end = sources.encode(f"\n\nQuestion: {question}\nAnswer:") if workload == "questions" else []

@@ -39,7 +39,7 @@ IMPLEMENTATIONS = ("FA3", "FA4")
 
 @dataclass
 class LimitedKernel:
-    """A kernel whose programs may have so many registers a thread; None: as many as the compiler likes."""
+    """A kernel compiled with at most `registers` registers a thread; None: without a limit."""
 
     kernel: Any
     registers: int | None

@@ -26,7 +26,7 @@ LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
 TINY: Names = ("tiny", "tiny-draft")
 THOUSAND = 1024
 HOSTED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
-"""Context with KV on the host, 30 GiB, of which most takes half a second on the bus; bytes of the device it is for."""
+"""Context with KV on the host, 30 GiB (most of it takes half a second on the bus); bytes of the device it is for."""
 GUESSES, VERIFIED_TOKENS = (6, 12, 16), 48
 """Tokens guessed for a verification, and tokens of whole verifications of each decoding."""
 SECONDS = 510
@@ -166,7 +166,7 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
 
 
 def _line(part: Part, row: Row) -> str:
-    """What is said of a row, all of which is in its file."""
+    """Return the line that is printed of a row; the file holds the whole row."""
     took = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else row.get("left_out", row.get("error"))
     details = {name: row[name] for name in SAID if row.get(name) is not None}
     return " | ".join(

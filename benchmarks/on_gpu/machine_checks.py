@@ -27,7 +27,7 @@ TEST_SECONDS, TAIL = 120, 60
 
 
 def doctor(setup: Setup) -> Iterator[Piece]:
-    """The checks of `triforce doctor`, each of which raises where something is wrong."""
+    """Yield the checks of `triforce doctor`. Each raises where something is wrong."""
     for check in Checkup(setup.device, own_texts()[BOOK]).checks():
         yield Piece(f"check of {check.name}", "shipped pair", 0, partial(_passed, check))
 

@@ -204,7 +204,7 @@ def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
 
 
 def _params(setup: Setup, temperature: float, texts: int) -> list[SamplingParams]:
-    """Return what each of so many texts is made with: seeds of their own."""
+    """Return the sampling parameters of each text: each has a seed of its own."""
     return [
         SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
         for seed in range(texts)

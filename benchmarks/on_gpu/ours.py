@@ -78,7 +78,7 @@ def _pass(setup: Setup, names: Names, of_draft: bool, context: int, cached_token
 
 
 def _bytes(decoder: Decoder, keys: int) -> int:
-    """Bytes that a pass over so many keys reads: weights and KV."""
+    """Return the bytes that a pass over `keys` keys reads: weights and KV."""
     size = decoder.dtype.itemsize
     return size * decoder.config.weights_read + decoder.config.kv_bytes(size) * keys
 
@@ -144,14 +144,14 @@ def _pool(decoder: Decoder, context: int) -> PagePool:
 
 
 def decodings(setup: Setup, names: Names, context: int, rows: int = 1) -> Iterator[Piece]:
-    """One for each pair of rates; plain decoding is measured beside it, in turns."""
+    """Yield a piece for each pair of rates; plain decoding is measured beside it, in turns."""
     for acceptance in RATES:
         run = partial(_measure, setup, names, context, rows, acceptance)
         yield Piece(f"triforce, {rows} rows, {acceptance} acceptance", names[0], context, run, acceptance)
 
 
 def hosted_decodings(setup: Setup, names: Names, context: int, speculative_tokens: int = GUESSES) -> Iterator[Piece]:
-    """The same with KV on the host, and so many tokens guessed for a verification."""
+    """Yield the same pieces with KV on the host, and `speculative_tokens` guesses for a verification."""
     longer = f", {speculative_tokens} tokens" if speculative_tokens != GUESSES else ""
     for acceptance in RATES:
         run = partial(_measure_hosted, setup, names, context, acceptance, speculative_tokens)

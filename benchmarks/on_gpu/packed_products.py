@@ -28,7 +28,7 @@ MATRICES = 8
 
 Product = Callable[[Tensor], Tensor]
 Make = Callable[[Setup, int, int], tuple[Product, int]]
-"""Makes a product with a matrix of so many outputs and inputs, and says how many bytes that has."""
+"""Takes a setup, outputs and inputs of a matrix; returns the product with it, and the bytes of the matrix."""
 
 
 def products(setup: Setup, shape: str) -> Iterator[Piece]:

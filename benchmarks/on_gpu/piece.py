@@ -73,7 +73,7 @@ class Setup:
         return self._models[key]
 
     def forget(self) -> None:
-        """The models: somebody else needs their memory."""
+        """Drop the models, to free their memory."""
         self._models.clear()
         torch.cuda.empty_cache()
 
@@ -92,13 +92,13 @@ def speeds(plain: Sequence[float], fast: Sequence[float]) -> Row:
 
 
 def of_limit(setup: Setup, took: float, moved: int) -> Row:
-    """Return the row of what must read so many bytes; `fraction_of_limit`: of the memory's bandwidth."""
+    """Return the row of a pass that reads `moved` bytes. `fraction_of_limit`: of the memory's bandwidth."""
     limit = moved / setup.clock.bandwidth / took
     return {"seconds": took, "bytes": moved, "fraction_of_limit": limit, "speedup": None}
 
 
 def capped(setup: Setup, cap: int, piece: Piece) -> Row:
-    """Measure a piece as on a device of so many bytes."""
+    """Measure a piece as on a device of `cap` bytes."""
     if not setup.on_gpu:
         return piece.run()
     torch.cuda.empty_cache()  # what is kept for later counts

@@ -80,7 +80,7 @@ class PlainDecoding:
 
     def __init__(self, setup: Setup, names: Names, context: int) -> None:
         self.decoder = setup.models(names, context).target
-        assert isinstance(self.decoder.model, TritonModel), "its kernels are those that are measured"
+        assert isinstance(self.decoder.model, TritonModel), "its kernels are measured"
         self.model, self.device, self.graphs = self.decoder.model, setup.device, Graphs(setup.device)
         pool = PagePool(self.decoder.config, 1, pages_for(context + 64), self.decoder.dtype, setup.device)
         pool.reserve(0, context + 64)
@@ -105,7 +105,7 @@ class PlainDecoding:
         return lambda: self.graphs.run(replay, run).logits_BJV
 
     def tokens_of(self, count: int) -> Callable[[], Tensor]:
-        """Return so many tokens of plain decoding in one graph, as a draft's are: its outcome stays on the device."""
+        """Return `count` plainly decoded tokens from one graph, as a draft's are; they stay on the device."""
         batch = self._batch(count)
         (layers, lists), *_ = batch.views
         batch = replace(batch, views=[(layers, replace(lists, counts=[1]))], observe=False)
@@ -195,7 +195,7 @@ def _repeats(setup: Setup) -> int:
 
 
 def _times(setup: Setup, call: Callable[[], object], passes: int) -> Row:
-    """Seconds of one pass of so many, as the host waits for them and as the device is busy with them."""
+    """Return the seconds of one of `passes` passes: as the host waits for it, and as the device is busy with it."""
     if not setup.on_gpu:
         return _row(setup.clock.seconds(call, 1) / passes) | {"device_seconds": None}
     return _row(setup.clock.seconds(call, 10) / passes) | {

@@ -30,7 +30,7 @@ class Clock:
         self.ticks: list[tuple[float, float, int]] = []
 
     def tick(self, tokens: int) -> None:
-        """Record that so many new tokens are there."""
+        """Record the time at which `tokens` new tokens are there."""
         self.ticks.append((perf_counter(), process_time(), tokens))
 
     def result(self, ids: list[int], version: str) -> Result:

@@ -73,7 +73,7 @@ class LlamaCpp:
                 self._decode(self.api.llama_batch_get_one(token_array, 1))
 
     def _guessing(self, turn: Turn, count: int) -> Iterator[list[int]]:
-        """Prompt lookup: a pass over the last token and the guesses, of which those stay that are drawn as well."""
+        """Prompt lookup: a pass over the last token and the guesses; a guess stays if the same token is drawn."""
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
@@ -108,7 +108,7 @@ class LlamaCpp:
             yield [int(token)]
 
     def _prefill(self, ids: list[int], cached_tokens: int) -> None:
-        """Read a prompt, of which the first `cached_tokens` tokens were read before."""
+        """Read a prompt whose first `cached_tokens` tokens are in the cache."""
         self.api.llama_memory_seq_rm(self._memory, 0, cached_tokens, -1)
         for start in range(cached_tokens, len(ids), BATCH):
             part = ids[start : start + BATCH]
