@@ -1,6 +1,6 @@
 """Tries other people's client libraries on a running server, with their defaults: python scripts/clients.py URL [KEY].
 
-The libraries are installed into an environment of their own, build/clients; those that do not install are skipped.
+The libraries are installed into an environment of their own, build/clients; a library that does not install is skipped.
 `EXPECTED_TO_FAIL` lists calls that do not work yet. Exit code 1: another call failed, or one of these did not.
 """
 

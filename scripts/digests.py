@@ -1,6 +1,6 @@
 """Digests of the texts of every mode, coupling and dtype: python scripts/digests.py [TRIFORCE] > FILE.
 
-TRIFORCE is the command of the version to ask, this environment's by default; of which commit another one is, is not
+TRIFORCE is the command of the version to ask, this environment's by default; the commit of another one is not
 known. Two versions of one machine give equal digests, or a change was no mere change of names. `auto` is left out where
 its texts depend on the clock.
 """

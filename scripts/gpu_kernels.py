@@ -1,6 +1,6 @@
 """Writes what compilers say of the kernels for GPUs into docs/data: python -m scripts.gpu_kernels [ARCH ...]
 
-Of all architectures, or of those that are named. One takes a minute or two where its answers are not in build/compiled.
+Of all architectures, or of the named ones. One takes a minute or two where its answers are not in build/compiled.
 `python -m scripts.docs` makes docs/contributing/gpu-kernels.md's table of it.
 """
 

@@ -53,7 +53,7 @@ def visit(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Ite
 
 
 def compare(page: Page, length: str) -> None:
-    """A sample of so many tokens, to its end."""
+    """Compare on a sample of `length` tokens, to the end of the text."""
     page.locator("#lengths").get_by_text(length, exact=True).click()
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#headline")).to_have_text(re.compile("text"), timeout=PATIENCE)

@@ -2,11 +2,11 @@
 
 MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
-Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
-clients hang on, kept KV that nobody needs, had more in its disk cache than it may at any time, or gave none of it up in
-a sixth of the time, did not close what it had opened, or let a stream wait for more than twice `--max-itl` between two
-tokens while a long prompt was read. `missed` names which of these did not hold. `gap_seconds` is the longest such time,
-and that of times when none was; a process of its own measures them (see `soak_listener`).
+Exit code 1 means that one of these does not hold, which `missed` names: the server's memory at the end is that of the
+start (+- 5 %); no answer is 5xx; connections of slow clients are closed; KV that no request needs is freed; the disk
+cache stays within its size and evicts entries in each sixth of the time; opened descriptors are closed; between two
+tokens of a stream there is at most twice `--max-itl` while a long prompt is read. `gap_seconds` is the longest such
+time, and the longest one without a long prompt; a process of its own measures them (see `soak_listener`).
 """
 
 from __future__ import annotations

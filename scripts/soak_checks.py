@@ -12,7 +12,7 @@ from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
 
 PARTS = 6
-"""Parts of the time, in each of which entries must go."""
+"""Parts of the time. In each of them entries must be evicted."""
 
 
 class Gaps:
@@ -56,7 +56,7 @@ class KeptEntries:
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether something holds within so many seconds, or at their end."""
+    """Return whether `holds` becomes true within `seconds`."""
     until = time.monotonic() + seconds
     while not (condition_holds := holds()) and time.monotonic() < until:
         time.sleep(0.5)

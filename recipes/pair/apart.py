@@ -37,7 +37,7 @@ def run(work: Path) -> None:
 
 
 def cut(tokens_N: np.ndarray, evaluation: list[np.ndarray]) -> np.ndarray:
-    """`tokens_N` without the windows that an evaluation text has too, nor those that meet where one was cut."""
+    """Return `tokens_N` without windows that an evaluation text shares, nor shared ones that arise across a cut."""
     evaluation_hashes = np.unique(np.concatenate([hashes(text_N) for text_N in evaluation]))
     while (found_M := np.concatenate([_in(part, evaluation_hashes) for part in _parts(tokens_N)])).any():
         tokens_N = tokens_N[~_covered(len(tokens_N), found_M)]

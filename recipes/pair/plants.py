@@ -20,8 +20,8 @@ Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
 AVOIDED = -1
 
 FEWEST, MOST = 12, 256  # tokens of a copied span
-ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in so many, first
-LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in so many
+ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in this number, first
+LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in this number
 ROUND = 4  # tokens that may be said again whatever the circle
 COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
 TEMPLATES = (
