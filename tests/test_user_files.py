@@ -31,7 +31,7 @@ COMMANDS = {
 
 @pytest.fixture
 def holes(tmp_path: Path) -> Path:
-    """A file of 20 GB, nothing of which is written."""
+    """A sparse file of 20 GB: nothing of it is written."""
     with (file := tmp_path / "holes").open("wb") as opened:
         opened.truncate(20_000_000_000)
     return file

@@ -36,7 +36,7 @@ def test_acceptance_measures_what_was_asked(
     file = tmp_path / "acceptance.json"
     docs = tmp_path / "docs"
     swept = ["--budgets", "64", "--chunks", "16", "--full-layer-counts", "0", "--docs", str(docs)]
-    # too short for the needles, of which there are sixteen
+    # too short for the sixteen needles
     assert study("acceptance", *SHORT, *swept) == 2
     assert "too short to hide numbers in" in capsys.readouterr().err
     assert study("acceptance", *SHORT, "--context", "1900", *swept, "--json", str(file)) == 0

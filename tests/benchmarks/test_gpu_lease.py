@@ -40,7 +40,7 @@ def rows(folder: Path, part: str) -> list[Row]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> PutParts:
-    """Put parts in the place of those that there are: a name, and what each of its pieces does. Returns its calls."""
+    """Replace the parts: a name, and what each of its pieces does. Returns the calls of pieces."""
 
     def put(**pieces_of: list[Run]) -> list[str]:
         calls = list[str]()

@@ -90,7 +90,7 @@ FILES = {
 
 
 class MadeHistory(History):
-    """Four commits in a row, of which the third one has the bench and its version."""
+    """Four commits in a row; the third one has the bench and its version."""
 
     def __init__(self) -> None:
         names = ["dddddddd", "cccccccc", LAST_WITHOUT, "aaaaaaaa"]

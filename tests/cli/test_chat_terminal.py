@@ -16,7 +16,7 @@ from triforce.llm import LLM
 pytestmark = pytest.mark.filterwarnings("ignore:.*forkpty:DeprecationWarning")
 
 ALL = 30_000
-"""New tokens that nobody waits for."""
+"""New tokens, more than a test waits for."""
 
 
 def settings(pair: Path, *extra_options: str, tokens: int = 6) -> list[str]:

@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Deny a path to whoever opens or lists it, as root would not be denied it."""
+    """Deny opening and listing a path, which the system does not deny to root."""
 
     def denied(path: Path) -> None:
         for name in ("open", "scandir", "listdir"):

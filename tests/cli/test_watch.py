@@ -25,7 +25,7 @@ def test_folder_that_was_watched_is_asked_about_at_once(
 ) -> None:
     cache = folder.with_name("cache")
     assert watch_once(pair, folder, cache) == 0
-    assert capsys.readouterr() == ("", ""), "nobody is at a terminal"
+    assert capsys.readouterr() == ("", ""), "stderr is no terminal"
     assert kept(asked(pair, folder, cache, capsys))
     stdin(b"what was it?\n")
     command = ["chat", *models(pair), "--file", str(folder), "--disk-cache", str(cache), "--max-tokens", "2"]

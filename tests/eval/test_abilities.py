@@ -70,7 +70,7 @@ def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, floa
 
 
 def test_context_gain_passes_and_control_fails(llm: LLM) -> None:
-    gain = gains(llm, period=200)  # of which the last 128 tokens say nothing
+    gain = gains(llm, period=200)  # the last 128 tokens do not show it
     assert gain["model"]["passes"] and gain["model"]["mean"] > 4
     assert not gain["control"]["passes"] and abs(gain["control"]["mean"]) < 0.01
     assert gain["model"]["tokens"] == 128

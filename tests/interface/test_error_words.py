@@ -21,7 +21,7 @@ CALLED = {
 }
 ARGUMENTS = CALLED | {field.name for field in fields(SamplingParams)}
 IN_PYTHON_ALONE = {"messages", "tools", "params", "prompts", "trace"}
-"""Those that no command takes."""
+"""Arguments that no command takes."""
 
 
 def named_in_source() -> set[str]:

@@ -1,4 +1,4 @@
-"""Lines on Ray Data while actors die: each is answered once, with its text, but for those that actors die of."""
+"""Lines on Ray Data while actors die: each is answered once, with its text, except the lines that kill actors."""
 
 from __future__ import annotations
 

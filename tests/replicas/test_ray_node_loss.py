@@ -1,4 +1,4 @@
-"""A node is killed in the middle of texts: those that have begun there end with an error, all others are made."""
+"""A node is killed in the middle of texts: texts that have begun there end with an error, all others are made."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ def test_ray_disconnect_cancels_on_replica(app: ASGIApp, served: tuple[Any, Any]
     for _ in range(10):  # far less than those texts would take, which leave rows to others
         if not asyncio.run(held()):
             return
-    raise AssertionError("KV of texts that nobody waits for")
+    raise AssertionError("KV of abandoned texts is held")
 
 
 def test_ray_listens_on_loopback_only(served: tuple[Any, Any]) -> None:

@@ -95,7 +95,7 @@ def test_loopback_address_needs_no_key() -> None:
 
 
 def test_api_key_has_own_prefix_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nobody learns by timing what another has asked; and without keys there is one."""
+    """No key learns by timing what another one has asked. Without keys there is one scope."""
     scopes: list[str] = []
     engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
     monkeypatch.setattr(engine, "submit", lambda asks: (scopes.extend(a.scope for a in asks), plain(engine, asks))[1])

@@ -1,4 +1,4 @@
-"""`triforce batch` again: answers of other requests, models or settings are not taken for those that are asked for."""
+"""`triforce batch` again: answers of other requests, models or settings are not taken for the requested ones."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def told(answer: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_key_finds_its_prompt_after_restart_and_another_does_not(cache: Path, pair: Path) -> None:
-    """What another key is told is what it would be told if nobody had asked: text, usage, all of it."""
+    """Another key gets the answer of a fresh server: the same text and the same usage."""
     server = Server(pair, cache)
     never = Server(pair, cache.with_name("never"))
     foreign = server.ask(OTHER)

@@ -46,7 +46,7 @@ def test_trickling_headers_time_out() -> None:
     ],
 )
 def test_idle_connection_is_closed(sent: bytes) -> None:
-    """One that never asked, one that did, and those that do not end a body which nobody waits for."""
+    """A connection without a request, one with a request, and ones with an unfinished body that is not read."""
 
     async def play(scene: Scene) -> None:
         reader, _ = await scene.connect(sent)

@@ -36,8 +36,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def tried(
     url: str, hostiles: Mapping[str, HostileRequest], size: int
 ) -> tuple[dict[str, Counter[int]], dict[str, float]]:
-    """Send all requests of some kinds at once. Returns their statuses by kind, 0 for those that hung up, and
-    bystanders' waits.
+    """Send all requests of some kinds at once. Returns their statuses by kind, 0 for a connection
+    that was closed, and bystanders' waits.
 
     Bodies are made before: what this process does is not to be counted as the server's.
     """
@@ -84,7 +84,7 @@ def test_bystanders_wait_briefly_beside_hostile_requests(url: str, kinds: list[s
 
 @pytest.fixture(scope="module")
 def quiet(url: str) -> dict[str, float]:
-    """Waits beside nobody: what the machine does besides."""
+    """Return waits without hostile requests: noise of the machine."""
     with Bystanders(url) as bystanders:
         time.sleep(20)
     return bystanders.report()

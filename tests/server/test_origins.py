@@ -32,7 +32,7 @@ def test_host_header_must_name_server(guarded: ASGIApp, host: str, is_known: boo
 
 
 def test_cors_named_origins_are_allowed(llm: LLM, app: ASGIApp) -> None:
-    """A browser asks first, without the key; the answer comes with it, refusals too. Nobody is named by default."""
+    """A browser asks first, without the key; the answer comes with it, refusals too. No origin is named by default."""
     page = "https://notes.example.org"
     asks = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     engine = Worker(llm, Limits(waiting=1))

@@ -105,7 +105,7 @@ def test_disconnected_client_is_cancelled(url: str) -> None:
 
 
 def test_many_streams_with_disconnects_finish(url: str) -> None:
-    """64 at once, more than which the queue would refuse: those that stay get the text of their seed, whole."""
+    """64 at once, the most that the queue takes: streams that stay get the whole text of their seed."""
     headers = {"authorization": f"Bearer {KEY}"}
     body = {"prompt": PROMPT, "ignore_eos": True, "stream": True}
 
@@ -133,7 +133,7 @@ def test_many_streams_with_disconnects_finish(url: str) -> None:
 
 
 def test_oversized_body_is_refused_while_arriving(url: str) -> None:
-    """Whoever sends all of it reads the answer; whoever never ends is hung up on."""
+    """A client that sends the whole body reads the answer; the connection of an endless body is closed."""
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     for size in (17, 20, 24):
         chunks = (b"x" * 2**20 for _ in range(size))
@@ -174,7 +174,7 @@ def test_shipped_examples_run(url: str, example: str) -> None:
 
 @pytest.fixture
 def signals_taken() -> Iterator[None]:
-    """Signals that this process ignores, as under `nohup`, are not ignored by those that it starts."""
+    """Signals that this process ignores, as under `nohup`, are not ignored by its child processes."""
     old_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, old_handler)

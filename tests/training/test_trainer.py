@@ -56,7 +56,7 @@ def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> N
 
 
 def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
-    """Two and five episodes later, and read once for that. Whoever goes on reads again what was kept before."""
+    """Two and five episodes later, with one reading. A training that goes on reads again what was kept before."""
     new_trainer = trainer(target, tmp_path)
     asked = list[int]()
     read = Episodes.__call__
@@ -68,7 +68,7 @@ def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
     episode_tokens = CONFIG.groups * CONFIG.rows * CONFIG.width
     assert new_trainer.state.updates == CONFIG.groups * (9 + 7 + 4) and new_trainer.state.tokens == episode_tokens * 9
     new_readings = Readings(new_trainer.decoder, new_trainer.draft.state_layers, new_trainer.episodes, CONFIG)
-    next(new_readings(4)), next(new_readings(5))  # which nobody has read to their ends
+    next(new_readings(4)), next(new_readings(5))  # neither is read to its end
     for number in (4, 5):  # answers are the second ones
         chunks = [
             [chunk for text in readings(number) for chunk in text] for readings in (new_readings, new_trainer.readings)

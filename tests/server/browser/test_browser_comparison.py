@@ -136,7 +136,7 @@ def test_browser_few_tokens_show_no_speedup(page: Page) -> None:
 
 
 def test_browser_time_left_is_shown_while_reading(page: Page) -> None:
-    """By the page's own clock, with a stream that goes on as long as nobody stops it."""
+    """By the page's own clock, with a stream that goes on until it is stopped."""
     page.evaluate(
         """() => {
             let now = 0;
