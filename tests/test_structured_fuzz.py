@@ -51,7 +51,7 @@ def refuses_at_length(folder: Path) -> int:
 
 
 def raises(folder: Path) -> int:
-    raise ValueError("nobody has caught this")
+    raise ValueError("uncaught on purpose")
 
 
 def prints_escapes(folder: Path) -> int:

@@ -43,7 +43,7 @@ def test_home_folder_is_expanded(read: object, tmp_path: Path, monkeypatch: pyte
     assert read("~/notes.txt") == str(tmp_path / "notes.txt") and read("~") == str(tmp_path)
     assert [read(name) for name in ("./-", "a/~/b", "./~b")] == ["./-", "a/~/b", "./~b"]
     with pytest.raises(argparse.ArgumentTypeError, match="no such home folder; write the path without ~"):
-        read("~nobody-of-that-name/notes.txt")
+        read("~no-user-of-that-name/notes.txt")
 
 
 def test_prompt_in_home_folder_is_read(

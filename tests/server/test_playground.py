@@ -172,8 +172,8 @@ def test_playground_chat_sends_trace(app: ASGIApp) -> None:
 
 def test_playground_trace_needs_request(app: ASGIApp) -> None:
     body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
-    trace_text = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
-    assert "trace" not in trace_text.replace("nobody looks", "") and "prompt_progress" not in trace_text
+    trace_text = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "no one looks here " * 40})))
+    assert "trace" not in trace_text.replace("no one looks", "") and "prompt_progress" not in trace_text
     assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
 
 

@@ -89,7 +89,7 @@ def test_bad_completions_are_400(app: ASGIApp, changes: dict[str, Any], says: st
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "stranger", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "required"),
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
         (

@@ -166,7 +166,7 @@ def test_browser_reading_progress_comes_from_server(page: Page) -> None:
             new MutationObserver(watch).observe(document.getElementById("left"), {childList: true});
         }"""
     )
-    page.get_by_label("Document", exact=True).fill("nobody has read this " * 60)
+    page.get_by_label("Document", exact=True).fill("no one has read this " * 60)
     compare(page)
     headline(page, "the same text$")
     lines = page.evaluate("window.told")
