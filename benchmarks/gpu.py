@@ -90,7 +90,7 @@ def longer_than_the_device(setup: Setup) -> Iterator[Piece]:
 
 
 def hosted(setup: Setup, figure_names: Names, default_context: int) -> Iterator[Piece]:
-    """With KV on the host: full passes, decoding, and what others do."""
+    """Yield the pieces with KV on the host: full passes, decoding, and other engines."""
     setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(figure_names)
     context = (setup.contexts or [default_context])[0]
     yield from ours.hosted_passes(setup, names, context)

@@ -136,17 +136,17 @@ def _task(
 
     plain = lossless("ar", options.budgets[0])
     row_head = {"task": task, "context": len(asked[0]), "questions": len(asked)}
-    yield row_head | {"budget": None, "decoder": PLAIN} | _judged(sources, task, plain, plain, len(asked[0]))
+    yield row_head | {"budget": None, "decoder": PLAIN} | _scores(sources, task, plain, plain, len(asked[0]))
     for budget in options.budgets:
         mode_texts = {llm.mode: lossless(llm.mode, budget)}
         mode_texts |= {name: [forgetful.continued(prompt, name, budget) for prompt in asked] for name in EVICTIONS}
         for decoder, texts in mode_texts.items():
             yield (
-                row_head | {"budget": budget, "decoder": decoder} | _judged(sources, task, texts, plain, len(asked[0]))
+                row_head | {"budget": budget, "decoder": decoder} | _scores(sources, task, texts, plain, len(asked[0]))
             )
 
 
-def _judged(sources: Sources, task: str, texts: list[list[int]], plain: list[list[int]], length: int) -> Row:
+def _scores(sources: Sources, task: str, texts: list[list[int]], plain: list[list[int]], length: int) -> Row:
     """`right`: of needles the share found, of passages the share of tokens before the first wrong one.
 
     `as_plain`: the share of tokens before the first that plain decoding would not have drawn.

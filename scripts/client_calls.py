@@ -184,7 +184,7 @@ def llm(call: str, url: str, model: str) -> Any:
 
 
 CLIENTS = {client.__name__: client for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm)}
-"""Each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
+"""Calls by client: each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
 
 
 def main(client: str, call: str, url: str, model: str) -> None:

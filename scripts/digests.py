@@ -28,7 +28,7 @@ MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "f
 
 
 def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
-    """Of the tokens of four texts."""
+    """Return the SHA-256 digest of the token ids of four texts."""
     command = [COMMAND, "generate", "--prompt-file", str(prompt), "-n", "48", "--n", "4", "--seed", "3", "--json"]
     done = subprocess.run(
         [*command, "--ignore-eos", "--mode", mode, *options],

@@ -96,7 +96,7 @@ PAGES = {
     gpu_kernels: "docs/contributing/gpu-kernels.md",
     docs_models.models: "docs/results/models.md",
 }
-"""What makes each table, and its page; its file in docs/data/ has the same name."""
+"""The function that makes each table, and its page; its file in docs/data/ has the same name."""
 
 
 def pages(root: Path) -> dict[Path, str]:

@@ -70,7 +70,7 @@ def python() -> str:
 
 
 def _class(kind: type, *, parameters: bool = False) -> str:
-    parts = [f"## {kind.__name__}", *_said(kind, ("parameter", "meaning"))]
+    parts = [f"## {kind.__name__}", *_description(kind, ("parameter", "meaning"))]
     if parameters:
         parameters_of = inspect.signature(kind).parameters.items()
         parameter_texts = [name if p.default is p.empty else f"{name}={_value(p.default)}" for name, p in parameters_of]
@@ -106,10 +106,10 @@ def _member(kind: type, name: str) -> Iterator[str]:
     else:
         parameter_names = [n for n in inspect.signature(getattr(kind, name)).parameters if n != "self"]
         yield f"### {kind.__name__}.{name}({', '.join(parameter_names)})"
-    yield from _said(member.fget if isinstance(member, property) else member, ("parameter", "meaning"))
+    yield from _description(member.fget if isinstance(member, property) else member, ("parameter", "meaning"))
 
 
-def _said(thing: object, head: tuple[str, str]) -> Iterator[str]:
+def _description(thing: object, head: tuple[str, str]) -> Iterator[str]:
     """Yield a docstring as paragraphs; items that begin with `- name: ` are rows of a table."""
     for paragraph in (inspect.getdoc(thing) or "").split("\n\n"):
         text = re.sub(r"\n(?!- )\s*", " ", paragraph)
@@ -216,7 +216,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "http.md": ("triforce.server.schemas", http),
     "errors.md": ("triforce.errors", exceptions),
 }
-"""By page: the source of its generated part, and what makes it."""
+"""The source of the generated part of each page, and the function that makes it."""
 
 
 def code(text: str) -> str:

@@ -26,17 +26,17 @@ def size(tokens: int) -> str:
     return f"{tokens // 1024}K" if tokens >= 1024 else str(tokens)
 
 
-def lost(rows: Iterable[Row]) -> str:
+def lost_cells(rows: Iterable[Row]) -> str:
     """Return the cells that lose to plain decoding, the worst first, with their speedups."""
     losing = sorted((row for row in rows if row["speedup"] < LOST), key=lambda row: float(row["speedup"]))
     names = [row["cell"].removesuffix(f" {row.get('profile')}") for row in losing]
     return ", ".join(f"{code(name)} {row['speedup']:.2f}" for name, row in zip(names, losing, strict=True)) or "none"
 
 
-def judged(rows: Sequence[Row]) -> list[str]:
+def verdict_columns(rows: Sequence[Row]) -> list[str]:
     """Return the mean and the least of some speedups, and the cells that lose."""
     speedups = [float(row["speedup"]) for row in rows]
-    return [f"{mean(speedups):.2f}", f"{min(speedups):.2f}", lost(rows)]
+    return [f"{mean(speedups):.2f}", f"{min(speedups):.2f}", lost_cells(rows)]
 
 
 def speed(root: Path) -> Rows:
@@ -48,7 +48,7 @@ def speed(root: Path) -> Rows:
         context_rows = [row for row in rows if row["context"] == context]
         of = {mode: [row for row in context_rows if row["mode"] == mode] for mode in (*fixed, AUTO)}
         means = [f"{mean(row['speedup'] for row in of[mode]):.2f}" for mode in fixed]
-        shown.append([size(context), str(len(of[AUTO])), *means, *judged(of[AUTO])])
+        shown.append([size(context), str(len(of[AUTO])), *means, *verdict_columns(of[AUTO])])
     return shown
 
 
@@ -62,7 +62,7 @@ def unseen(root: Path) -> Rows:
         auto = [row for row in report(root, name)["rows"] if row["mode"] == AUTO]
         for profile in dict.fromkeys(row["profile"] for row in auto):
             profile_rows = [row for row in auto if row["profile"] == profile]
-            shown.append([model, profile, str(len(profile_rows)), *judged(profile_rows)])
+            shown.append([model, profile, str(len(profile_rows)), *verdict_columns(profile_rows)])
     return shown
 
 
@@ -107,19 +107,19 @@ def on_file(summary: Sequence[Row]) -> Iterator[list[str]]:
         (reading,), decoding = (
             [row for row in context_rows if row["what"] == what] for what in ("prefill", "decoding")
         )
-        texts = [(f"{row['workload']} at {row['temperature']:g}", over_others(row, AUTO)) for row in decoding]
+        texts = [(f"{row['workload']} at {row['temperature']:g}", ratios_to_others(row, AUTO)) for row in decoding]
         losing = [
             f"{what}, {engine_of(at)} {x:.2f}"
-            for what, over in [("reading", over_others(reading, "ar")), *texts]
+            for what, over in [("reading", ratios_to_others(reading, "ar")), *texts]
             for at, x in over.items()
             if x < 1
         ]
-        spans = [span(min(over_others(row, mode).values()) for row in decoding) for mode in OURS]
-        least_ratio = f"{min(over_others(reading, 'ar').values()):.2f}"
+        spans = [span(min(ratios_to_others(row, mode).values()) for row in decoding) for mode in OURS]
+        least_ratio = f"{min(ratios_to_others(reading, 'ar').values()):.2f}"
         yield [code("compare_file.json"), size(context), least_ratio, *spans, "; ".join(losing) or "none"]
 
 
-def over_others(row: Row, mode: str) -> dict[str, float]:
+def ratios_to_others(row: Row, mode: str) -> dict[str, float]:
     """Return tokens/s of a mode of ours over each setting of other engines."""
     return {at: x for at, x in row["over"][mode].items() if not at.startswith("triforce")}
 
@@ -156,7 +156,7 @@ TABLES: dict[str, Callable[[Path], Rows]] = {
     "compare*.json": engines,
     "draft_speed*.json": draft,
 }
-"""What makes each table of the page, by the files that it is of."""
+"""The function that makes each table of the page, by its files."""
 
 
 def files(root: Path) -> dict[Path, str]:

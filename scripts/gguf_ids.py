@@ -31,11 +31,11 @@ def main() -> int:
     print(
         f"{sum(len(text.encode()) for text in whole_texts) / 1e6:.1f} MB, and {len(texts) - len(pieces):,} short texts"
     )
-    return max([_told(file, texts) for file in options.files])
+    return max([_report(file, texts) for file in options.files])
 
 
-def _told(file: Path, texts: list[str]) -> int:
-    """Print a line for a file, and some of what differs; return 1 if ids do, or tokens that begin and end texts."""
+def _report(file: Path, texts: list[str]) -> int:
+    """Print a line for a file, and some differences. Returns 1 if ids differ, or the tokens around texts do."""
     try:
         comparison = compare(file, texts)
     except ModelError as error:

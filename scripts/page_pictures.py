@@ -60,7 +60,7 @@ def compare(page: Page, length: str) -> None:
 
 
 def keep(page: Page, file: Path, full_page: bool = False) -> None:
-    """In few colours, which makes it small."""
+    """Write a screenshot of the page in few colours, so that the file is small."""
     page.wait_for_timeout(SCROLL)
     page.screenshot(path=file, full_page=full_page)
     Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)

@@ -108,7 +108,7 @@ class Soak:
         return int((await self.raw(parts, chance.uniform(0, 0.4), 60))[9:12] or 599)
 
     async def raw(self, parts: Sequence[bytes], pause: float, patience: float) -> bytes:
-        """What is answered to these parts of a request, until the server hangs up."""
+        """Return the answer to these parts of a request, until the server closes the connection."""
         reader, writer = await asyncio.open_connection(httpx.URL(self.url).host, httpx.URL(self.url).port)
         try:
             for part in parts:

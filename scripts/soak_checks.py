@@ -31,10 +31,10 @@ class Gaps:
 
 
 class KeptEntries:
-    """What the server's disk cache holds while it is in use."""
+    """Size and evictions of the server's disk cache while it is in use."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        """size: bytes that it may hold."""
+        """Open the cache in `folder`. size: bytes that it may hold."""
         self._store = EntryStore(CacheFolder(folder), size)
         self._names = set[str]()
         self._size = size
@@ -42,7 +42,7 @@ class KeptEntries:
         """Bytes at most; entries that went in each part of the time."""
 
     def look(self, share: float) -> None:
-        """Look at them; share: of the time that is over."""
+        """Take a sample of the entries. share: of the time that is over."""
         entries = self._store.entries()
         names = {entry.name for entry in entries}
         self.most = max(self.most, sum(entry.bytes for entry in entries))
@@ -51,7 +51,7 @@ class KeptEntries:
 
     @property
     def held(self) -> bool:
-        """Whether the size was kept, and entries went all the while. The first part of the time is for filling it."""
+        """True if the cache stayed within its size and evicted entries in each part of the time but the first."""
         return self.most <= self._size and all(self.evicted[1:])
 
 
@@ -64,7 +64,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
 
 
 def idle(url: str) -> bool:
-    """Whether nothing runs, waits or is held."""
+    """Return whether no request runs or waits and no KV is held."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
     return bool(busy) and all(line.endswith(" 0.0") for line in busy)

@@ -23,7 +23,7 @@ def mean(rows: Iterable[Row], value: str) -> float | None:
     return sum(x for x, _ in weighted) / sum(n for _, n in weighted) if weighted else None
 
 
-def usual(report: Report) -> Case:
+def default_case(report: Report) -> Case:
     """Return the setting that is kept while another is varied."""
     return Case(**report["usual"])
 
@@ -36,7 +36,7 @@ def rows_of(report: Report, workload: str, case: dict[str, Any]) -> list[Row]:
 
 def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
     """Return rows on prose of one selection by the value of what is varied, the rest being as usual."""
-    fixed = usual(report)._replace(selection=selection)._asdict()
+    fixed = default_case(report)._replace(selection=selection)._asdict()
     del fixed[what]
     rows = rows_of(report, "prose", fixed)
     return {value: [row for row in rows if row[what] == value] for value in sorted({row[what] for row in rows})}
@@ -90,7 +90,7 @@ is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,
 
 def workload_table(report: Report) -> Table:
     """Return acceptance by selection and workload."""
-    fixed = usual(report)
+    fixed = default_case(report)
     by_name = {name: rows for name in WORKLOADS if (rows := rows_of(report, name, fixed._asdict()))}
     lines = []
     for selection in selections(report):
@@ -111,7 +111,7 @@ def sweep_table(report: Report, what: str) -> Table:
     columns = {selection: swept(report, selection, what) for selection in selections(report)}
     values = sorted({value for rows in columns.values() for value in rows})
     lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
-    settings = ", ".join(f"{SWEPT[name]} {getattr(usual(report), name)}" for name in SWEPT if name != what)
+    settings = ", ".join(f"{SWEPT[name]} {getattr(default_case(report), name)}" for name in SWEPT if name != what)
     return Table(f"By {SWEPT[what]}", f"On prose; {settings}.", [SWEPT[what], *map(str, values)], lines)
 
 
@@ -144,6 +144,7 @@ def locality_table(report: Report) -> Table:
     last_place = max((row["tokens"][-1] for row in report["locality"]), default=0)
     head = ["kept", "attention", "attention, once"]
     columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last_place}") for name in head)]
-    note = f"""Of the chunks that `{usual(report).selection}` selected at first, the share still selected; and the share
+    selection = default_case(report).selection
+    note = f"""Of the chunks that `{selection}` selected at first, the share still selected; and the share
 of the attention mass that falls on what is in sight, when selected anew at each verification and when selected once."""
     return Table("Locality", note, columns, lines)

@@ -42,7 +42,7 @@ OF_FILES = ("modes", "temperatures", "repeats")
 
 PLANNED = ("engines", "modes", "workloads", "temperatures", "repeats", "level")
 FIXED = ("model", "threads", "tokens", "draft", "texts", *PLANNED)
-"""What must be the same for a file of rows that is not whole to be continued."""
+"""Keys of a report that must be equal for an incomplete file of rows to be continued."""
 
 
 def run(options: Namespace) -> int:

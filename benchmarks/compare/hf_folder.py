@@ -26,7 +26,7 @@ SHARD = 1 << 30
 """Bytes of weights in a file, and so in memory at a time."""
 
 LLAMA3 = Llama3(factor=0.0, original=8192, low=1.0, high=4.0)
-"""What Llama 3.1 and 3.2 have; but for the factor; their files tell the divisors alone."""
+"""Rotary scaling of Llama 3.1 and 3.2, but for the factor: GGUF files hold the divisors alone."""
 
 
 def bits_per_weight(path: Path) -> float:

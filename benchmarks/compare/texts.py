@@ -35,7 +35,7 @@ class ChosenText:
     place: int
     repeats: Mapping[str, float]
     all_asked: bool
-    """Whether all engines were asked: no further one is, once a text of one repeats itself too much."""
+    """True if all engines were asked: no further one is, once a text of one repeats itself too much."""
 
     @property
     def order(self) -> tuple[bool, float]:
@@ -60,7 +60,7 @@ def choose(
         for workload in workloads:
             if workload not in texts or not texts[workload].enough:
                 ids = prompt(sources, workload, length, place)
-                tried = _tried(ids, place, able)
+                tried = _try_prompt(ids, place, able)
                 texts[workload] = min([texts[workload], tried] if workload in texts else [tried], key=_order)
     return texts
 
@@ -69,7 +69,7 @@ def _order(text: ChosenText) -> tuple[bool, float]:
     return text.order
 
 
-def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
+def _try_prompt(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
     repeats: dict[str, float] = {}
     for engine, write in list(able.items()):
         try:

@@ -72,7 +72,7 @@ def attend_once(setup: Setup, shape: str, context: int, width: int, tile: Tile, 
 
 
 def _coded(memory_GSD: Tensor) -> Tensor:
-    """The same as pages of int8 KV."""
+    """Return the same keys and values as pages of int8 KV."""
     G, S, D = memory_GSD.shape
     coded_GSR = torch.zeros(G, S, D + SCALE_BYTES, dtype=torch.int8, device=memory_GSD.device)
     write_rows(coded_GSR, torch.arange(S, device=memory_GSD.device), rounded(memory_GSD))

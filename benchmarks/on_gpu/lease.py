@@ -30,7 +30,7 @@ HOSTED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
 GUESSES, VERIFIED_TOKENS = (6, 12, 16), 48
 """Tokens guessed for a verification, and tokens of whole verifications of each decoding."""
 SECONDS = 510
-"""Within which the last piece begins, of ten minutes."""
+"""Seconds within which the last piece begins, of ten minutes."""
 TRIES = 2
 """Runs that try a piece which fails."""
 SAID = "found", "device_seconds", "speedup", "failures", "captures", "same_text_as_ar", "registers", "spilled"
@@ -152,7 +152,7 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
                 print(f"not yet: {part.name}, {piece.what} and what follows of it; run this again", flush=True)
                 return failed
             tries = row.get("tries", 1) + 1 if row and "error" in row else 1
-            piece_rows, device_lost = _found(piece, setup)
+            piece_rows, device_lost = _measured_row(piece, setup)
             row = {"figure": part.name, **piece.labels, **piece_rows, "tries": tries, **common}
             file.put(piece, row)
             print(_line(part, row), flush=True)
@@ -175,7 +175,7 @@ def _line(part: Part, row: Row) -> str:
 
 
 def _settled(part: Part, row: Row, common: Row) -> bool:
-    """Whether a row stands: a check's of this commit if it passed, others unless they are to be tried again."""
+    """Return whether a row stands: a check's if it passed at this commit, others unless they are to be tried again."""
     if part.gate:
         return "error" not in row and row.get("commit") == common.get("commit")
     return "error" not in row or row["tries"] >= TRIES
@@ -193,8 +193,8 @@ def _raise(error: Exception) -> Row:
     raise error
 
 
-def _found(piece: Piece, setup: Setup) -> tuple[Row, str]:
-    """Return what a piece has found, or its error; and what the device says where it is lost, else nothing."""
+def _measured_row(piece: Piece, setup: Setup) -> tuple[Row, str]:
+    """Return the row of a piece, or its error; and the error of a lost device, else an empty text."""
     try:
         return piece.run(), ""
     except Exception as error:  # whatever a driver, a compiler or a kernel may raise
@@ -204,7 +204,7 @@ def _found(piece: Piece, setup: Setup) -> tuple[Row, str]:
             "error": f"{type(error).__name__}: {first_line}",
             "traceback": traceback.format_exc().splitlines()[-12:],
         }
-    device_lost = _lost(setup)  # behind the block, whose frames held what was in memory
+    device_lost = _device_error(setup)  # behind the block, whose frames held what was in memory
     if not device_lost:
         setup.forget()
         gc.collect()
@@ -212,8 +212,8 @@ def _found(piece: Piece, setup: Setup) -> tuple[Row, str]:
     return row, device_lost
 
 
-def _lost(setup: Setup) -> str:
-    """What a device says that is lost: an error which stays, whatever is asked of it."""
+def _device_error(setup: Setup) -> str:
+    """Return the error of a lost device: it stays, whatever the device is asked. Empty if the device works."""
     if setup.on_gpu:
         try:
             torch.cuda.synchronize(setup.device)

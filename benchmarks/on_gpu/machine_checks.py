@@ -1,4 +1,4 @@
-"""Whether a machine computes what it should: the checks of `triforce doctor`, and tests by name."""
+"""Checks that a machine computes what it should: the checks of `triforce doctor`, and tests by name."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def hosted(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
 
 
 def _or_error(measure: Callable[..., Row], *arguments: Any) -> Row:
-    """What cannot run here, for want of memory or of a package, leaves its error."""
+    """Record the error of a piece that cannot run here, for want of memory or of a package."""
     try:
         return measure(*arguments)
     except Exception as error:  # whatever other projects raise
@@ -149,7 +149,7 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
 
 
 def wall_clock(setup: Setup, context: int) -> Iterator[Piece]:
-    """The same pair by the clock on the wall, from submitting a text to its end; the first text stands apart."""
+    """Measure the same pair in wall-clock seconds, from submitting a text to its end; the first text is separate."""
     for mode in ("auto", "triforce"):
         for temperature in (0.0, 0.6):
             what = f"{mode}, temperature {temperature}, wall clock"

@@ -24,7 +24,7 @@ TOKENS = (1, 8)
 FOUR_BITS, GROUPS, WIDTHS = ("Q4_0", "Q4_K"), (32, 128), (1, 8, 16)
 """Our types of 4 bits, inputs that share a scale in the others', and tokens of each."""
 MATRICES = 8
-"""Of one product, in turns: more bytes than a cache holds."""
+"""Bytes of the matrices that one product takes in turns: more than a cache holds."""
 
 Product = Callable[[Tensor], Tensor]
 Make = Callable[[Setup, int, int], tuple[Product, int]]

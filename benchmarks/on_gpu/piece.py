@@ -63,7 +63,7 @@ class Setup:
         return self.shape or figure_names[0], self.draft or figure_names[1]
 
     def models(self, names: Names, context: int) -> ModelSet:
-        """Of random weights; the latest ones only, as two would not fit beside their KV."""
+        """Return models of random weights. Only the latest ones are held, as two would not fit beside their KV."""
         key = names, context, self.kv_int8, dispatch.requested
         if key not in self._models:
             self._models.clear()

@@ -77,7 +77,7 @@ def _shared(tokens_N: np.ndarray, found_M: np.ndarray) -> dict[str, Any]:
 
 
 def _in(part_M: np.ndarray, known_K: np.ndarray) -> np.ndarray:
-    """Which are among the sorted `known_K`: `np.isin` would sort them again for each part."""
+    """Return which hashes are among the sorted `known_K`: `np.isin` would sort them again for each part."""
     return known_K[np.searchsorted(known_K, part_M).clip(max=len(known_K) - 1)] == part_M
 
 

@@ -45,7 +45,7 @@ def text(config: Config, figures: Figures, sizes: dict[str, int], licences: Lice
         _shapes(config, figures["parameters"], sizes),
         "## Data and licences",
         _data(licences),
-        _apart(figures["apart"]),
+        _overlap_sentence(figures["apart"]),
         "## Training",
         _training(config, figures["training"]),
         "## Figures",
@@ -84,7 +84,7 @@ def _data(licences: Licences) -> str:
     )
 
 
-def _apart(overlaps: dict[str, Any]) -> str:
+def _overlap_sentence(overlaps: dict[str, Any]) -> str:
     windows, shared = (sum(text[what] for text in overlaps.values()) for what in ("windows", "shared"))
     named = [
         f"{name} {text['shared']:,} ({text['tokens']:,} tokens)" for name, text in overlaps.items() if text["shared"]
@@ -146,7 +146,7 @@ def _trained(config: Config) -> int:
 
 
 def _gain(kind: str, gain_row: dict[str, Any]) -> str:
-    """Whether far context helps, as measured."""
+    """Return the sentence on whether far context helps, as measured."""
     if gain_row["passes"]:
         return (
             f"It uses far context on {kind}: {gain_row['mean']:.3f} nats per token better than with the last 2K only."

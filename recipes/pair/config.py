@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Which archive feeds which source, and how many bytes of each text train the tokenizer."""
+    """The archive of each source, and the bytes of each text that train the tokenizer."""
 
     archives: dict[str, list[str]]
     evaluation: list[str]

@@ -65,7 +65,7 @@ def training(work: Path) -> dict[str, Any]:
 
 
 def _evaluate(config: Config, texts: Path, out: Path, path: Path, max_context: int, names: list[str]) -> Any:
-    """What `triforce eval` says of the shipped pair, and keeps at `path`, whole or not at all."""
+    """Return the report of `triforce eval` on the shipped pair, written to `path` completely or not at all."""
     partial = path.with_name(path.name + ".partial")
     models = [str(out / "target"), "--draft", str(out / "draft"), "--texts", str(texts), "--only", ",".join(names)]
     options = ["--max-context", str(max_context), "--device", config.machine.device, "--json", str(partial)]

@@ -1,4 +1,4 @@
-"""What the corpus consists of, by licence, from the table beside its archives."""
+"""Contents of the corpus by licence, from the table beside its archives."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class Trainer:
         return True
 
     def _train_step(self) -> torch.Tensor:
-        """One update; returns the mean loss per labelled token, in nats, still on the device."""
+        """Make one update. Returns the mean loss per labelled token, in nats, still on the device."""
         device = self.config.machine.device
         rows = self.stage.micro_rows
         batch = self.batches(self.step)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws, locality
-from benchmarks.acceptance.report import markdown, mean, usual
+from benchmarks.acceptance.report import default_case, markdown, mean
 from benchmarks.acceptance.sweeps import SweepConfig
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
@@ -149,7 +149,7 @@ def test_acceptance_page_shows_rows(report: dict[str, Any]) -> None:
     assert json.loads(dumps(report)) == report
     page = markdown(report)
     row = acceptance(walk(1), USUAL)
-    assert usual(report) == USUAL
+    assert default_case(report) == USUAL
     assert page.count(f"{row['rejection']:.3f} / {row['seeded']:.3f}") >= 4  # for each sweep, and among the workloads
     assert "| selection | prose | copy |" in page and "| budget | 32 | 64 |" in page
     assert "None" not in page and "nan" not in page

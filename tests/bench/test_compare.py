@@ -16,7 +16,7 @@ from benchmarks.compare import on_folder, processes
 from benchmarks.compare.engines import ENGINES
 from benchmarks.compare.on_folder import summary
 from benchmarks.compare.processes import speeds
-from benchmarks.compare.workers.clock import Clock, kept
+from benchmarks.compare.workers.clock import Clock, common_tokens
 
 ROOT = Path(__file__).parents[2]
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
@@ -181,7 +181,7 @@ def test_compare_clock_separates_prefill() -> None:
     ],
 )
 def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh_prompt: bool, kept_count: int) -> None:
-    assert kept(read, {"ids": ids, "fresh": fresh_prompt}) == kept_count
+    assert common_tokens(read, {"ids": ids, "fresh": fresh_prompt}) == kept_count
 
 
 @pytest.mark.parametrize(

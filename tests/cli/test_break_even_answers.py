@@ -25,7 +25,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "triforce"
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def info_answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(["info", *arguments]) == 0
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("speculation")]
     return line.split(maxsplit=1)[1]
@@ -38,13 +38,13 @@ def test_info_and_model_tell_one_break_even(
     """Of the shipped pair, before and after its passes taught something; with a draft that `info` finds itself."""
     arguments = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     llm = LLM(device="cpu", **settings)  # type: ignore[arg-type]
-    first_answer = told(capsys, "--device", "cpu", *arguments)
+    first_answer = info_answer(capsys, "--device", "cpu", *arguments)
     assert first_answer == llm.break_even().verdict and "should pay from" in first_answer
     taught = learnt(llm.engines.parts.costs.path)
     for width in (1, 2, 5, 9):
         taught.passes.observe(AMONG_MODELS, width, 1, 8000, 1e-3, 4)
     taught.save()
-    second_answer = told(capsys, "--device", "cpu", *arguments)
+    second_answer = info_answer(capsys, "--device", "cpu", *arguments)
     assert second_answer == llm.break_even().verdict != first_answer and llm.break_even().learnt
     assert len(list(cache.glob("costs-*"))) == 1
 

@@ -24,7 +24,7 @@ def settings(pair: Path, *extra_options: str, tokens: int = 6) -> list[str]:
     return [*models, "--temperature", "0", "--ignore-eos", "--max-tokens", str(tokens), *extra_options]
 
 
-def fresh(pair: Path, file: Path, tokens: int) -> str:
+def new_model_answer(pair: Path, file: Path, tokens: int) -> str:
     """What a model that has seen nothing before answers to the last question of a saved conversation."""
     llm = LLM(pair / "target", None, dtype="float32")
     conversation = load(file)
@@ -71,7 +71,7 @@ def test_chat_commands_all_answer(pair: Path, tmp_path: Path) -> None:
         assert "in the place of what was here: 2 turns" in chat.ask(f"/load {saved_file}")
         chat.ask("the hat")
         chat.save(later_file)
-        assert load(later_file).turns[:2] == saved.turns and load(later_file).turns[2].answer == fresh(
+        assert load(later_file).turns[:2] == saved.turns and load(later_file).turns[2].answer == new_model_answer(
             pair, later_file, 6
         )
         chat.ask("/reset")
@@ -112,7 +112,7 @@ def test_chat_ctrl_c_ends_answer_only(pair: Path, tmp_path: Path, ranks: str) ->
         chat.save(conversation_file)
         first_turn, second = load(conversation_file).turns
         assert (first_turn.question, second.question) == ("the cat sat", "on the mat") and first_turn.answer
-        cut_answer = fresh(pair, conversation_file, 16).rstrip("\ufffd")
+        cut_answer = new_model_answer(pair, conversation_file, 16).rstrip("\ufffd")
         assert cut_answer and second.answer.startswith(cut_answer)
         chat.type(CTRL_D)
         assert chat.end() == 0
@@ -134,7 +134,7 @@ def test_chat_full_context_is_reported(pair: Path, tmp_path: Path) -> None:
         chat.save(conversation_file)
         assert [turn.question[:1] for turn in load(conversation_file).turns] == ["b", "c"]
         assert load(conversation_file).document == document.read_text()
-        assert load(conversation_file).turns[-1].answer == fresh(pair, conversation_file, 6)
+        assert load(conversation_file).turns[-1].answer == new_model_answer(pair, conversation_file, 6)
         assert "nothing was asked: " in chat.ask("d" * 400)
         chat.type(CTRL_D)
         assert chat.end() == 0

@@ -46,7 +46,7 @@ def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     return denied
 
 
-def told(folder: Path) -> str:
+def skip_lines(folder: Path) -> str:
     left_out = SkippedFiles()
     files_of(folder, (), left_out)
     return left_out.summary
@@ -56,7 +56,7 @@ def test_unreadable_files_and_folders_are_told(folder: Path, deny: Callable[[Pat
     (folder / "secret.txt").write_text("secret")
     deny(folder / "secret.txt")
     deny(folder / "sub")
-    assert told(folder) == "secret.txt, sub (Permission denied)"
+    assert skip_lines(folder) == "secret.txt, sub (Permission denied)"
 
 
 def test_unreadable_folder_is_not_called_empty(folder: Path, deny: Callable[[Path], None]) -> None:
@@ -88,7 +88,7 @@ def test_reasons_stand_behind_names_and_others_are_counted(folder: Path, monkeyp
     os.mkfifo(folder / "pipe")
     (folder / ".hidden").write_bytes(b"\xff")
     (folder / "empty.txt").touch()
-    assert told(folder) == (
+    assert skip_lines(folder) == (
         "link.txt, linked (a link, which is not followed); large.txt (larger than 1 MiB); pipe (no regular file); "
         "0.png, 1.png, 2.png and 3 more (not UTF-8 text)"
     )
@@ -98,12 +98,12 @@ def test_folders_that_git_cannot_read_are_told(folder: Path, monkeypatch: pytest
     warning = b"warning: could not open directory 'sub/': Permission denied\n"
     done = subprocess.CompletedProcess([], 0, b"a.txt\0", warning)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    assert told(folder) == "sub (Permission denied)"
+    assert skip_lines(folder) == "sub (Permission denied)"
 
 
 def test_vanished_file_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "gone.txt"]))
-    assert told(folder) == ""
+    assert skip_lines(folder) == ""
 
 
 def test_texts_of_a_folder_leave_out_what_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,14 +14,14 @@ from triforce.interface.repeated_grams import repeated
 from triforce.llm import LLM
 
 
-def again(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
+def copying_by_distance(llm: LLM, reach: int) -> dict[int, dict[str, float]]:
     ability = copying.measure(subject(llm, Recaller(llm, reach), noise(600)))
     return {row["distance"]: row for row in ability["distances"]}
 
 
 def test_copying_ability_is_measured(llm: LLM) -> None:
-    far_copy = again(llm, 10**9)
-    near_copy = again(llm, 300)
+    far_copy = copying_by_distance(llm, 10**9)
+    near_copy = copying_by_distance(llm, 300)
     assert set(far_copy) == set(near_copy) == {128, 256, 512}
     assert all(row["again"] == 1 and row["first"] < 0.05 for row in far_copy.values())
     assert near_copy[128]["again"] == near_copy[256]["again"] == 1
@@ -29,8 +29,10 @@ def test_copying_ability_is_measured(llm: LLM) -> None:
 
 
 def test_copying_distance_is_exact(llm: LLM) -> None:
-    assert again(llm, 512)[512]["again"] < 0.05  # the token after a match lies 511 tokens back, the match itself more
-    assert again(llm, 528)[512]["again"] == 1
+    assert (
+        copying_by_distance(llm, 512)[512]["again"] < 0.05
+    )  # the token after a match lies 511 tokens back, the match itself more
+    assert copying_by_distance(llm, 528)[512]["again"] == 1
 
 
 def cells(llm: LLM, reach: int) -> list[dict[str, float]]:

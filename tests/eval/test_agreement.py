@@ -62,14 +62,14 @@ def test_agreement_of_equal_and_disjoint_laws() -> None:
         assert measure(p_TV, p_TV.flip(-1)).tolist() == pytest.approx([0, 0])
 
 
-def found(llm: LLM) -> dict[str, dict[str, float]]:
+def measured_agreement(llm: LLM) -> dict[str, dict[str, float]]:
     subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], plan(512, 512))
     return agreement.measure(subject)["kinds"]["prose"]
 
 
 def test_agreement_with_itself_is_largest(folders: tuple[str, str], llm: LLM) -> None:
-    self_agreement = found(LLM(folders[0], folders[0]))
-    pair_agreement = found(llm)
+    self_agreement = measured_agreement(LLM(folders[0], folders[0]))
+    pair_agreement = measured_agreement(llm)
     for temperature in ("0", "0.6", "1"):
         for coupling in ("rejection", "seeded"):
             assert self_agreement[temperature][coupling] == pytest.approx(1, abs=1e-3)

@@ -29,7 +29,7 @@ FULL = TierStats("full", 190, 190, 30, 0.15)
 DEEP = "draft 2 > retrieval 6 > full"
 
 
-def said(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
+def explained(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
     """Of a generation in which all is well, but for what is changed."""
     tiers = changes.get("tiers", [DRAFT, RETRIEVAL, FULL])
     seconds = changes.get("seconds", (0.5, 0.3))
@@ -45,8 +45,8 @@ def stretches(plain: int, deep: int) -> list[PlanSegment]:
 
 
 def test_explain_good_run_gives_no_advice() -> None:
-    assert said().advice == []
-    assert said("auto", timeline=stretches(2, 28)).advice == []
+    assert explained().advice == []
+    assert explained("auto", timeline=stretches(2, 28)).advice == []
 
 
 POOR_DRAFT = TierStats("draft", 200, 50, 100, 0.03)
@@ -69,13 +69,13 @@ ADVICE = {
 @pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
 def test_explain_losing_speculation_advises_plain_decoding_only(plain: str, bad: str) -> None:
     changes, words = ADVICE[plain]
-    (advice,) = said(**(ADVICE[bad][0] | changes)).advice
+    (advice,) = explained(**(ADVICE[bad][0] | changes)).advice
     assert words in advice
 
 
 def chose(*budgets: int) -> list[str]:
     timeline = [PlanSegment(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
-    return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
+    return explained("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
 
 
 def test_explain_weighed_budget_is_not_advised() -> None:
@@ -86,7 +86,7 @@ def test_explain_weighed_budget_is_not_advised() -> None:
 
 @pytest.mark.parametrize(("changes", "words"), ADVICE.values(), ids=ADVICE)
 def test_explain_advice_follows_measurements(changes: dict[str, Any], words: str) -> None:
-    (line,) = said(**changes).advice
+    (line,) = explained(**changes).advice
     assert words in line
 
 
@@ -96,22 +96,22 @@ def test_explain_few_tokens_give_no_advice(changes: dict[str, Any], words: str) 
         TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)
     ]
     little = changes | dict(tiers=stats, seconds=(0.1, 0.01), timeline=changes.get("timeline", []) and stretches(3, 0))
-    assert said(**little, tokens=9).advice == []
+    assert explained(**little, tokens=9).advice == []
 
 
 def test_explain_fixed_plan_needs_reason_to_be_slow() -> None:
     """A pass of the full tier takes 5 ms: plain decoding would give 200 tokens/s, and 190 is about that."""
-    assert said(seconds=(0.5, 1.0)).advice == [] and said(seconds=(0.5, 1.0)).plain == pytest.approx(200)
+    assert explained(seconds=(0.5, 1.0)).advice == [] and explained(seconds=(0.5, 1.0)).plain == pytest.approx(200)
 
 
 def test_explain_figures_add_up() -> None:
-    ours = said("auto", timeline=stretches(10, 30))
+    ours = explained("auto", timeline=stretches(10, 30))
     assert ours.tokens_per_second == pytest.approx(190 / 0.3)
     assert ours.predicted == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
     assert [part.milliseconds for part in ours.tiers] == pytest.approx([0.3, 100 / 60, 5.0])
     assert json.loads(json.dumps(asdict(ours)))["timeline"][1]["plan"] == DEEP
-    assert said("ar", tiers=[FULL]).plain == said("ar", tiers=[FULL]).tokens_per_second
-    assert said(timeline=[]).predicted is None
+    assert explained("ar", tiers=[FULL]).plain == explained("ar", tiers=[FULL]).tokens_per_second
+    assert explained(timeline=[]).predicted is None
 
 
 def test_explain_tiers_of_several_texts_are_summed() -> None:

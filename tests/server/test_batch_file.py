@@ -41,7 +41,7 @@ def run(pair: Path, tmp_path: Path) -> Run:
     return go
 
 
-def told(body: dict[str, Any]) -> Any:
+def stable_fields(body: dict[str, Any]) -> Any:
     """What does not change from one time to another."""
     if "choices" in body:
         return body["choices"], body["usage"]
@@ -55,7 +55,7 @@ def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> N
         answer = by_id.pop(f"job {url}")
         assert answer.keys() == {"id", "custom_id", "response", "error", "digest"} and answer["error"] is None
         assert answer["response"]["status_code"] == 200 and answer["response"]["request_id"]
-        assert told(answer["response"]["body"]) == told(good(ask(app, url, body)))
+        assert stable_fields(answer["response"]["body"]) == stable_fields(good(ask(app, url, body)))
     assert not by_id
 
 

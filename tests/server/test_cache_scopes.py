@@ -58,7 +58,7 @@ def cached(answer: dict[str, Any]) -> int:
     return cached_count
 
 
-def told(answer: dict[str, Any]) -> dict[str, Any]:
+def stable_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """All that a client is told, but for the number and the time of its request."""
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
@@ -69,7 +69,7 @@ def test_key_finds_its_prompt_after_restart_and_another_does_not(cache: Path, pa
     never = Server(pair, cache.with_name("never"))
     foreign = server.ask(OTHER)
     own_answer = server.ask(KEY)
-    assert told(foreign) == told(never.ask(OTHER))
+    assert stable_answer(foreign) == stable_answer(never.ask(OTHER))
     assert cached(own_answer) >= 512 and own_answer["choices"] == foreign["choices"]
     for host in (server, never):
         host.stop()

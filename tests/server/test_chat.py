@@ -26,14 +26,14 @@ TOLD = [{"role": "system", "content": "be brief"}, TALK[1]]
 SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
 
 
-def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
+def expected_output(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
     assert llm.tokenizer
     return llm.generate(llm.tokenizer.chat(messages), llm.sampling_params(chat=True, **(SAMPLED | changes)))[0]
 
 
 def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, CHAT, {"model": "tiny", "messages": TALK, **SETTINGS, "max_completion_tokens": 24}))
-    output = wanted(llm)
+    output = expected_output(llm)
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
     assert choice["finish_reason"] == "length" and answer["object"] == "chat.completion"
@@ -48,7 +48,7 @@ def test_llm_chat_without_params_has_usual_sampling(llm: LLM, monkeypatch: pytes
 def test_chat_content_parts_join_to_one_text(app: ASGIApp, llm: LLM) -> None:
     parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat?"}]
     answer = good(ask(app, CHAT, {"messages": [TALK[0], {"role": "user", "content": parts}], **SAMPLED}))
-    assert answer["choices"][0]["message"]["content"] == wanted(llm).outputs[0].text
+    assert answer["choices"][0]["message"]["content"] == expected_output(llm).outputs[0].text
 
 
 def test_chat_answer_can_be_sent_back(app: ASGIApp) -> None:
@@ -74,7 +74,7 @@ def test_chat_stream_adds_up_to_whole(app: ASGIApp) -> None:
 
 def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, {"messages": TALK, **SAMPLED, "logprobs": True}))["choices"]
-    entries = wanted(llm, logprobs=0).outputs[0].logprobs or []
+    entries = expected_output(llm, logprobs=0).outputs[0].logprobs or []
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == [e.chosen.logprob for e in entries]
     for token in choice["logprobs"]["content"]:
         assert bytes(token["bytes"]).decode(errors=NAMED_BYTES) == token["token"]
@@ -83,8 +83,8 @@ def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
 def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24}
     answer = good(ask(app, RESPONSES, body))
-    text = wanted(llm).outputs[0].text
-    output = wanted(llm)
+    text = expected_output(llm).outputs[0].text
+    output = expected_output(llm)
     assert answer["output"][0]["content"][0]["text"] == text and answer["object"] == "response"
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["usage"]["input_tokens"] == output.prompt_tokens and answer["usage"]["output_tokens"] == 24
@@ -100,7 +100,7 @@ def test_responses_stream_announces_every_part(app: ASGIApp, llm: LLM) -> None:
     kinds = [event["type"].removeprefix("response.") for event in announced]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
-    text = wanted(llm).outputs[0].text
+    text = expected_output(llm).outputs[0].text
     assert (
         "".join(e["delta"] for e in announced if e["type"] == "response.output_text.delta")
         == text

@@ -15,13 +15,13 @@ PATH = "/v1/completions"
 PROMPT = "the cat sat on the mat"
 
 
-def wanted(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> Any:
+def expected_output(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> Any:
     return llm.generate(prompt, SamplingParams(**(SAMPLED | changes)))[0]
 
 
 def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, PATH, {"model": "tiny", "prompt": PROMPT, **SAMPLED}))
-    output = wanted(llm)
+    output = expected_output(llm)
     assert answer["object"] == "text_completion" and answer["model"] == "tiny"
     assert answer["choices"] == [
         {"index": 0, "text": output.outputs[0].text, "logprobs": None, "finish_reason": "length", "seed": 5}
@@ -34,13 +34,13 @@ def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "mode": mode}))
-    assert answer["choices"][0]["text"] == wanted(llm).outputs[0].text
+    assert answer["choices"][0]["text"] == expected_output(llm).outputs[0].text
 
 
 def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
     ids = llm.encode(PROMPT)
     other_ids = llm.encode("the hat")
-    texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other_ids)]
+    texts = [expected_output(llm, prompt).outputs[0].text for prompt in (ids, other_ids)]
     for prompt in (PROMPT, ids, [PROMPT], [ids]):
         (choice,) = good(ask(app, PATH, {"prompt": prompt, **SAMPLED}))["choices"]
         assert choice["text"] == texts[0]
@@ -69,7 +69,7 @@ def test_completions_stream_adds_up_to_whole(app: ASGIApp, several: bool) -> Non
 
 
 def test_completions_stop_strings_end_texts(app: ASGIApp, llm: LLM) -> None:
-    text = wanted(llm).outputs[0].text
+    text = expected_output(llm).outputs[0].text
     (choice,) = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "stop": [text[6:9]]}))["choices"]
     assert choice["text"] == text[: text.index(text[6:9])] and choice["finish_reason"] == "stop"
 
@@ -83,7 +83,10 @@ def test_completions_settings_reach_sampler(app: ASGIApp, llm: LLM) -> None:
         "min_p": 0.01,
     }
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, **settings, "top_p": 0.9, "logit_bias": {"70": 4}}))
-    assert answer["choices"][0]["text"] == wanted(llm, **settings, top_p=0.9, logit_bias={70: 4.0}).outputs[0].text
+    assert (
+        answer["choices"][0]["text"]
+        == expected_output(llm, **settings, top_p=0.9, logit_bias={70: 4.0}).outputs[0].text
+    )
 
 
 def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
@@ -92,7 +95,7 @@ def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "seed": 1234, "echo": True, "logprobs": 1}
     choices = good(ask(app, PATH, body))["choices"]
     for prompt, choice in zip(ids, choices, strict=True):
-        scored = wanted(llm, prompt, max_tokens=1, temperature=0, prompt_logprobs=1).prompt_logprobs
+        scored = expected_output(llm, prompt, max_tokens=1, temperature=0, prompt_logprobs=1).prompt_logprobs
         logprobs = choice["logprobs"]["token_logprobs"]
         assert logprobs[0] is None and len(logprobs) == len(prompt) + 1
         assert logprobs[1:-1] == [entry.chosen.logprob for entry in scored[1:]]

@@ -31,7 +31,7 @@ async def until_idle(worker: Worker) -> None:
         await asyncio.sleep(0.01)
 
 
-def held(worker: Worker) -> int:
+def held_page_count(worker: Worker) -> int:
     """Pages that rows have."""
     engine = worker.mirror.texts.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
@@ -49,7 +49,7 @@ def test_disconnect_frees_kv(llm: LLM, tokens_before: int, stream: bool) -> None
     short = good(ask(app, "/v1/completions", {"prompt": "the cat", **SAMPLED}))
     assert short["usage"]["completion_tokens"] == 24
     asyncio.run(until_idle(worker))
-    assert held(worker) == 0
+    assert held_page_count(worker) == 0
     asyncio.run(worker.close())
 
 
@@ -72,7 +72,7 @@ def test_disconnect_during_prefill_stops_reading(llm: LLM, monkeypatch: pytest.M
         answer.cancel()
         await until_idle(worker)
         assert kv_tokens < 1500 and worker.alive and worker.load().kv_tokens == 0
-        assert held(worker) == 0
+        assert held_page_count(worker) == 0
         await worker.close()
 
     asyncio.run(scene())

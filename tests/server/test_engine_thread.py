@@ -87,7 +87,7 @@ class Scripted:
         self.requests.clear()
 
 
-def asks(*first_tokens: int) -> list[GenerationRequest]:
+def requests_of(*first_tokens: int) -> list[GenerationRequest]:
     return [GenerationRequest([i, 2, 3], SamplingParams()) for i in first_tokens]
 
 
@@ -115,7 +115,7 @@ def run(scene: Callable[[Scripted, Worker], Any], waiting: int = 4, rows: int = 
 def test_worker_sends_events_to_their_request() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
-        answers = [*worker.submit(asks(1, 2)), *worker.submit(asks(3))]
+        answers = [*worker.submit(requests_of(1, 2)), *worker.submit(requests_of(3))]
         assert [await read(answer) for answer in reversed(answers)] == [4, 4, 4]
         assert all(answer.waited is not None for answer in answers)
 
@@ -124,11 +124,11 @@ def test_worker_sends_events_to_their_request() -> None:
 
 def test_worker_adds_requests_while_running() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        (stream,) = worker.submit(asks(1))
+        (stream,) = worker.submit(requests_of(1))
         llm.let.release()
         events = aiter(stream)
         await anext(events)
-        (two,) = worker.submit(asks(2))
+        (two,) = worker.submit(requests_of(2))
         llm.let.release(5)
         assert await read(two) == 4
         assert worker.load().running == 0
@@ -139,7 +139,7 @@ def test_worker_adds_requests_while_running() -> None:
 def test_worker_request_failure_leaves_next_served() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(3)
-        unlucky, lucky = worker.submit(asks(13, 1))
+        unlucky, lucky = worker.submit(requests_of(13, 1))
         with pytest.raises(RequestError, match="unlucky"):
             await read(unlucky)
         assert await read(lucky) == 4
@@ -150,10 +150,10 @@ def test_worker_request_failure_leaves_next_served() -> None:
 def test_worker_engine_failure_ends_all_and_recovers() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
-        for answer in worker.submit(asks(14, 1)):
+        for answer in worker.submit(requests_of(14, 1)):
             with pytest.raises(MemoryError):
                 await read(answer)
-        (recovered,) = worker.submit(asks(2))
+        (recovered,) = worker.submit(requests_of(2))
         assert await read(recovered) == 4 and worker.alive
 
     assert run(scene)[-1] == "done 2"
@@ -161,7 +161,7 @@ def test_worker_engine_failure_ends_all_and_recovers() -> None:
 
 def test_worker_cancelled_requests_leave_at_next_step() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        running, two, three = worker.submit(asks(1, 2, 3))
+        running, two, three = worker.submit(requests_of(1, 2, 3))
         llm.let.release()
         assert isinstance(await anext(aiter(running)), OutputChunk)
         running.cancel()
@@ -177,25 +177,25 @@ def test_worker_cancelled_requests_leave_at_next_step() -> None:
 def test_worker_queue_is_atomic() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         with pytest.raises(QueueFull):
-            worker.submit(asks(1, 2, 3, 4))
-        streams = worker.submit(asks(1, 2, 3))  # one of them begins at once
+            worker.submit(requests_of(1, 2, 3, 4))
+        streams = worker.submit(requests_of(1, 2, 3))  # one of them begins at once
         llm.let.release()
         await anext(aiter(streams[0]))
         with pytest.raises(QueueFull) as refusal:
-            worker.submit(asks(5))
+            worker.submit(requests_of(5))
         assert refusal.value.waiting == 2
         streams[2].cancel()
-        worker.submit(asks(6))
+        worker.submit(requests_of(6))
 
     run(scene, waiting=2)
 
 
 def test_worker_drain_finishes_and_stop_ends() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        draining, two = worker.submit(asks(1, 2))
+        draining, two = worker.submit(requests_of(1, 2))
         worker.drain()
         with pytest.raises(ShuttingDown):
-            worker.submit(asks(3))
+            worker.submit(requests_of(3))
         llm.let.release(4)
         assert await read(draining) == 4
         events = aiter(two)

@@ -93,7 +93,7 @@ def test_drawn_seed_is_told_and_gives_the_text_again(app: ASGIApp, path: str, st
     first_answer = ended(ask(app, path, body | sampled), stream)
     assert isinstance(first_answer["seed"], int) and first_answer["seed"] >= 0
     again = ended(ask(app, path, body | {"seed": first_answer["seed"]}), stream)
-    assert again["seed"] == first_answer["seed"] and told(again) == told(first_answer)
+    assert again["seed"] == first_answer["seed"] and texts_of_answer(again) == texts_of_answer(first_answer)
     assert ended(ask(app, path, body | sampled), stream)["seed"] != first_answer["seed"]
 
 
@@ -106,7 +106,7 @@ def ended(response: httpx.Response, stream: bool) -> Any:
     return last_chunk["choices"][0] if "choices" in last_chunk else last_chunk["response"]
 
 
-def told(ended: Any) -> Any:
+def texts_of_answer(ended: Any) -> Any:
     """Return the text of a choice or a response; of a stream it may be its last piece."""
     if "output" in ended:
         return ended["output"][0]["content"][0]["text"]

@@ -33,7 +33,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.poll() is None
 
 
-def tried(
+def sent_together(
     url: str, hostiles: Mapping[str, HostileRequest], size: int
 ) -> tuple[dict[str, Counter[int]], dict[str, float]]:
     """Send all requests of some kinds at once. Returns their statuses by kind, 0 for a connection
@@ -76,7 +76,7 @@ def test_bystanders_wait_briefly_beside_hostile_requests(url: str, kinds: list[s
         name: replace(HOSTILE[name], count=min(HOSTILE[name].count, FEW), patience=min(HOSTILE[name].patience, 2.0))
         for name in kinds
     }
-    statuses, waits = tried(url, few_requests, SMALL)
+    statuses, waits = sent_together(url, few_requests, SMALL)
     for name, kind in few_requests.items():
         assert set(statuses[name]) <= {*kind.statuses, 0}, name
     assert waits["median"] < 0.5 and waits["health"] < 3 and waits["gap"] < 3 and waits["completion"] < 6, waits
@@ -94,7 +94,7 @@ def quiet(url: str) -> dict[str, float]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_law_of_bystanders_holds_for_largest_requests(url: str, quiet: dict[str, float], name: str) -> None:
-    statuses, waits = tried(url, {name: HOSTILE[name]}, MEBIBYTES << 20)
+    statuses, waits = sent_together(url, {name: HOSTILE[name]}, MEBIBYTES << 20)
     assert set(statuses[name]) <= {*HOSTILE[name].statuses, *([0] if HOSTILE[name].patience < 10 else [])}
     beyond = {kind: waits[kind] - quiet[kind] for kind in waits}
     assert beyond["health"] < 0.2 and beyond["gap"] < 1 and beyond["completion"] < 1, (waits, quiet)

@@ -12,7 +12,7 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
 
-def asks(seed: int, tokens: int = 24, progress: bool = True) -> GenerationRequest:
+def requests_of(seed: int, tokens: int = 24, progress: bool = True) -> GenerationRequest:
     params = SamplingParams(**SAMPLED | {"seed": seed, "max_tokens": tokens})
     return GenerationRequest([5 + seed] * 40, params, "ar", progress=progress)
 
@@ -20,7 +20,7 @@ def asks(seed: int, tokens: int = 24, progress: bool = True) -> GenerationReques
 def test_queue_place_is_told_until_turn_comes(llm: LLM) -> None:
     async def places() -> list[list[int]]:
         worker = Worker(llm, Limits(rows=1))
-        answers = worker.submit([asks(0, 200), asks(1), asks(2, progress=False), asks(3)])
+        answers = worker.submit([requests_of(0, 200), requests_of(1), requests_of(2, progress=False), requests_of(3)])
         events_of_each = [[event async for event in answer] for answer in answers]
         await worker.close()
         progress = [[event for event in events if isinstance(event, PrefillProgress)] for events in events_of_each]

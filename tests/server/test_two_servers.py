@@ -18,7 +18,7 @@ SIZE = 2 << 20
 DOCUMENTS = [f"{number} days before that " + "it was the worst of times, it was the best. " * 26 for number in range(8)]
 
 
-def ask(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
+def completion_of(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
     """The text that follows a prompt, and how many of its tokens had been read."""
     body = {"prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": True} | fields
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
@@ -51,14 +51,14 @@ def urls(pair: Path, cache: Path) -> Iterator[list[str]]:
 @pytest.mark.slow
 def test_servers_take_what_the_other_has_read(urls: list[str], cache: Path) -> None:
     first_url, second_url = urls
-    uncached = {prompt: ask(first_url, prompt, cache=False)[0] for prompt in DOCUMENTS}
-    assert ask(first_url, DOCUMENTS[0]) == (uncached[DOCUMENTS[0]], 0)
+    uncached = {prompt: completion_of(first_url, prompt, cache=False)[0] for prompt in DOCUMENTS}
+    assert completion_of(first_url, DOCUMENTS[0]) == (uncached[DOCUMENTS[0]], 0)
     settled(cache)
-    text, cached = ask(second_url, DOCUMENTS[0])
+    text, cached = completion_of(second_url, DOCUMENTS[0])
     assert text == uncached[DOCUMENTS[0]] and cached >= 512
     with ThreadPoolExecutor(4) as pool:  # more than there is room for, both at a time
         asked = [(url, prompt) for prompt in DOCUMENTS * 3 for url in urls]
-        texts = list(pool.map(lambda request: ask(*request)[0], asked))
+        texts = list(pool.map(lambda request: completion_of(*request)[0], asked))
     assert texts == [uncached[prompt] for _, prompt in asked]
     settled(cache)
     store = store_in(cache)

@@ -47,8 +47,8 @@ class Clock:
         }
 
 
-def kept(read: Sequence[int], turn: Turn) -> int:
-    """Return how many of the tokens that were read last need not be read again: its own last one always must."""
+def common_tokens(read: Sequence[int], turn: Turn) -> int:
+    """Return the tokens of the prompt that the last read prompt covers. The last token is always read again."""
     ids: list[int] = turn["ids"]
     if turn["fresh"]:
         return 0

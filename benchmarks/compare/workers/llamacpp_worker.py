@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.compare.gguf_file import gguf_of
-from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, common_tokens
 
 BATCH = 2048
 """Tokens that are handed over at a time, as by its own programs; it cuts them into `ubatch`."""
@@ -65,7 +65,7 @@ class LlamaCpp:
 
     def _plainly(self, turn: Turn) -> Iterator[list[int]]:
         token_array = (self.api.llama_token * 1)()
-        self._prefill(turn["ids"], kept(self.read, turn))
+        self._prefill(turn["ids"], common_tokens(self.read, turn))
         with self._sampler(turn) as sampler:
             while True:
                 token_array[0] = self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)
@@ -81,7 +81,7 @@ class LlamaCpp:
         length = len(turn["ids"])
         text = np.zeros(length + turn["tokens"] + count + 1, dtype=np.intc)
         text[:length] = turn["ids"]
-        self._prefill(turn["ids"], kept(self.read, turn))
+        self._prefill(turn["ids"], common_tokens(self.read, turn))
         with self._sampler(turn) as sampler, self._batch(count + 1) as batch:
             drawn = [self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)]
             while True:
@@ -100,7 +100,7 @@ class LlamaCpp:
 
     def _by_package(self, turn: Turn) -> Iterator[list[int]]:
         ids = turn["ids"]
-        self._prefill(ids[:-1], kept(self.read, turn))
+        self._prefill(ids[:-1], common_tokens(self.read, turn))
         self.llm.n_tokens = len(ids) - 1  # that is what it has read
         self.llm.input_ids[: len(ids) - 1] = ids[:-1]
         self.llm.set_seed(turn["seed"])

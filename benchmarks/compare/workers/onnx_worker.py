@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, common_tokens
 
 
 def load(task: Task) -> Generate:
@@ -25,7 +25,7 @@ def load(task: Task) -> Generate:
         if temperature not in made_for:
             made_for[temperature] = onnxruntime_genai.Generator(model, _params(model, task["positions"], turn))
         generator = made_for[temperature]
-        cached_tokens = kept(read.get(temperature, []), turn)
+        cached_tokens = common_tokens(read.get(temperature, []), turn)
         if read.get(temperature):
             generator.rewind_to(cached_tokens)
         clock = Clock()
