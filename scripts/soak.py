@@ -151,8 +151,8 @@ class Listener:
         command = [sys.executable, str(ROOT / "scripts" / "soak_listener.py"), url, str(seconds)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    def heard(self) -> dict[str, Any]:
-        """Return what it prints at its end."""
+    def report(self) -> dict[str, Any]:
+        """Return the report that the listener prints at its end."""
         stdout, _ = self._process.communicate(timeout=300)
         listener_report: dict[str, Any] = json.loads(stdout)
         return listener_report
@@ -163,7 +163,7 @@ async def watch(soak: Soak, server: psutil.Process, kept_entries: KeptEntries, s
     samples = []
     while (now_seconds := time.monotonic()) < soak.until:
         samples.append(((now_seconds - start) / (soak.until - start), server.memory_info().rss))
-        kept_entries.look(samples[-1][0])
+        kept_entries.sample(samples[-1][0])
         await asyncio.sleep((soak.until - start) / 120)
     return samples
 
@@ -185,7 +185,7 @@ def verdict(
     broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
     holds = {
         "memory": abs(growth) <= FLAT, "gaps": longest.while_reading <= 2 * MAX_ITL, "answers": not broken,
-        "kv": gave_back, "disk": kept_entries.held, "descriptors": opened[1] <= opened[0],
+        "kv": gave_back, "disk": kept_entries.within_limits, "descriptors": opened[1] <= opened[0],
     }  # fmt: skip
     missed = [name for name, holding in holds.items() if not holding]
     gaps = {
@@ -198,7 +198,7 @@ def verdict(
     return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
             "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps,
             "memory_growth": round(growth, 4), "memory_mib": mib,
-            "disk_most": kept_entries.most, "evicted": kept_entries.evicted,
+            "disk_most": kept_entries.largest_size, "evicted": kept_entries.evicted,
             "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
@@ -236,10 +236,10 @@ def main() -> int:
 
             listener = Listener(url, 60 * minutes)
             samples = asyncio.run(both())
-            listener_report = listener.heard()
+            listener_report = listener.report()
             gave_back = within(60, lambda: idle(url))
             within(30, lambda: process.num_fds() <= descriptors_before)
-            entries.look(1.0)
+            entries.sample(1.0)
             result = verdict(
                 samples, soak, listener_report, entries, gave_back, (descriptors_before, process.num_fds())
             )

@@ -38,21 +38,23 @@ class KeptEntries:
         self._store = EntryStore(CacheFolder(folder), size)
         self._names = set[str]()
         self._size = size
-        self.most, self.evicted = 0, [0] * PARTS
-        """Bytes at most; entries that went in each part of the time."""
+        self.largest_size = 0
+        """Bytes at most."""
+        self.evicted = [0] * PARTS
+        """Entries that were evicted in each part of the time."""
 
-    def look(self, share: float) -> None:
+    def sample(self, share: float) -> None:
         """Take a sample of the entries. share: of the time that is over."""
         entries = self._store.entries()
         names = {entry.name for entry in entries}
-        self.most = max(self.most, sum(entry.bytes for entry in entries))
+        self.largest_size = max(self.largest_size, sum(entry.bytes for entry in entries))
         self.evicted[min(int(share * PARTS), PARTS - 1)] += len(self._names - names)
         self._names = names
 
     @property
-    def held(self) -> bool:
+    def within_limits(self) -> bool:
         """True if the cache stayed within its size and evicted entries in each part of the time but the first."""
-        return self.most <= self._size and all(self.evicted[1:])
+        return self.largest_size <= self._size and all(self.evicted[1:])
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> bool:

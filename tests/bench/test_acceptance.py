@@ -48,7 +48,7 @@ def test_acceptance_with_all_layers_searched_is_one() -> None:
 
 
 def test_walks_of_one_prefill_are_independent() -> None:
-    """Whatever else is walked first, and in a walk of its own, a setting has the same figures."""
+    """A setting has the same figures after any other setting, and in a walk of its own."""
     first_walk = walk()
     test_cases = cases([32], [8], [], USUAL)
     first_acceptances = [acceptance(first_walk, case) for case in test_cases]
@@ -64,7 +64,7 @@ def test_exact_laws_independent_of_view() -> None:
 
 
 def test_oracle_is_best_and_recency_worst() -> None:
-    """On average; by how much depends on the model."""
+    """This holds on average; the difference depends on the model."""
     walks = [walk(seed) for seed in range(6)]
     rows = {name: [acceptance(w, USUAL._replace(selection=name)) for w in walks] for name in SELECTIONS}
     means = {name: mean(case_rows, "rejection") or 0 for name, case_rows in rows.items()}

@@ -90,7 +90,7 @@ def test_compare_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) 
 def test_compare_median_of_busy_rows_counts(
     busy: list[float], long: float, tries: int, counts: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
+    """The median is of three tries, or the first one that counts if it takes long; else the busiest try."""
     cores = iter(busy)
     tried = (
         {"busy_cores": cores_used, "accepted": cores_used >= processes.BUSY, "tokens_per_second": cores_used}
@@ -119,7 +119,7 @@ def test_compare_summary_takes_best_setting() -> None:
 
 
 def test_compare_worker_warms_up_before_first_turn_that_works() -> None:
-    """With a short text of the end of its prompt, which is answered by nothing."""
+    """The warm-up is a short text from the end of the prompt; it has no answer."""
     program = """
 import sys, types
 
@@ -147,7 +147,7 @@ main("made_up")
 def test_compare_worker_is_found_wherever_command_starts(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own `benchmarks` is looked through for an engine that has no worker, not one of the folder here."""
+    """A missing worker is searched in its own `benchmarks`, not in that of the current folder."""
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)

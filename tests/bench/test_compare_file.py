@@ -82,7 +82,7 @@ def test_compare_file_ratios_are_of_turns(compare: Callable[..., Report]) -> Non
 def test_compare_file_engine_that_dies_is_left_out(
     compare: Callable[..., Report], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its greedy texts are there, its others say why not, and ours went on."""
+    """Rows of its greedy texts exist, its other rows have the error, and triforce continues."""
     report = compare("dies")
     assert all(row["turns"] for row in rows(report, "decoding", engine="llamacpp", temperature=0, workload="books"))
     dead_rows = rows(report, "decoding", engine="llamacpp", temperature=0.6)
@@ -138,7 +138,7 @@ def test_compare_file_build_without_instructions_is_noted(
 def test_compare_file_goes_on_behind_last_whole_context(
     compare: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its figures are taken over, and a file of other settings is left as it is."""
+    """Rows are taken over, and a file of other settings is left as it is."""
     measured = on_file.rows
     options = ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
 

@@ -1,4 +1,4 @@
-"""What `triforce bench compare` of a GGUF file is made of: turns, choices, texts, builds, folders and one worker."""
+"""Parts of `triforce bench compare` of a GGUF file: turns, choices, texts, builds, folders and one worker."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_best_setting_is_fastest_of_each_kind() -> None:
 
 
 def ratio() -> float | None:
-    """Of a machine that became four times as fast after the first turn."""
+    """Return the ratio on a machine that becomes four times as fast after the first turn."""
     return on_file_tables.over({"turns": [10.0, 40.0, 40.0]}, {"turns": [5.0, 20.0, 10.0]})
 
 
@@ -193,7 +193,7 @@ def test_unpacked_config_knows_scaling_of_llama_3(tmp_path: Path) -> None:
 
 
 def test_llamacpp_worker_makes_one_text_in_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stood in the memory before: a text with guesses, of another prompt, or one that is read anew."""
+    """The cache holds a text with guesses, another prompt, or nothing before."""
     state = fake_llama_cpp.install(monkeypatch)
     (tmp_path / "it.gguf").touch()
     settings = {"flash": True, "ubatch": 512}

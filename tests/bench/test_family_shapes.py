@@ -34,7 +34,7 @@ SMALL = {"num_hidden_layers": 12, "hidden_size": 256, "moe_intermediate_size": 2
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """All shapes are small; what routers see is as in the large ones."""
+    """Make all shapes small; routers get the same inputs as in large ones."""
     for name in ("qwen3-30b-a3b", "qwen3-30b-a3b-uniform"):
         shape = FAMILY_SHAPES[name]
         monkeypatch.setitem(FAMILY_SHAPES, name, replace(shape, config={**shape.config, **SMALL}))
@@ -68,7 +68,7 @@ def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:
 
 
 def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> None:
-    """By a config as in the weights themselves: all of them, those of a token, and int8 copies."""
+    """A config counts as the weights do: all weights, those that a token reads, and int8 copies."""
     checkpoint = load(save(family_model("glm-4.5"), tmp_path), device="cpu", dtype="float32")
     config = checkpoint.config
     names = FAMILIES["glm4_moe"].names

@@ -58,7 +58,7 @@ def test_certificate_mutant_is_found(
 def test_rows_are_verified_by_coupling_named(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the certificate names is what the engine does."""
+    """The engine verifies with the coupling that the certificate names."""
     init, used = SequenceBatch.__init__, list[tuple[str, int]]()
 
     def noted(self: SequenceBatch, models: Any, mode: Any, speculation: Any, coupling: str, *rest_args: Any) -> None:
@@ -84,7 +84,7 @@ def test_varied_engine_speculates_otherwise(llm: LLM, sources: Sources) -> None:
 def test_certificate_cut_off_goes_on(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the cell that it was cut off in. One that is whole is begun anew, with other settings too."""
+    """It continues at the cell where it was cut off. A complete one begins anew, and so do other settings."""
     compare = lossless._compared
     calls = []
 

@@ -19,7 +19,7 @@ QUICK = ["--quick", "--context", "1500", "--tokens", "4", "--positions", "14"]
 
 @pytest.fixture(scope="module")
 def measured(pair: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All of them, measured one after another into one file."""
+    """All experiments, measured one after another into one file."""
     file = tmp_path_factory.mktemp("paper") / "paper.json"
     models = ["--model", str(pair / "target"), "--draft", str(pair / "draft"), "--texts", str(texts)]
     fast = [name for name in EXPERIMENTS if name not in ("table4", "table7")]
@@ -44,7 +44,7 @@ def test_paper_figures_stand_beside_measured(measured: dict[str, Any], name: str
 
 
 def test_paper_batches_and_lengths_match_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes longer is asked for, but not measured here."""
+    """Longer cells are requested, but not measured here."""
     asked: list[tuple[Any, ...]] = []
 
     def note(self: Setup, cell: Any, modes: Any, tokens: int | None = None, **how: Any) -> list[Any]:

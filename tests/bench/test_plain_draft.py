@@ -45,7 +45,7 @@ def test_plain_draft_is_trained_and_decoded(folder: Path, tmp_path: Path, capsys
 
 
 def test_training_of_a_plain_draft_teaches(folder: Path) -> None:
-    """What it says becomes more like what the target says."""
+    """The draft's law comes closer to the target's."""
     from triforce.llm import LLM
 
     training = plain_draft.PlainTraining(LLM(folder / "target", None), {"a": text(9000)}, 60_000, 1)

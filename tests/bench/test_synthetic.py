@@ -51,7 +51,7 @@ def text_of_old_bench(models: ModelSet, mode: str, tokens: int) -> list[int]:
 
 
 def test_old_bench_counts_too_few_tokens_of_a_verification(models: ModelSet) -> None:
-    """Its text of 16 tokens over KV on the host: three verifications, the first one dropped, the last one cut."""
+    """A text of 16 tokens over KV on the host has three verifications; the first is dropped, the last is cut."""
     first_counts, *counted = text_of_old_bench(models, "triforce", 16)
     assert (first_counts, counted) == (7, [4, 5])
     per_verification = sum(counted) / len(counted)

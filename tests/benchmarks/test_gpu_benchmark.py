@@ -105,7 +105,7 @@ def test_gpu_benchmark_shipped_pair_has_rows(tmp_path: Path) -> None:
 def test_gpu_benchmark_shipped_pair_fits_its_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 128K it has no more positions than that; here at 512."""
+    """At 128K the pair has no further positions; here at 512."""
     monkeypatch.setattr(hub, "SHIPPED", (tiny_pair(tmp_path, 512) / "target", tmp_path / "draft"))
     monkeypatch.setattr(model_loader, "SHIPPED", hub.SHIPPED)
     (row,) = measure("b", tmp_path, "--only", "temperature 0.6", contexts="512")
@@ -129,7 +129,7 @@ def test_gpu_benchmark_kernels_have_rows(what: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_benchmark_tries_each_tile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each width one is what `attend` would do, in a GPU's type."""
+    """One piece of each width is the tile that `attend` takes, in a GPU's type."""
     monkeypatch.setattr(DeviceClock, "dtype", torch.bfloat16)
     pieces = FIGURES["g"](Setup(torch.device("cpu"), None, None, None, 1))
     names = [piece.what for piece in pieces if piece.shape == "llama-3.1-8b" and piece.what.startswith("attention")]
@@ -139,7 +139,7 @@ def test_gpu_benchmark_tries_each_tile_once(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_gpu_page_names_packages_of_its_tests() -> None:
-    """What the tests in tests/backends/cuda import, and what they import of ours, or what those packages bring."""
+    """Packages that tests/backends/cuda and the modules behind it import, or that those packages bring."""
     brought = {"numpy", "tokenizers", "safetensors", "huggingface_hub", "tqdm", "jinja2", "torch"}
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     named = {name.replace("-", "_") for name in page.partition("torch's CUDA build, ")[2].partition(" (the")[0].replace(
@@ -187,7 +187,7 @@ def pieces_of(figure: str) -> Iterator[Piece]:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_run_list_commands_parse() -> None:
-    """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
+    """Commands of docs/data/gpu_runs.toml parse, and their pieces and tests exist."""
     runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
     lines = [command.partition("PY -m ")[2] for run in runs for command in run["commands"] if "PY -m " in command]
     asked: dict[str, list[str]] = {}

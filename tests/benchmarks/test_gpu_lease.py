@@ -73,7 +73,7 @@ def raising(error: Exception) -> Run:
 def test_lease_rehearsal_writes_file_of_each_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of whatever there is, the first pieces; in a second run nothing is measured again."""
+    """A rehearsal measures the first pieces of each part; a second run measures nothing again."""
     tiny = shapes.ModelShape(256, 256, 2, 4, 2, 320, 16, tied=False)
     monkeypatch.setitem(shapes.SHAPES, "tiny", tiny)
     monkeypatch.setattr(ours, "TURNS", 1)
@@ -122,7 +122,7 @@ def test_lease_checks_again_at_another_commit(tmp_path: Path, parts: PutParts, m
 def test_lease_goes_on_behind_piece_that_fails(
     tmp_path: Path, parts: PutParts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as for want of memory. It is tried in one more run, and then no more."""
+    """A piece may fail for want of memory. One more run tries it, later ones do not."""
     calls = parts(
         doctor=[measured], hosted=[raising(torch.cuda.OutOfMemoryError("2 GiB")), measured], states=[measured]
     )
@@ -140,7 +140,7 @@ def test_lease_stops_at_lost_device_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever is asked of the device then, it says the same."""
+    """A lost device gives the same error to any call."""
     with machine():
         synchronize = torch.cuda.synchronize
         answers = [True]
@@ -197,7 +197,7 @@ def test_rehearsal_stays_out_of_results(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_tokens_of_one_graph_equal_single_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the target, behind all of its KV: what a lease measures is plain decoding."""
+    """Tokens of the target, behind all of its KV: a lease measures plain decoding."""
     from benchmarks.on_gpu import token_time
 
     monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.ModelShape(32, 48, 2, 2, 1, 300, 16))

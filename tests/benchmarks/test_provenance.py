@@ -101,7 +101,7 @@ class MadeHistory(History):
 
 
 def faults(row: dict[str, Any], **earlier: dict[str, Any]) -> str:
-    """What is wrong with a row behind earlier versions of one row."""
+    """Return the first fault of a row behind earlier versions of it, or an empty text."""
     versions = {commit.strip("_"): [version] for commit, version in earlier.items()}
     return "; ".join(RecordedFile([row], versions, MadeHistory()).faults())
 
@@ -165,7 +165,7 @@ def test_figures_of_a_command_say_where_they_come_from(monkeypatch: pytest.Monke
 
 @pytest.mark.skipif(which("git") is None, reason="there is no git here")
 def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a plus where what is measured differs from it; results and documents do not count."""
+    """The commit has a plus if measured code differs from it; results and documents do not count."""
     tmp_path = tmp_path.resolve()
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)  # a hook's, say: they name another checkout

@@ -1,4 +1,4 @@
-"""Each mistake of a user, through the real command: exit code 2, one clear message, no traceback, nothing lost."""
+"""Mistakes of a user, through the real command: exit code 2, one clear message, no traceback, nothing lost."""
 
 from __future__ import annotations
 

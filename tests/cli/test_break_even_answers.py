@@ -35,7 +35,7 @@ def info_answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_info_and_model_tell_one_break_even(
     settings: dict[str, str], cache: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of the shipped pair, before and after its passes taught something; with a draft that `info` finds itself."""
+    """Answers for the shipped pair, before and after its passes are measured; `info` finds the draft itself."""
     arguments = [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", value)]
     llm = LLM(device="cpu", **settings)  # type: ignore[arg-type]
     first_answer = info_answer(capsys, "--device", "cpu", *arguments)
@@ -50,7 +50,7 @@ def test_info_and_model_tell_one_break_even(
 
 
 def test_profiles_of_other_weights_and_settings_differ(tmp_path: Path, pair: Path) -> None:
-    """Of the same folder; and one without weights has no stamp."""
+    """Profiles of one folder differ; a folder without weights has no stamp."""
     paths = {LLM(pair / "target", draft, device="cpu").engines.parts.costs.path for draft in (None, pair / "draft")}
     (file,) = (pair / "target").glob("*.safetensors")
     old_stamp = stamp(pair / "target")

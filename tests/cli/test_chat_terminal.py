@@ -25,7 +25,7 @@ def settings(pair: Path, *extra_options: str, tokens: int = 6) -> list[str]:
 
 
 def new_model_answer(pair: Path, file: Path, tokens: int) -> str:
-    """What a model that has seen nothing before answers to the last question of a saved conversation."""
+    """Return the answer of a newly loaded model to the last question of a saved conversation."""
     llm = LLM(pair / "target", None, dtype="float32")
     conversation = load(file)
     assert llm.tokenizer

@@ -1,4 +1,4 @@
-"""What is known to be wrong without a model is told before one, or torch, is loaded."""
+"""Mistakes that need no model are reported before a model, or torch, is loaded."""
 
 from __future__ import annotations
 

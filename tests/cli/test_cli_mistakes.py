@@ -1,4 +1,4 @@
-"""What is said of mistakes, of bytes that are no text, and of pipes that close."""
+"""Messages about mistakes, bytes that are no text, and pipes that close."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Recorder(FakeLLM):
 
 @pytest.fixture
 def model(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """In place of a model; the pinned file is nowhere."""
+    """Replace the model with a recorder; the pinned file does not exist."""
     fake = type("LLM", (Recorder,), {"asked": []})
     monkeypatch.setattr(sys.modules["triforce.llm"], "LLM", fake)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -50,7 +50,7 @@ def model(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]
 
 @pytest.fixture
 def recorder(model: type[Recorder], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """The same, where the file was found."""
+    """The recorder, where the pinned file exists."""
     monkeypatch.setattr("triforce.cli.demo.find", lambda published: Path(published.file))
     return model
 
@@ -87,7 +87,7 @@ def test_demo_texts_that_differ_are_code_one(recorder: type[Recorder], capsys: p
 
 
 def test_demo_loop_is_told_beside_the_ratio(recorder: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whichever of the two texts it is in."""
+    """The loop may be in either of the two texts."""
     recorder.fast = "the ship's name " * 8
     assert main(["demo"]) == 1
     message = "1.00 times as fast: the text repeats itself (87% of its 8-grams), so this ratio says little\n"

@@ -74,7 +74,7 @@ def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
 def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its models are left to the slow version."""
+    """Models are left to the slow test."""
     monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
     for name in ("kernels", "same_text", "offloaded", "speed"):
         monkeypatch.setattr(checkup.Checkup, name, lambda self, *_: ("as it should be", {}))

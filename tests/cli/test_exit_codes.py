@@ -134,7 +134,7 @@ def test_output_that_cannot_be_delivered_is_2_and_named(name: str, fault: str, r
 
 
 def test_server_that_cannot_tell_its_address_ends_in_order(pair: Path) -> None:
-    """Its engine is closed: else native memory is reported as leaked when the interpreter ends."""
+    """The engine is closed: otherwise native memory is reported as leaked when the interpreter ends."""
     command = [sys.executable, "-m", "triforce", "serve", str(pair / "target"), "--draft", "none", "--port", "0"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     with open("/dev/full", "w") as full:

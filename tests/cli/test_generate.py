@@ -106,7 +106,7 @@ def test_generate_tells_of_no_device_as_stdin(
 def test_generate_word_is_prompt_where_nothing_is_piped(
     llm: type[FakeLLM], stdin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a word that may be either; with a text on stdin it is the model."""
+    """A word may be a prompt or a model; with a text on stdin it is the model."""
     stdin(b"")
     assert main(["generate", "word"]) == 0 and "'word' is taken for the PROMPT" in capsys.readouterr().err
     assert (llm.made["model"], llm.called["prompt"]) == (None, "word")
@@ -141,7 +141,7 @@ def test_generate_chat_has_usual_sampling_where_files_name_none(
     llm: type[FakeLLM],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is told on a terminal."""
+    """A terminal shows the sampling."""
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     monkeypatch.setattr(llm, "sampling_defaults", named)
     monkeypatch.setattr(Characters, "chats", True)

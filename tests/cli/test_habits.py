@@ -1,4 +1,4 @@
-"""What people type who come from llama.cpp, Ollama or vLLM."""
+"""Options that users of llama.cpp, Ollama or vLLM are used to."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_info_counts_entries_of_draft(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a draft that is taken for a known model and reads its states: as many bytes as a run has of each."""
+    """Entries of an EAGLE head of a known model: as many bytes as a run allocates."""
     target = load(eagle_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
     config = read_eagle_head(tmp_path / "draft", target.config, "", finetune=True).config
     entries = EagleHeadMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
@@ -80,7 +80,7 @@ def test_info_counts_entries_of_draft(
 
 @pytest.mark.skipif(dispatch.native is None, reason="numbers without native kernels")
 def test_info_counts_experts_of_four_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As kernels have them, 22 bytes of 32 weights, and without copies for lower tiers."""
+    """Experts as kernels store them: 22 bytes of 32 weights, without copies for lower tiers."""
     import transformers
 
     sizes = dict(vocab_size=97, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)

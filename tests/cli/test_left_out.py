@@ -1,4 +1,4 @@
-"""What a folder holds and no command reads: each tells of it on one line, and why."""
+"""Files of a folder that no command reads: each command names them on one line, with the reason."""
 
 from __future__ import annotations
 

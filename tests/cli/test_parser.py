@@ -179,7 +179,7 @@ PAIR = "loading the pair that comes with triforce ...\n"
 def test_loading_is_told_once_arguments_are_checked(
     line: str, notice: str, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a terminal, and before the model is loaded."""
+    """The notice appears on a terminal, before the model is loaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", Tty())
     monkeypatch.setattr(sys, "stderr", tty := Tty())
@@ -206,7 +206,7 @@ def test_choice_of_gguf_file_is_printed_unless_quiet(capsys: pytest.CaptureFixtu
 def test_progress_bar_stays_until_first_text(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is on the terminal when the first piece comes, and that it is gone then."""
+    """The bar is on the terminal until the first piece comes."""
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     with Prefill() as bar:
         bar(1, 2)
@@ -224,7 +224,7 @@ def test_progress_bar_stays_until_first_text(
     [("triforce generate --mode tr", "triforce"), ("triforce ch", "chat"), ("triforce chat --sys", "--system")],
 )
 def test_shell_completion_lists_options(line: str, expected_word: str, tmp_path: Path) -> None:
-    """As a shell asks: what may follow comes through a file."""
+    """Completions are requested as a shell does, and come through a file."""
     words_file = tmp_path / "found"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(words_file), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}

@@ -25,7 +25,7 @@ def leaves(parser: Parser) -> Iterator[Parser]:
 
 
 def test_paths_of_all_options_are_read_alike() -> None:
-    """One that is not is a path in which `~` stays; the other way round, an option that names files says so."""
+    """In a path that is not expanded `~` stays; and every option that names files declares it."""
     options = {
         (parser.prog, action.dest): action
         for parser in leaves(build_parser())

@@ -28,7 +28,7 @@ TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encodi
 
 
 def understood(line: str) -> bool:
-    """Whether a line of a shell block names what exists; other programs are taken at their word."""
+    """Return whether a line of a shell block names existing commands; other programs are not checked."""
     program, *arguments = shlex.split(line, comments=True) or ["true"]
     match program.rpartition("/")[2], arguments:
         case "triforce", _:
@@ -82,7 +82,7 @@ def test_wrong_command_is_found(line: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """What examples add to is afterwards as it was."""
+    """Restore the registries that examples add to."""
     copies = [(registry, dict(registry)) for registry in (FAMILIES, MODES, POLICIES)]
     yield
     for registry, entries in copies:
@@ -98,7 +98,7 @@ def test_python_of_pages_runs(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 NAMED = re.compile(r"`((?:\w+/)+\w+\.(?:py|cpp)): ([\w.:]+(?:, [\w.:]+)*)`")
-"""What stands in a file, as pages name it: `file: name, name`, a method with its class."""
+"""Definitions of a file, as pages name them: `file: name, name`, a method with its class."""
 
 
 def definitions(file: Path) -> set[str]:

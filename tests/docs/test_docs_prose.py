@@ -68,7 +68,7 @@ def test_readme_first_screen_names_machine_model_and_context_of_its_figures() ->
 
 
 def test_readme_repeats_recorded_figures() -> None:
-    """Its cells hardly repeat themselves, losing ones are among them, and those lost elsewhere are told of."""
+    """Cells hardly repeat themselves, losing ones are included, and losses elsewhere are mentioned."""
     shown = [
         row
         for name in ("smollm2_speed", "smollm2_speed_avx2", "pair_speed", "pair_speed_avx2")

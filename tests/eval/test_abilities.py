@@ -1,4 +1,4 @@
-"""Each measurement on models that can, and that cannot, do what it asks for."""
+"""Measurements on models that have, and that lack, the measured ability."""
 
 from __future__ import annotations
 

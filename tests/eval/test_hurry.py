@@ -91,7 +91,7 @@ def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("token", [1e-4, 1e-3, 5e-3, 5e-2])
 def test_quick_eval_forecasts_are_met(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
-    """Of everything but `loops`, which is decoded by an engine, and `agreement`, for which there is no draft."""
+    """Forecasts of all measurements but `loops`, which an engine decodes, and `agreement`, which needs a draft."""
     clock = Clock(monkeypatch)
     timed_subject = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), plan(32_768, 32_768))
     timed_subject.texts += [Text(f"{n}", "code", torch.tensor(noise(9000))) for n in range(5)]

@@ -1,4 +1,4 @@
-"""What is said of a generation: figures that add up, and advice that comes from what was measured."""
+"""Explanation of a generation: figures that add up, and advice that comes from what was measured."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEEP = "draft 2 > retrieval 6 > full"
 
 
 def explained(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
-    """Of a generation in which all is well, but for what is changed."""
+    """Return the explanation of a fast generation, with `changes`."""
     tiers = changes.get("tiers", [DRAFT, RETRIEVAL, FULL])
     seconds = changes.get("seconds", (0.5, 0.3))
     return explain(mode, prompt, [changes.get("timeline", [])], tiers, [changes.get("tokens", 190)], seconds)

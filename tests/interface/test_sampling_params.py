@@ -1,4 +1,4 @@
-"""What a request may ask for, and what the answer's nouns count."""
+"""Parameters of a request, and the fields of its answer."""
 
 import ast
 import inspect
@@ -109,7 +109,7 @@ def test_outputs_count_tokens_and_tiers() -> None:
 
 
 def test_type_hints_of_sampling_params_are_of_its_fields() -> None:
-    """What checkers see: each field with its default, or None."""
+    """Type checkers see each field with its default, or None."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(SamplingParams) or ast))
     (init,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
     arguments = init.args.args[1:]

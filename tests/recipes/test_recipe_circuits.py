@@ -17,7 +17,7 @@ def build(planted: bool) -> torch.nn.Module:
 
 
 def accuracy(llama: torch.nn.Module, gap: int) -> float:
-    """Of the most probable tokens in the second of two equal stretches of noise, `gap` positions apart."""
+    """Return the accuracy of the most probable tokens in the second of two equal spans of noise, `gap` tokens apart."""
     ids_RT = torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
     positions_RT = (torch.arange(128) + gap * (torch.arange(128) >= 64)).expand(4, -1)
     with torch.no_grad():

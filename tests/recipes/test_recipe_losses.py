@@ -1,4 +1,4 @@
-"""What a draft is trained for: written out, and as autograd finds it."""
+"""Losses of a draft: written out, and as autograd derives them."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def limits() -> object:
 
 @pytest.fixture(scope="module")
 def served(cluster: Any, pair: Path, limits: Any) -> Iterator[tuple[Any, Any]]:
-    """What requests are read with, and a replica on each node."""
+    """The parser of requests, and a replica on each node."""
     from triforce.replicas.cluster import replicated
 
     settings = {"model": str(pair / "target"), "draft": str(pair / "draft"), "retrieval_budget": 64, "device": "cpu"}

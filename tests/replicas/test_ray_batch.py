@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def batch(*arguments: Any) -> str:
-    """What is said at the end."""
+    """Return the last line of stderr."""
     options = {"capture_output": True, "text": True, "timeout": 300, "env": environment()}
     done = subprocess.run(command(*arguments), **options)
     assert done.returncode == 0, done.stderr
@@ -51,7 +51,7 @@ def write(file: Path, longest: int = 120) -> None:
 
 
 def answered(output: Path) -> dict[str, Any]:
-    """By line: a text, or what is wrong."""
+    """Return the text or the error of each line."""
     answers = [json.loads(line) for line in output.read_text().splitlines()]
     bodies = {}
     for answer in answers:

@@ -30,7 +30,7 @@ def limits() -> Limits:
 
 
 def kill(cluster: Any, node: Any) -> None:
-    """All processes of a node at once, as when its machine loses power."""
+    """Kill all processes of a node at once, as when its machine loses power."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     for process in [raylet, *raylet.children(recursive=True)]:
         process.kill()

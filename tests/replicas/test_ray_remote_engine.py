@@ -51,7 +51,7 @@ WHOLE = RequestOutput([1], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
 
 
 def outcome_of(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
-    """What comes of one request, errors included, and the handle it came from."""
+    """Return the handle, and the events of one request, errors included."""
 
     async def play() -> list[Any]:
         events = []

@@ -25,7 +25,7 @@ def second(family: list[psutil.Process]) -> psutil.Process:
 
 
 def test_ray_replica_of_two_ranks_equals_one_process(pair: Path, text: str) -> None:  # noqa: F811
-    """One that is killed takes the replica with it, and another replica is started."""
+    """A killed rank ends its replica, and another replica is started."""
     with served(pair, "--replicas", "1", "--tp", "2") as (process, url):
         asked = {"json": BODY, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 240}
         assert httpx.post(f"{url}/v1/completions", **asked).json()["choices"][0]["text"] == text  # type: ignore[arg-type]

@@ -42,7 +42,7 @@ def run(pair: Path, tmp_path: Path) -> Run:
 
 
 def stable_fields(body: dict[str, Any]) -> Any:
-    """What does not change from one time to another."""
+    """Return the fields of an answer that do not change between runs."""
     if "choices" in body:
         return body["choices"], body["usage"]
     return [item["content"] for item in body["output"]], body["usage"]

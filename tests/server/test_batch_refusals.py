@@ -1,4 +1,4 @@
-"""What `triforce batch` tells of lines that are refused, and answers that go into a pipe."""
+"""Messages of `triforce batch` about refused lines, and answers that go into a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is no HTTP is refused in the shape of all errors; upgrades of the protocol are left alone."""
+"""Broken HTTP is refused in the shape of all errors; upgrades of the protocol are ignored."""
 
 from __future__ import annotations
 

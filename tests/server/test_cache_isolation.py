@@ -1,4 +1,4 @@
-"""Whether a client can tell that another key has read a document: from text, usage, progress, events and what is read.
+"""A client cannot tell that another key has read a document: from text, usage, progress, events and reads of the disk.
 
 Times are not compared: what a machine's load tells is said in docs/design/disk-cache.md.
 """
@@ -43,7 +43,7 @@ OF_THE_REQUEST = ("id", "created", "time_ms", "seconds")
 
 
 class Observation(NamedTuple):
-    """All that a client is told, tokens that the models were fed for it, and which entries were there."""
+    """The answer that a client gets, tokens that the models were fed for it, and whether each entry was on disk."""
 
     response: Any
     fed: tuple[int, int]
@@ -144,13 +144,13 @@ def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) ->
 
 
 def usage_of(observation: Observation) -> Any:
-    """What a client is told of tokens, but for who has guessed them."""
+    """Return the usage of an answer without the tiers."""
     (usage,) = (event["usage"] for event in observation.response if event.get("usage"))
     return {name: value for name, value in usage.items() if name != "tiers"}
 
 
 def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:
-    """What is compared above does show it."""
+    """The comparison above would show it."""
     path, body = REQUESTS["stream"]
     asked = host("read")
     first_answer = asked.observe(KEY, path, body)

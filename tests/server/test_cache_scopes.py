@@ -59,7 +59,7 @@ def cached(answer: dict[str, Any]) -> int:
 
 
 def stable_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """All that a client is told, but for the number and the time of its request."""
+    """Return an answer without the number and the time of its request."""
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
 

@@ -70,7 +70,7 @@ def test_second_request_has_own_deadline_and_answered_one_none() -> None:
 
 
 def test_unread_answer_is_aborted() -> None:
-    """What makes it is told that the client is gone."""
+    """The handler is told that the client is gone."""
 
     async def play(scene: Scene) -> None:
         with socket.create_connection(scene.address[:2]) as client:

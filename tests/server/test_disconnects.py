@@ -32,7 +32,7 @@ async def until_idle(worker: Worker) -> None:
 
 
 def held_page_count(worker: Worker) -> int:
-    """Pages that rows have."""
+    """Return the count of pages that rows hold."""
     engine = worker.mirror.texts.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
 
@@ -40,7 +40,7 @@ def held_page_count(worker: Worker) -> int:
 @pytest.mark.parametrize("tokens_before", [0, 1, 6])
 @pytest.mark.parametrize("stream", [True, False])
 def test_disconnect_frees_kv(llm: LLM, tokens_before: int, stream: bool) -> None:
-    """Before the headers, after them, in the middle of the text."""
+    """The client leaves before the headers, after them, or in the middle of the text."""
     worker = Worker(llm, Limits(waiting=4))
     app = create_app(llm, worker, "tiny")
     body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}

@@ -29,7 +29,7 @@ TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its context is short, so that what can be served is served quickly. In the end it is what it was."""
+    """Serve a short context, so that valid requests take little time. At the end the server is as at the start."""
     small = tiny_pair(tmp_path_factory.mktemp("small"), positions=128, chat_template=TEMPLATE)
     with served(small, "--max-body", "0.25") as (process, url):
         httpx.post(f"{url}/v1/completions", json={"prompt": "the cat"}, headers=HEADERS, timeout=60)
@@ -42,7 +42,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def schemathesis_requests(url: str, examples: int) -> int:
-    """From the server's own description: what fits it, and what does not. How many were sent."""
+    """Send valid and invalid requests generated from the server's OpenAPI schema. Returns their count."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     described = schemathesis.openapi.from_dict(httpx.get(f"{url}/openapi.json", headers=HEADERS).json())
     sent = 0
@@ -70,7 +70,7 @@ def schemathesis_requests(url: str, examples: int) -> int:
 
 
 def bad_bodies(chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """What each kind of mistake or malice sends, and the name of the kind."""
+    """Yield the body of each kind of mistake or attack, and the name of the kind."""
     good = json.dumps({"prompt": "the cat", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}).encode()
     values: list[Any] = [None, True, -1, 1e308, 10**40, "", "x", [], {}, [[]], {"a": {}}, "\ud800", [None] * 9]
     fields = ["prompt", "messages", "max_tokens", "n", "stop", "seed", "stream", "logit_bias", "response_format"]
@@ -122,7 +122,7 @@ def hostile_requests(url: str, count: int, seed: int = 0) -> int:
 
 
 def slow_clients(url: str, count: int) -> int:
-    """They send a little, and no more; some never read what they asked for. Others are served meanwhile."""
+    """Clients that send a part of a request, or never read the answer. Other clients are served meanwhile."""
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
     body = json.dumps({"prompt": "the cat", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()

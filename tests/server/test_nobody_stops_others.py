@@ -20,7 +20,7 @@ TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FEW = 6
 SMALL = 1 << 20
 FEW_GROUPS = 4
-"""Of kinds that are sent together where the server is asked for little."""
+"""Requests of each kind that are sent together for a small load."""
 
 
 @pytest.fixture(scope="module")

@@ -108,7 +108,7 @@ def test_request_without_exactly_one_host_is_400() -> None:
     ],
 )
 def test_absolute_target_names_host_and_path(target: str, path: str | None) -> None:
-    """Its host is the one that counts, whatever the header says (RFC 9112, 3.2.2)."""
+    """The host of an absolute target overrides the Host header (RFC 9112, 3.2.2)."""
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -1,4 +1,4 @@
-"""What cannot be served is refused in OpenAI's error shape with advice; nothing that is sent breaks the server."""
+"""Invalid requests are refused in OpenAI's error shape with advice; no request breaks the server."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_prompt_beyond_the_context_has_openai_code(
 
 
 def test_non_json_content_types_are_400(app: ASGIApp) -> None:
-    """So a page of another site cannot post a form to this server."""
+    """A page of another site cannot post a form to this server."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         body = json.dumps(GOOD[COMPLETIONS])
         assert "application/json" in refused(ask(app, COMPLETIONS, content=body, headers={"content-type": kind}))

@@ -77,7 +77,7 @@ def test_request_time_limit_ends_generation(llm: LLM) -> None:
 
 
 def test_full_queue_answers_429_with_retry_after(llm: LLM) -> None:
-    """One runs, one waits, the third is told to come back; what is given up makes room."""
+    """One request runs, one waits, the third gets 429; a cancelled request frees its place."""
     app = create_app(llm, Worker(llm, Limits(waiting=1, rows=1)), "tiny")
     long = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
 

@@ -216,7 +216,7 @@ def test_signal_drains_or_reports(pair: Path, sent_signal: signal.Signals, grace
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_server_with_int8_kv_tells_its_type(pair: Path) -> None:
-    """It is another model, whose texts it makes."""
+    """With int8 KV the texts are those of another model."""
     with served(pair, "--kv-dtype", "int8") as (_, url), client(url) as api:
         full_text = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
         metrics = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text

@@ -13,7 +13,7 @@ from triforce.server.grammar_queue import SharedSlots
 
 
 def slots(share: int = 9) -> SharedSlots:
-    """One slot."""
+    """Return shared slots with one place."""
     return SharedSlots("texts", 0.0, share)
 
 

@@ -19,7 +19,7 @@ DOCUMENTS = [f"{number} days before that " + "it was the worst of times, it was 
 
 
 def completion_of(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
-    """The text that follows a prompt, and how many of its tokens had been read."""
+    """Return the text that follows a prompt, and the count of cached prompt tokens."""
     body = {"prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": True} | fields
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
     answer_json = answer.raise_for_status().json()

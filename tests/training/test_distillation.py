@@ -58,7 +58,7 @@ def outputs(draft: EagleHeadLayer, of: Chunk, past: Past, anchors_N: Tensor, ste
 
 
 def test_chunks_give_outputs_of_one_pass() -> None:
-    """With sinks and a window that is shorter than the text, wherever it is cut."""
+    """The text has sinks and a window shorter than the text, and is cut at any place."""
     draft = layer()
     full_chunk = chunk(90)
     expected = outputs(draft, full_chunk, Past(), torch.arange(88))
@@ -89,7 +89,7 @@ def test_later_tokens_change_no_guess() -> None:
 
 
 def test_state_behind_first_guess_is_its_output() -> None:
-    """What the target computed before an anchor reaches all guesses behind it."""
+    """The target's state before an anchor reaches all guesses behind it."""
     draft = layer()
     full_chunk = chunk(12)
     first_output, *later_outputs = outputs(draft, full_chunk, Past(), torch.tensor([5]))
@@ -112,7 +112,7 @@ def test_window_hides_far_entries_but_sinks() -> None:
 
 
 def test_attention_equals_that_of_streaming_views() -> None:
-    """Of the engine, that is: sinks, a window, and queries that are rotated once more for the sinks."""
+    """Views of the engine: sinks, a window, and queries that are rotated once more for the sinks."""
     draft = layer(sinks=4, window=20)
     draw = torch.Generator().manual_seed(7)
     rope = draft.config.rope
@@ -127,7 +127,7 @@ def test_attention_equals_that_of_streaming_views() -> None:
 
 
 def test_guesses_in_a_row_are_those_of_single_steps() -> None:
-    """Each sees the entries up to the anchor, the guesses since, and itself, at slots of their own."""
+    """A guess attends to the entries up to the anchor, the guesses since, and itself, at their own slots."""
     draft = layer()
     full_chunk = chunk(30)
     anchor = 11

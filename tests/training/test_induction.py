@@ -100,7 +100,7 @@ def test_attention_of_a_new_draft_copies(sizes: str, tied: bool) -> None:
 
 
 def test_training_begins_with_induction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On states of tokens, and the embeddings of the same."""
+    """Induction trains on states of tokens, and on embeddings of the same tokens."""
     samples: list[Sample] = []
 
     def spy(weights: Any, config: Any, sample: Sample, seed: int) -> None:

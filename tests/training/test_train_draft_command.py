@@ -108,7 +108,7 @@ def test_text_of_one_byte_is_one_line(target: Path, tmp_path: Path, capsys: pyte
 def test_full_disk_is_one_line_and_loses_nothing(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was kept before stays, and the training goes on from there."""
+    """The last checkpoint stays, and the training continues from it."""
     folder, sync, saves = tmp_path / "draft", os.fsync, list[int]()
 
     def full(file: int) -> None:

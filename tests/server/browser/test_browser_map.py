@@ -58,6 +58,6 @@ def test_browser_map_is_absent_without_retrieval(page: Page, visible: tuple[int,
 
 
 def pixels(page: Page) -> list[list[int]]:
-    """Of the latest line of the map."""
+    """Return the pixels of the latest line of the map."""
     line: Any = page.eval_on_selector("#map", "c => [...c.getContext('2d').getImageData(0, 47, 256, 1).data]")
     return [line[i : i + 4] for i in range(0, len(line), 4)]
