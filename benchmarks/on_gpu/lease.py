@@ -206,7 +206,7 @@ def _measured_row(piece: Piece, setup: Setup) -> tuple[Row, str]:
         }
     device_lost = _device_error(setup)  # behind the block, whose frames held what was in memory
     if not device_lost:
-        setup.forget()
+        setup.drop_models()
         gc.collect()
         torch.cuda.empty_cache()
     return row, device_lost

@@ -66,7 +66,7 @@ def _transformers(setup: Setup, shape: str, context: int, cache: str) -> Row:
 def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    setup.forget()  # our weights, which would lie beside theirs
+    setup.drop_models()  # our weights, which would lie beside theirs
     s = shapes.SHAPES[shape]
     options: dict[str, Any] = {"attn_implementation": "sdpa"}
     config: Any = LlamaConfig(

@@ -72,7 +72,7 @@ class Setup:
             self._models[key] = ModelSet(target, draft)
         return self._models[key]
 
-    def forget(self) -> None:
+    def drop_models(self) -> None:
         """Drop the models, to free their memory."""
         self._models.clear()
         torch.cuda.empty_cache()
