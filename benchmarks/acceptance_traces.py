@@ -55,22 +55,23 @@ class Reading:
     def facts(self) -> np.ndarray:
         """(TOKENS,) of bits."""
         tiers = {tier.name: tier for tier in unlinked(self.batch.top) if isinstance(tier, Tier)}
-        view, facts = tiers["retrieval"].cache, np.zeros(TOKENS, np.uint8)
+        view = tiers["retrieval"].cache
+        facts = np.zeros(TOKENS, np.uint8)
         assert isinstance(view, RetrievalView)
         for start in range(0, TOKENS, BLOCK):
             true = self.text[start : start + BLOCK]
-            said = {}
+            picks = {}
             for name, times in (("retrieval x0.5", 0.5), ("retrieval x2", 2.0), ("retrieval", 1.0)):
                 bits = int(self.batch.prefix.lengths_B[0] - 1).bit_length()
                 view.budget_factors = {} if times == 1 else {bits: times}
                 view.selections[0].pages = None
-                said[name] = self.picks(tiers["retrieval"], true)
-            said["draft"] = self.picks(tiers["draft"], true) if "draft" in tiers else [-1] * BLOCK
+                picks[name] = self.picks(tiers["retrieval"], true)
+            picks["draft"] = self.picks(tiers["draft"], true) if "draft" in tiers else [-1] * BLOCK
             assert self.picks(tiers["full"], true) == true, "the text is another one"
             for i in range(BLOCK):
-                right = [said[name][i] == true[i] for name in FACTS[:-1]]
+                right = [picks[name][i] == true[i] for name in FACTS[:-1]]
                 facts[start + i] = sum(
-                    bit << n for n, bit in enumerate([*right, said["draft"][i] == said["retrieval"][i]])
+                    bit << n for n, bit in enumerate([*right, picks["draft"][i] == picks["retrieval"][i]])
                 )
             longer = self.batch.prefix.append(drafted(true))
             for tier in tiers.values():
@@ -82,16 +83,17 @@ class Reading:
 
     def picks(self, tier: Tier[Any], true: list[int]) -> list[int]:
         """The token of a tier at each place, with all before it right. Its cache is as before."""
-        prefix, sampling = self.batch.prefix, self.batch.sampling
+        prefix = self.batch.prefix
+        sampling = self.batch.sampling
         logits_BJV = tier.score(prefix, drafted(true), LIVE)
         nothing = Draft.empty(1, sampling.probs_size)
-        found = []
+        picked_tokens = []
         for j in range(len(true)):
             longer = prefix.append(drafted(true[:j]))
             column = logits_BJV[:, j : j + 1].contiguous()
-            found.append(int(sampling.verify(nothing, column, longer, LIVE, tier.level).tokens_BK[0, 0]))
+            picked_tokens.append(int(sampling.verify(nothing, column, longer, LIVE, tier.level).tokens_BK[0, 0]))
         tier.rewind(prefix)
-        return found
+        return picked_tokens
 
 
 def drafted(tokens: list[int]) -> Draft:
@@ -103,16 +105,17 @@ def drafted(tokens: list[int]) -> Draft:
 
 def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
     """Matches and hits (2, PROMPT_TAIL + TOKENS) at each place from `PROMPT_TAIL` before the prompt's end on."""
-    ids, index = np.array(prompt + text), NgramIndex(MIN_MATCH_ALONE)
-    found = np.zeros((2, PROMPT_TAIL + TOKENS), np.uint8)
+    ids = np.array(prompt + text)
+    index = NgramIndex(MIN_MATCH_ALONE)
+    match_counts = np.zeros((2, PROMPT_TAIL + TOKENS), np.uint8)
     for i in range(PROMPT_TAIL + TOKENS):
         place = len(prompt) - PROMPT_TAIL + i
         index.read(ids[:place])
-        match, after = index.match(ids[:place])
+        match, guesses = index.match(ids[:place])
         if match:
-            wrong = np.resize(ids[after:place], MAX_GAMMA) != ids[place : place + MAX_GAMMA]
-            found[:, i] = match, int(wrong.argmax()) if wrong.any() else MAX_GAMMA
-    return found
+            wrong = np.resize(ids[guesses:place], MAX_GAMMA) != ids[place : place + MAX_GAMMA]
+            match_counts[:, i] = match, int(wrong.argmax()) if wrong.any() else MAX_GAMMA
+    return match_counts
 
 
 def batch_of(llm: LLM, prompt: list[int], params: SamplingParams) -> SequenceBatch:
@@ -149,27 +152,27 @@ def measure(options: Namespace) -> None:
     llm = LLM(options.model, None if options.model else "auto", retrieval_budget="auto", searched_layers="none")
     tokenizer = tokenizer_of(llm)
     ids = torch.tensor(tokenizer.encode(read_text(options.text)[SKIPPED : 9 * options.context + LONGEST]))
-    stem, model = Path(options.text).stem[:8], Path(options.model).stem if options.model else "pair"
+    stem = Path(options.text).stem[:8]
+    model = Path(options.model).stem if options.model else "pair"
     (prompt,) = prompts(Sources(tokenizer, [Text(stem, options.kind, ids)]), options.workload, options.context, 1)
     for temperature in options.temperatures:
         params = SamplingParams(temperature, top_p=0.9, seed=7, max_tokens=TOKENS + MAX_GAMMA, ignore_eos=True)
-        facts, found = record(llm, prompt, params)
+        facts, match_counts = record(llm, prompt, params)
         name = f"{model} {options.workload} {options.context} {temperature:g} {stem}"
-        add(Path(options.traces), name, facts, found)
+        add(Path(options.traces), name, facts, match_counts)
         shares = [f"{fact} {(facts >> n & 1).mean():.3f}" for n, fact in enumerate(FACTS)]
-        print(f"{name}: {', '.join(shares)}, match {(found[0] >= MIN_MATCH_ALONE).mean():.2f}", flush=True)
+        print(f"{name}: {', '.join(shares)}, match {(match_counts[0] >= MIN_MATCH_ALONE).mean():.2f}", flush=True)
 
 
 def add(file: Path, name: str, facts: np.ndarray, ngrams: np.ndarray) -> None:
     """Add a trace to a file, in the place of one of its name."""
     traces = {name: (facts, ngrams)}
     if file.exists():
-        with np.load(file) as kept:
-            traces = (
-                dict(zip(kept["names"].tolist(), zip(kept["facts"], kept["ngrams"], strict=True), strict=True)) | traces
-            )
+        with np.load(file) as traces_file:
+            pairs = zip(traces_file["facts"], traces_file["ngrams"], strict=True)
+            traces = dict(zip(traces_file["names"].tolist(), pairs, strict=True)) | traces
     names = sorted(traces)
-    facts_NT, ngrams_N2T = (np.stack(each) for each in zip(*(traces[each] for each in names), strict=True))
+    facts_NT, ngrams_N2T = (np.stack(arrays) for arrays in zip(*(traces[name] for name in names), strict=True))
     np.savez_compressed(file, names=np.array(names), facts=facts_NT, ngrams=ngrams_N2T)
 
 

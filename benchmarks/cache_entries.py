@@ -46,20 +46,20 @@ def measure(options: Namespace) -> int:
         tokens = fill(path, options.entries)
         opening, store = timed(lambda: EntryStore(CacheFolder(path), sys.maxsize))
         segments = [draw.choice(tokens) for _ in range(LOOKUPS // 2)]
-        segments += [draw.randbytes(SEGMENT_BYTES) for _ in range(LOOKUPS // 2)]  # of which there is no entry
+        segments += [draw.randbytes(SEGMENT_BYTES) for _ in range(LOOKUPS // 2)]  # segments without an entry
         lookups = [timed(partial(looked_up, store, segment)) for segment in segments]
         if sum(entry is not None for _, entry in lookups) != LOOKUPS // 2:
             raise AssertionError("an entry was not found, or one that is not there")
-        seconds = sorted(each for each, _ in lookups)
+        seconds = sorted(second for second, _ in lookups)
         scan, _ = timed(lambda: store.write(store.name(b"new"), entry_of(b""), Use(), 0))
-        held, entries = timed(store.entries)
+        list_seconds, entries = timed(store.entries)
         store.limit = sum(entry.bytes for entry in entries) // 2
         eviction, _ = timed(lambda: store.write(store.name(b"newer"), entry_of(b""), Use(), 0))
         store.folder.close()
     row: dict[str, Any] = {
         "entries": options.entries, "open": opening,
         "lookup": seconds[LOOKUPS // 2], "slow_lookup": seconds[-LOOKUPS // 100],
-        "first_write_with_scan": scan, "list": held, "eviction_of_half": eviction,
+        "first_write_with_scan": scan, "list": list_seconds, "eviction_of_half": eviction,
     }  # fmt: skip
     row["held"] = opening < OPEN_SECONDS and row["slow_lookup"] < LOOKUP_SECONDS
     print(row)
@@ -68,9 +68,11 @@ def measure(options: Namespace) -> int:
 
 
 def fill(path: Path, count: int) -> list[bytes]:
-    """Make a folder with so many entries; return the tokens of their segments."""
-    folder, draw = CacheFolder(path), random.Random(1)
-    store, tokens = EntryStore(folder, sys.maxsize), [draw.randbytes(SEGMENT_BYTES) for _ in range(count)]
+    """Make a folder with `count` entries. Returns the token bytes of their segments."""
+    folder = CacheFolder(path)
+    draw = random.Random(1)
+    store = EntryStore(folder, sys.maxsize)
+    tokens = [draw.randbytes(SEGMENT_BYTES) for _ in range(count)]
     for index, segment in enumerate(tokens):
         name = name_of(store, segment)
         data = b"".join(packed(entry_of(segment, name)))

@@ -55,23 +55,24 @@ def served() -> Iterator[str]:
 
 def measured(web: httpx.Client, context: int, repeats: int) -> Row:
     """Return seconds to the first token of both questions, and the median of their ratios."""
-    apart = context // 16
-    book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * apart)])
-    first, second = list[float](), list[float]()
+    spacing = context // 16
+    book = ids(web, own_texts()[BOOK][: 8 * (context + repeats * spacing)])
+    first_seconds = list[float]()
+    second_seconds = list[float]()
     ttft(web, ids(web, QUESTIONS[0]))  # what is done once in a process
-    for start in range(0, repeats * apart, apart):
+    for start in range(0, repeats * spacing, spacing):
         document = book[start : start + context]
         assert len(document) == context
-        for question, seconds in zip(QUESTIONS, (first, second), strict=True):
+        for question, seconds in zip(QUESTIONS, (first_seconds, second_seconds), strict=True):
             seconds.append(ttft(web, document + ids(web, question)))
-    ratios = [a / b for a, b in zip(first, second, strict=True)]
-    return {"context": context, "first": first, "second": second, "ratio": median(ratios)}
+    ratios = [a / b for a, b in zip(first_seconds, second_seconds, strict=True)]
+    return {"context": context, "first": first_seconds, "second": second_seconds, "ratio": median(ratios)}
 
 
 def ids(web: httpx.Client, text: str) -> list[int]:
     answer = web.post("/tokenize", json={"prompt": text, "add_special_tokens": False}).raise_for_status()
-    found: list[int] = answer.json()["tokens"]
-    return found
+    token_ids: list[int] = answer.json()["tokens"]
+    return token_ids
 
 
 def ttft(web: httpx.Client, prompt: list[int]) -> float:

@@ -48,7 +48,8 @@ REHEARSED = Path(__file__).parents[1] / "build" / "lease"
 """Where rows of a CPU go."""
 LEASE = "lease"
 LLAMA_2_13B = ("llama-2-13b-128k", "llama-68m")
-PAPER, THOUSAND = 122_880, 1024
+PAPER = 122_880
+THOUSAND = 1024
 HOSTED = 32
 """Tokens of each decoding at most, with KV on the host: plainly, each takes as long as the whole KV on the bus."""
 
@@ -66,8 +67,8 @@ def real_text(setup: Setup) -> Iterator[Piece]:
 
 def under_the_papers_cards(setup: Setup) -> Iterator[Piece]:
     """24 GiB for 7B, 48 GiB for 13B."""
-    for own, cap in ((LLAMA_2, 24), (LLAMA_2_13B, 48)):
-        for piece in hosted(setup, own, PAPER):
+    for figure_names, cap in ((LLAMA_2, 24), (LLAMA_2_13B, 48)):
+        for piece in hosted(setup, figure_names, PAPER):
             yield replace(piece, what=f"{piece.what}, {cap} GiB", run=partial(capped, setup, cap << 30, piece))
 
 
@@ -88,10 +89,10 @@ def longer_than_the_device(setup: Setup) -> Iterator[Piece]:
     yield from hosted(setup, LLAMA_3, 512 * THOUSAND)
 
 
-def hosted(setup: Setup, own: Names, usual: int) -> Iterator[Piece]:
-    """With KV on the host: full passes, decoding, and what others do."""
-    setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(own)
-    context = (setup.contexts or [usual])[0]
+def hosted(setup: Setup, figure_names: Names, default_context: int) -> Iterator[Piece]:
+    """Yield the pieces with KV on the host: full passes, decoding, and other engines."""
+    setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(figure_names)
+    context = (setup.contexts or [default_context])[0]
     yield from ours.hosted_passes(setup, names, context)
     yield from ours.hosted_decodings(setup, names, context)
     yield from others.hosted(setup, names[0], context)
@@ -101,8 +102,8 @@ def kernels_alone(setup: Setup) -> Iterator[Piece]:
     """Triton is imported when this is asked for: it is not everywhere."""
     from benchmarks.on_gpu import kernels, packed_products
 
-    for own, context in ((LLAMA_2, PAPER), (LLAMA_3, 128 * THOUSAND)):
-        yield from kernels.attentions(setup, setup.names(own)[0], (setup.contexts or [context])[0])
+    for figure_names, context in ((LLAMA_2, PAPER), (LLAMA_3, 128 * THOUSAND)):
+        yield from kernels.attentions(setup, setup.names(figure_names)[0], (setup.contexts or [context])[0])
     yield from packed_products.products(setup, setup.names(LLAMA_3)[0])
     yield from kernels.draws(setup)
 
@@ -127,15 +128,17 @@ def measure(options: argparse.Namespace) -> int | None:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
         raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
-    began, device, whole = perf_counter(), resolve_device(options.device), options.figure == LEASE
+    began = perf_counter()
+    device = resolve_device(options.device)
+    is_lease = options.figure == LEASE
     setup = Setup(device, options.shape, options.draft, options.contexts, options.tokens, options.kv_memory)
     options.out = _folder(options.out, setup)
     if not setup.on_gpu:
         os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton, which looks only then
     common = {"command": options.command, **provenance(device)}
     if options.max_seconds is None:
-        options.max_seconds = lease.SECONDS if whole else 460
-    if whole:
+        options.max_seconds = lease.SECONDS if is_lease else 460
+    if is_lease:
         return lease.run(options, setup, common)
     file = RowFile(options.out / f"gpu_{options.figure}.json")
     for piece in FIGURES[options.figure](setup):
@@ -160,7 +163,8 @@ def _folder(out: Path | None, setup: Setup) -> Path:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.description = __doc__
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("figure", choices=[LEASE, *sorted(FIGURES)])
     parser.add_argument("--max-seconds", type=float, help=f"begin no piece after so long (460; lease: {lease.SECONDS})")
     parser.add_argument("--only", default="", metavar="TEXT", help="pieces with this in what they are called")

@@ -55,7 +55,9 @@ class Committed:
     """A view whose passes take what is committed from lower views of it."""
 
     def __init__(self, view: View) -> None:
-        self.view, self.kv, self.record = view, view.kv, view.record
+        self.view = view
+        self.kv = view.kv
+        self.record = view.record
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         batch = self.view.begin(counts_B, width)
@@ -113,9 +115,9 @@ def measure(options: Namespace) -> None:
     options.only = [known("measurement", name, MEASURED) for name in options.only.split(",")]
     if native is None:
         raise RequestError("only native kernels read upper nibbles; compile them with make native")
-    found = [row for model in options.models for row in rows(model, options)]
-    study.write(options, {"rows": found})
-    show(tables(found))
+    measured_rows = [row for model in options.models for row in rows(model, options)]
+    study.write(options, {"rows": measured_rows})
+    show(tables(measured_rows))
 
 
 def rows(model: str, options: Namespace) -> Iterator[Row]:
@@ -126,19 +128,19 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
         numbers: EvalConfig = plan(llm.target.config.context, options.max_context)
         numbers = replace(numbers, windows=options.windows)
         subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
-        about = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
-        yield about | evaluate(subject, options.only, lambda *_: None)
+        row_head = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
+        yield row_head | evaluate(subject, options.only, lambda *_: None)
 
 
-def tables(found: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """Return two tables for each model: a line for each kind of KV."""
     note = (
         "Upper nibbles alone are what the tier below the full one reads with `--lower-tiers`. Here all of a text is "
         "read so, but for the keys of a pass itself, at most 512 tokens."
     )
-    models = dict.fromkeys(row["model"] for row in found)
-    each = (kv_dtypes.tables([row for row in found if row["model"] == model], note) for model in models)
-    return [table for made in each for table in made]
+    models = dict.fromkeys(row["model"] for row in rows)
+    model_tables = (kv_dtypes.tables([row for row in rows if row["model"] == model], note) for model in models)
+    return [table for tables_of_model in model_tables for table in tables_of_model]
 
 
 main = study.command("kv_quality", __doc__, add_arguments, measure)

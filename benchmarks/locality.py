@@ -19,8 +19,10 @@ from triforce.cli.bench.setup import load, show, sources
 
 def measure(options: Namespace) -> None:
     """Print a table at the end."""
-    plan, llm = sweep(options), load(options)
-    texts, started = sources(llm, options.texts), perf_counter()
+    plan = sweep(options)
+    llm = load(options)
+    texts = sources(llm, options.texts)
+    started = perf_counter()
     works = [work for work in workloads(texts, plan.size) if work.name == "prose"]
     rows = [row for work in works for row in locality(Walk(llm.models, work, plan.params), plan.usual)]
     report = plan.about() | {"locality": rows, "seconds": perf_counter() - started}

@@ -51,8 +51,8 @@ def measure(options: Namespace) -> None:
             for mode in MODES:
                 (output,) = llm.generate([prompt], params, mode=mode)
                 passes[temperature, mode].append(kept_and_passes(output))
-            for length, kept, drafted in by_length(llm, prompt, output.outputs[0].token_ids, params):
-                tried[length].append((kept, drafted))
+            for length, shared_mass, drafted in by_length(llm, prompt, output.outputs[0].token_ids, params):
+                tried[length].append((shared_mass, drafted))
     matches = []
     for length, pairs in sorted(tried.items()):
         of_lookup, of_draft = (mean(column) for column in zip(*pairs, strict=True))
@@ -91,13 +91,14 @@ def by_length(
     spans = [Span(at, at + 1, True) for at in range(len(prompt), len(ids))]
     walk = Walk(llm.models, Workload("", "", ids.tolist(), spans), params)
     exact_NV = torch.cat([walk.read(llm.models.target, walk.full, span) for span in spans])
-    shared, grams = overlap(exact_NV, walk.draft()).tolist(), NgramIndex(1)
+    shared = overlap(exact_NV, walk.draft()).tolist()
+    grams = NgramIndex(1)
     for n, span in enumerate(spans):
-        before = ids[: span.start]
-        grams.read(before)
-        length, after = grams.match(before)
+        prefix = ids[: span.start]
+        grams.read(prefix)
+        length, guesses = grams.match(prefix)
         if length:
-            yield max(low for low in LENGTHS if low <= length), float(exact_NV[n, ids[after]]), shared[n]
+            yield max(low for low in LENGTHS if low <= length), float(exact_NV[n, ids[guesses]]), shared[n]
 
 
 main = study.command("lookup", __doc__, add_arguments, measure)

@@ -47,7 +47,8 @@ def generate(
     """Return the answer, and the bytes that decoding read; `limit`: bytes a second that the store gives (0: all)."""
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=seed, max_tokens=tokens, ignore_eos=True)
     request = llm.request(ids, params, mode)
-    texts, stores = llm.open(1, len(ids) + tokens), []
+    texts = llm.open(1, len(ids) + tokens)
+    stores = []
     memory = texts.core.store.pool.kv
     assert isinstance(memory, NativeOffloadedKV)
     earlier = llm.engines.parts.open_prompt(saved, texts.core.store.pool)
@@ -57,7 +58,7 @@ def generate(
 
 
 def sequential(size: int) -> float:
-    """Bytes a second of a file of so many, read from its start to its end past the system's cache."""
+    """Return bytes a second of a file of `size` bytes, read from start to end past the system's cache."""
     with tempfile.NamedTemporaryFile() as file:
         data = os.urandom(BLOCK)
         for _ in range(size // BLOCK):
@@ -84,7 +85,10 @@ def _read_through(name: str, size: int, block: int, threads: int) -> float:
 
 
 def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
-    llm, files, streamed, seconds = LLM(kv_offload="file", kv_memory=memory), [], [], []
+    llm = LLM(kv_offload="file", kv_memory=memory)
+    files = []
+    streamed = []
+    seconds = []
     for turn in range(ROUNDS):  # in turns: a disk has its moods
         files.append(sequential(_kv(llm, len(ids))))
         output, read = generate(llm, ids, tokens, "ar", saved, turn)
@@ -99,7 +103,7 @@ def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
 
 
 def _kv(llm: LLM, tokens: int) -> int:
-    """Return bytes of KV of so many tokens."""
+    """Return the KV bytes of `tokens` tokens."""
     return tokens * llm.target.config.kv_bytes(llm.target.decoder.dtype.itemsize)
 
 
@@ -116,7 +120,8 @@ def bus(ids: list[int], saved: Path, options: Namespace, memory: int, kv_dtype: 
             outputs.append(generate(llm, ids, options.tokens, mode, saved, turn, rate))
     plain = runs["ar"]
     for mode, outputs in runs.items():
-        texts, read = [output for output, _ in outputs], mean(read for _, read in outputs)
+        texts = [output for output, _ in outputs]
+        read = mean(read for _, read in outputs)
         seconds = median(output.decode_seconds for output in texts)
         yield {
             "what": "bus", "mode": mode, "context": len(ids), "temperature": 0.6, "gb_per_second": rate / 1e9,
@@ -160,7 +165,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print a line of JSON for each row as it is measured."""
-    rows, memories = list[Row](), options.memories
+    rows = list[Row]()
+    memories = options.memories
 
     def note(row: Row) -> None:
         rows.append(row)
@@ -168,19 +174,20 @@ def measure(options: Namespace) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         for kv_dtype in options.kv_dtypes:
-            plain, saved = LLM(kv_dtype=kv_dtype), Path(folder) / f"{kv_dtype}.kv"
+            plain = LLM(kv_dtype=kv_dtype)
+            saved = Path(folder) / f"{kv_dtype}.kv"
             ids = tokenizer_of(plain).encode(own_texts()[BOOK])[: options.context]
             started = perf_counter()
             plain.generate(ids, SamplingParams(temperature=0, max_tokens=1), mode="ar", save_cache=saved)
             print(f"prefill {perf_counter() - started:.1f} s", flush=True)
             if not options.skip_streaming and kv_dtype != "int8":
                 note(streaming(ids, saved, memories[0], 12))
-            less = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
+            kv_share = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
             for memory in memories:
-                for row in bus(ids, saved, options, int(size_of(memory) * less), kv_dtype, 2e9):
+                for row in bus(ids, saved, options, int(size_of(memory) * kv_share), kv_dtype, 2e9):
                     note(row | {"memory": memory, "kv": kv_dtype})
-    last = memories[-1], options.kv_dtypes[0]
-    measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last]
+    last_case = memories[-1], options.kv_dtypes[0]
+    measured = [row for row in rows if row["what"] == "bus" and (row["memory"], row["kv"]) == last_case]
     rows += computed(measured, 64e9, 25e9)
     study.write(options, {"rows": rows})
 

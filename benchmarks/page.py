@@ -24,7 +24,8 @@ from triforce.eval import Table
 from triforce.eval.tables import percent
 
 ROOT = Path(__file__).parents[1]
-RESULTS, DOCS = ROOT / "benchmarks" / "results", ROOT / "docs" / "results"
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs" / "results"
 TABLES = ROOT / "build" / "benchmarks.md"
 Report = dict[str, Any]
 
@@ -70,16 +71,19 @@ def page(reports: dict[str, Report | None]) -> str:
 
 
 def _speed(report: Report) -> str:
-    found, drawn = verdict(report["rows"]), "![speed](pictures/speed.svg)"
-    said = [] if found["lost"] is None else [_judgement(found)]
-    return "\n\n".join([_source(report), *said, drawn, *(table.markdown() for table in speed_tables(report["rows"]))])
+    judged = verdict(report["rows"])
+    drawn = "![speed](pictures/speed.svg)"
+    paragraphs = [] if judged["lost"] is None else [_judgement(judged)]
+    return "\n\n".join(
+        [_source(report), *paragraphs, drawn, *(table.markdown() for table in speed_tables(report["rows"]))]
+    )
 
 
-def _judgement(found: Report) -> str:
-    best = f", and {found['of_best']:.3f} of the best fixed setting's tokens/s" if found["of_best"] else ""
+def _judgement(judged: Report) -> str:
+    best = f", and {judged['of_best']:.3f} of the best fixed setting's tokens/s" if judged["of_best"] else ""
     return (
-        f"Mode `auto` has {found['mean']:.2f} times the tokens/s of plain decoding in the mean of {found['cells']} "
-        f"cells{best}. Cells lost (95 % upper bound below 0.97): {', '.join(found['lost']) or 'none'}."
+        f"Mode `auto` has {judged['mean']:.2f} times the tokens/s of plain decoding in the mean of {judged['cells']} "
+        f"cells{best}. Cells lost (95 % upper bound below 0.97): {', '.join(judged['lost']) or 'none'}."
     )
 
 
@@ -89,15 +93,19 @@ def _tables(tables: Callable[[list[Report]], Iterable[Table]]) -> Callable[[Repo
 
 def _unseen(report: Report) -> str:
     texts = ", ".join(dict.fromkeys(row["cell"].split(" ")[0] for row in report["rows"]))
-    said = f"No constant of the planner was chosen by these texts, but the shipped pair was trained on them: {texts}."
-    return "\n\n".join([_source(report), said, *(table.markdown() for table in unseen_texts.tables(report["rows"]))])
+    sentence = (
+        f"No constant of the planner was chosen by these texts, but the shipped pair was trained on them: {texts}."
+    )
+    return "\n\n".join(
+        [_source(report), sentence, *(table.markdown() for table in unseen_texts.tables(report["rows"]))]
+    )
 
 
 def _paper(report: Report) -> str:
     parts = ["The paper is Sun et al. 2024, arXiv 2404.11912."]
     for name, experiment in EXPERIMENTS.items():
-        if found := report.get(name):
-            parts.append(f"{experiment.shown(found['rows']).markdown()}\n\n{_source(found)}")
+        if experiment_report := report.get(name):
+            parts.append(f"{experiment.shown(experiment_report['rows']).markdown()}\n\n{_source(experiment_report)}")
     return "\n\n".join([*parts, absent().markdown()])
 
 
@@ -110,11 +118,11 @@ def _kernels(rows: Sequence[Report]) -> list[Table]:
         name = ", ".join([row["kernel"], *([row["shape"]] if "shape" in row else []), *where])
         took = f"{row['seconds'] * 1e6:,.0f}" if "seconds" in row else "-"
         speed = f"{row['gb_per_second']:.1f}" if "gb_per_second" in row else "-"
-        least = f"{row['least_seconds'] * 1e6:,.0f}" if "least_seconds" in row else "-"
+        least_time = f"{row['least_seconds'] * 1e6:,.0f}" if "least_seconds" in row else "-"
         flops = f"{row['gflop_per_second']:,.0f}" if "gflop_per_second" in row else "-"
-        lines.append([name, took, speed, flops, least, percent(row.get("fraction")) or "-"])
+        lines.append([name, took, speed, flops, least_time, percent(row.get("fraction")) or "-"])
     note = (
-        "Bytes are those that must be read: weights, and keys and values in sight. The least that a kernel can take is "
+        "Bytes must be read at least once: weights, and keys and values in sight. The least that a kernel can take is "
         "the time for its bytes at the measured bandwidth, or for its operations at the measured peaks if that is more."
         " A union is how many times a token's experts a pass reads."
     )

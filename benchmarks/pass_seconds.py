@@ -52,7 +52,7 @@ def measure(options: Namespace) -> None:
 
 
 def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
-    """Return the median milliseconds of a pass by tier and width, or of a fused draft of so many tokens."""
+    """Return the median milliseconds of a pass by tier and width, or of a fused draft by its tokens."""
     dice = np.random.default_rng(1)
 
     def tokens(count: int) -> list[int]:
@@ -65,9 +65,10 @@ def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
     ends = perf_counter() + SECONDS
     with torch.no_grad():
         for turn in range(TURNS):
-            for width, (name, tier) in ((width, each) for width in WIDTHS for each in tiers.items()):
+            for width, (name, tier) in ((width, entry) for width in WIDTHS for entry in tiers.items()):
                 if name == "full" or width < NARROW + 1:
-                    guess, tier.gamma = drafted(tokens(width - 1)), width
+                    guess = drafted(tokens(width - 1))
+                    tier.gamma = width
                     began = perf_counter()
                     if name == "draft":
                         tier.propose(batch.prefix, batch.sampling, LIVE)
@@ -78,13 +79,17 @@ def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
                     tier.rewind(batch.prefix)
             if turn and perf_counter() > ends:
                 break
-    return {name: {width: round(median(each), 4) for width, each in own.items()} for name, own in took.items()}
+    return {
+        name: {width: round(median(samples), 4) for width, samples in width_seconds.items()}
+        for name, width_seconds in took.items()
+    }
 
 
 def add(file: Path, row: Row) -> None:
     """Add a row to a file, in the place of one of its model, length and level."""
     rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
-    rows = [each for each in rows if any(each[key] != row[key] for key in ("model", "length", "level"))] + [row]
+    rows = [old_row for old_row in rows if any(old_row[key] != row[key] for key in ("model", "length", "level"))]
+    rows.append(row)
     file.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n", encoding="utf-8")
     print(json.dumps(row), flush=True)
 

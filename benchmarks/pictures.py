@@ -36,8 +36,8 @@ def draw_speed(rows: list[dict[str, Any]], folder: Path) -> None:
     """speed.svg: the mean speedup of each mode along each axis that has several values."""
     several = ("context", "temperature", "workload", "batch")
     axes = [axis for axis in several if len({row[axis] for row in rows}) > 1] or ["context"]
-    with panels(folder / "speed.svg", len(axes), 3.3 * len(axes), "speedup over plain decoding") as found:
-        for panel, axis in zip(found, axes, strict=True):
+    with panels(folder / "speed.svg", len(axes), 3.3 * len(axes), "speedup over plain decoding") as panel_axes:
+        for panel, axis in zip(panel_axes, axes, strict=True):
             for mode in dict.fromkeys(row["mode"] for row in rows if row["mode"] != PLAIN):
                 points = mean_speedups(rows, mode, axis)
                 panel.plot([label(axis, value) for value in points], list(points.values()), marker=".", label=mode)
@@ -56,8 +56,8 @@ def draw_acceptance(report: Report, folder: Path) -> None:
 
 def _draw_sweep(report: Report, what: str, file: Path) -> None:
     """Plot acceptance by what is varied: a panel for each coupling, a line for each selection."""
-    with panels(file, 2, 9, "acceptance") as found:
-        for panel, coupling in zip(found, ("rejection", "seeded"), strict=True):
+    with panels(file, 2, 9, "acceptance") as panel_axes:
+        for panel, coupling in zip(panel_axes, ("rejection", "seeded"), strict=True):
             for selection in selections(report):
                 points = {value: mean(rows, coupling) for value, rows in swept(report, selection, what).items()}
                 style = "--" if selection == "oracle" else "-"
@@ -68,8 +68,8 @@ def _draw_sweep(report: Report, what: str, file: Path) -> None:
 def _draw_locality(report: Report, file: Path) -> None:
     """Plot chunks kept and attention in sight by tokens since the first selection, a line a layer."""
     titles = {"overlap": "chunks kept", "recovered": "attention, anew", "recovered_once": "attention, once"}
-    with panels(file, 3, 11, "share") as found:
-        for panel, (curve, title) in zip(found, titles.items(), strict=True):
+    with panels(file, 3, 11, "share") as panel_axes:
+        for panel, (curve, title) in zip(panel_axes, titles.items(), strict=True):
             for layer, rows in by_layer(report).items():
                 steps = [sum(values) / len(values) for values in zip(*(row[curve] for row in rows), strict=True)]
                 panel.plot(rows[0]["tokens"], steps, label=f"layer {layer}")

@@ -43,7 +43,7 @@ LAYERS, HEAD, MLP = 2, 16, 8 / 3
 """Of the plain draft: layers, size of a head, and of its MLP beside its hidden size."""
 TEMPERATURES = (0.0, 0.8)
 OPENED = 512
-"""Tokens of a window before those that are decoded."""
+"""Tokens of a window before the decoded ones."""
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -81,16 +81,18 @@ def measure(options: Namespace) -> None:
         plain.model.bfloat16().save_pretrained(folder)
         options.draft = folder
         rows += decoded("plain", setup.load(options), options)
-    about = {"bytes": bytes_of, "plain_parameters": plain.parameters, "updates": plain.updates}
-    study.write(options, {"rows": rows} | about)
+    row_head = {"bytes": bytes_of, "plain_parameters": plain.parameters, "updates": plain.updates}
+    study.write(options, {"rows": rows} | row_head)
     show(tables(rows))
 
 
 class PlainTraining:
-    """A Llama of at most so many bytes in bfloat16, taught by the target."""
+    """Distils the target into a Llama of at most `byte_limit` bytes in bfloat16."""
 
-    def __init__(self, llm: LLM, texts: dict[str, str], most: int, threads: int) -> None:
-        target, self.config, self.threads = llm.target, TrainingConfig(), threads
+    def __init__(self, llm: LLM, texts: dict[str, str], byte_limit: int, threads: int) -> None:
+        target = llm.target
+        self.config = TrainingConfig()
+        self.threads = threads
         episodes = Episodes(llm, Texts.of(llm, texts, self.config.width), self.config)
         self.episodes = EpisodeReader(target.decoder, (1,), episodes, self.config)
         rows_VC = target.decoder.head_rows(torch.arange(target.config.vocab_size)).float()
@@ -98,24 +100,26 @@ class PlainTraining:
         self.narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
         head_rows = rows_VC.bfloat16() if self.narrow else rows_VC
         self.head = Head(last_norm(target), target.config.norm_eps, head_rows, cap, self.config.greedy)
-        self.model = largest(target.config.vocab_size, most, self.config.seed)
-        self.parameters, self.updates = self.model.num_parameters(), 0
+        self.model = largest(target.config.vocab_size, byte_limit, self.config.seed)
+        self.parameters = self.model.num_parameters()
+        self.updates = 0
         embedding_VC = self.model.model.embed_tokens.weight
         directions_CC = torch.linalg.eigh(rows_VC.T @ rows_VC).eigenvectors
         with torch.no_grad():
             drawn = rows_VC @ directions_CC[:, -embedding_VC.shape[1] :]
             embedding_VC.copy_(drawn * (embedding_VC.std() / drawn.std()))
         matrices: list[Tensor] = [
-            each for layer in self.model.model.layers for each in layer.parameters() if each.ndim == 2
+            weight for layer in self.model.model.layers for weight in layer.parameters() if weight.ndim == 2
         ]
-        others: list[Tensor] = [
-            each for each in self.model.parameters() if not any(each is matrix for matrix in matrices)
+        vectors: list[Tensor] = [
+            weight for weight in self.model.parameters() if not any(weight is matrix for matrix in matrices)
         ]
-        self.optimizers = optimizers(matrices, others)
+        self.optimizers = optimizers(matrices, vectors)
 
     def run(self, seconds: float) -> None:
-        """Train for so many seconds of the process's time, over its threads."""
-        began, spent = time.process_time(), 0.0
+        """Train for `seconds` seconds of the process's time, divided by its threads."""
+        began = time.process_time()
+        spent = 0.0
         with tqdm(total=round(seconds), desc="training", unit=" s", disable=None, leave=False) as bar:
             for ids_BT, final_BTC in self._chunks():
                 value = self._update(ids_BT, final_BTC, min(spent / seconds, 1.0))
@@ -135,7 +139,8 @@ class PlainTraining:
             number += 1
 
     def _update(self, ids_BT: Tensor, final_BTC: Tensor, done: float) -> float:
-        total, final_NC = 0.0, final_BTC.flatten(0, 1)
+        total = 0.0
+        final_NC = final_BTC.flatten(0, 1)
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.narrow):
             out_NC = self.model.model(ids_BT).last_hidden_state.flatten(0, 1)
         detached_NC = out_NC.detach().requires_grad_()
@@ -152,15 +157,17 @@ class PlainTraining:
         return total
 
 
-def largest(vocab_size: int, most: int, seed: int) -> LlamaForCausalLM:
-    """Return the widest Llama of at most so many bytes in bfloat16. Raises RequestError where none is."""
+def largest(vocab_size: int, byte_limit: int, seed: int) -> LlamaForCausalLM:
+    """Return the widest Llama of at most `byte_limit` bytes in bfloat16. Raises RequestError if there is none."""
     torch.manual_seed(seed)
-    hidden, found = HEAD, None
-    while (made := llama(vocab_size, hidden)).num_parameters() * 2 <= most:
-        hidden, found = hidden + HEAD, made
-    if found is None:
+    hidden = HEAD
+    largest_fit = None
+    while (candidate := llama(vocab_size, hidden)).num_parameters() * 2 <= byte_limit:
+        hidden = hidden + HEAD
+        largest_fit = candidate
+    if largest_fit is None:
         raise RequestError(f"no plain draft of {vocab_size:,} tokens has as few bytes as this draft")
-    return found
+    return largest_fit
 
 
 def llama(vocab_size: int, hidden: int) -> LlamaForCausalLM:
@@ -184,7 +191,7 @@ def decoded(name: str, llm: LLM, options: Namespace) -> list[Row]:
                 for b in range(len(prompts))
             ]
             tiers = [output.tiers for output in llm.generate(prompts, params, mode="draft")]
-            passes = sum(each[-1].passes for each in tiers)
+            passes = sum(stats[-1].passes for stats in tiers)
             tokens = len(prompts) * options.tokens
             rows.append({"draft": name, "kind": kind, "temperature": temperature, "tokens": tokens / passes})
     return rows
@@ -192,13 +199,13 @@ def decoded(name: str, llm: LLM, options: Namespace) -> list[Row]:
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Return tokens for each verification of both drafts, beside each other."""
-    found: dict[tuple[str, float], dict[str, float]] = {}
+    draft_tokens: dict[tuple[str, float], dict[str, float]] = {}
     for row in rows:
-        found.setdefault((row["kind"], row["temperature"]), {})[row["draft"]] = row["tokens"]
+        draft_tokens.setdefault((row["kind"], row["temperature"]), {})[row["draft"]] = row["tokens"]
     names = list(dict.fromkeys(row["draft"] for row in rows))
     lines = [
         [f"{kind}, T = {temperature:g}", *(f"{of[name]:.2f}" for name in names), f"{of[names[0]] / of[names[-1]]:.2f}"]
-        for (kind, temperature), of in found.items()
+        for (kind, temperature), of in draft_tokens.items()
     ]
     note = "Tokens for each verification by the target; both drafts have as many bytes, and were trained as long."
     return [Table("A plain draft", note, ["", *names, "times"], lines)]

@@ -39,7 +39,7 @@ SETTLED = 1.0
 class Answer(NamedTuple):
     """Seconds to the first token, token ids as text, and tokens of the prompt that were read before."""
 
-    first: float
+    first_seconds: float
     text: str
     cached: int
 
@@ -58,21 +58,27 @@ def measure(options: Namespace) -> None:
         document = ids(web, own_texts()[BOOK][: 16 * options.context])[: options.context - 64]
         prompts = [document + ids(web, question) for question in QUESTIONS]
         warm_up(url)
-        fresh = [answer(url, prompt, cache=False) for prompt in prompts]
-        row = killed(options, Path(folder) / "cache", prompts, fresh)
+        uncached = [answer(url, prompt, cache=False) for prompt in prompts]
+        row = killed(options, Path(folder) / "cache", prompts, uncached)
     print(row)
     study.write(options, {"rows": [row]})
 
 
-def killed(options: Namespace, cache: Path, prompts: list[list[int]], fresh: list[Answer]) -> dict[str, Any]:
+def killed(options: Namespace, cache: Path, prompts: list[list[int]], uncached: list[Answer]) -> dict[str, Any]:
     """Return the row of one model and context: damaged entries, wrong texts, and seconds to the first token."""
-    draw, wrong, damaged, whole = random.Random(options.seed), 0, 0, 0
+    draw = random.Random(options.seed)
+    wrong = 0
+    damaged = 0
+    entry_count = 0
     for number in range(options.kills):
-        prompt, wanted = draw.choice(list(zip(prompts, fresh, strict=True)))
-        wrong += not answered(options.model, cache, prompt, wanted.text, draw.random() * 1.3 * wanted.first)
-        found = faults(cache)
-        damaged, whole = damaged + sum(fault is not None for fault in found), len(found)
-        print(f"kill {number + 1}: {len(found)} entries, {damaged} damaged so far, {wrong} wrong texts", flush=True)
+        prompt, expected = draw.choice(list(zip(prompts, uncached, strict=True)))
+        wrong += not answered(options.model, cache, prompt, expected.text, draw.random() * 1.3 * expected.first_seconds)
+        cache_faults = faults(cache)
+        damaged = damaged + sum(fault is not None for fault in cache_faults)
+        entry_count = len(cache_faults)
+        print(
+            f"kill {number + 1}: {len(cache_faults)} entries, {damaged} damaged so far, {wrong} wrong texts", flush=True
+        )
     with served(options.model, cache) as (_, url):
         answer(url, prompts[0])
         settle(cache)
@@ -80,20 +86,21 @@ def killed(options: Namespace, cache: Path, prompts: list[list[int]], fresh: lis
         warm_up(url)
         second = answer(url, prompts[1])
     return {
-        "context": options.context, "model": options.model or "shipped", "kills": options.kills, "entries": whole,
-        "damaged": damaged, "wrong": wrong, "first": fresh[1].first, "second": second.first,
-        "ratio": fresh[1].first / second.first, "cached": second.cached, "same_text": second.text == fresh[1].text,
+        "context": options.context, "model": options.model or "shipped", "kills": options.kills, "entries": entry_count,
+        "damaged": damaged, "wrong": wrong, "first": uncached[1].first_seconds, "second": second.first_seconds,
+        "ratio": uncached[1].first_seconds / second.first_seconds, "cached": second.cached,
+        "same_text": second.text == uncached[1].text,
     }  # fmt: skip
 
 
-def answered(model: str | None, cache: Path, prompt: list[int], wanted: str, seconds: float) -> bool:
-    """Ask a server that is killed after so many seconds. Returns False if what it said by then is wrong."""
-    said: list[str] = []
+def answered(model: str | None, cache: Path, prompt: list[int], expected: str, seconds: float) -> bool:
+    """Ask a server that is killed after `seconds`. Returns False if the text that it sent by then is wrong."""
+    texts: list[str] = []
 
     def ask(url: str) -> None:
         with suppress(httpx.HTTPError):
             for text in pieces(url, prompt):
-                said.append(text)
+                texts.append(text)
 
     with served(model, cache) as (server, url):
         asking = threading.Thread(target=ask, args=(url,))
@@ -101,16 +108,16 @@ def answered(model: str | None, cache: Path, prompt: list[int], wanted: str, sec
         asking.join(seconds)
         server.kill()
         asking.join()
-    return wanted.startswith("".join(said))
+    return expected.startswith("".join(texts))
 
 
 def faults(cache: Path) -> list[str | None]:
-    """Return the fault of each entry, None for those that are whole."""
+    """Return the fault of each entry, None for an intact one."""
     folder = CacheFolder(cache)
     store = EntryStore(folder, sys.maxsize)
-    found = [store.fault(entry.name) for entry in store.entries()]
+    entry_faults = [store.fault(entry.name) for entry in store.entries()]
     folder.close()
-    return found
+    return entry_faults
 
 
 def settle(cache: Path) -> None:
@@ -123,8 +130,8 @@ def settle(cache: Path) -> None:
 @contextmanager
 def served(model: str | None, cache: Path | None = None) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Yield a server that has read nothing yet, and its address; it is killed in the end."""
-    kept = ["--disk-cache", str(cache)] if cache else []
-    command = [sys.executable, "-m", "triforce", "serve", *([model] if model else []), "--port", "0", *kept]
+    cache_options = ["--disk-cache", str(cache)] if cache else []
+    command = [sys.executable, "-m", "triforce", "serve", *([model] if model else []), "--port", "0", *cache_options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout
         try:
@@ -140,12 +147,14 @@ def warm_up(url: str) -> None:
 
 def answer(url: str, prompt: list[int], **fields: Any) -> Answer:
     """Return the answer to a prompt; fields: more of the body."""
-    started, first, said = perf_counter(), 0.0, list[str]()
+    started = perf_counter()
+    first_seconds = 0.0
+    texts = list[str]()
     usage: dict[str, Any] = {}
     for text in pieces(url, prompt, usage, **fields):
-        first = first or perf_counter() - started
-        said.append(text)
-    return Answer(first, "".join(said), usage["prompt_tokens_details"]["cached_tokens"])
+        first_seconds = first_seconds or perf_counter() - started
+        texts.append(text)
+    return Answer(first_seconds, "".join(texts), usage["prompt_tokens_details"]["cached_tokens"])
 
 
 def pieces(url: str, prompt: list[int], usage: dict[str, Any] | None = None, **fields: Any) -> Iterator[str]:

@@ -20,16 +20,16 @@ Add = Callable[[Parser], None]
 Measure = Callable[[argparse.Namespace], int | None]
 
 
-def command(name: str, about: str | None, add: Add, measure: Measure) -> Callable[..., int]:
+def command(name: str, doc: str | None, add: Add, measure: Measure) -> Callable[..., int]:
     """Return the main function of a study: it takes arguments, those of the process if None, and gives an exit code.
 
-    A mistake of the user is one message on stderr and code 2. about: the docstring of its module, of which the help
-    shows the first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line
-    as `command`; a file that `json` names can be written. What it returns is the exit code, where it is a number.
+    A mistake of the user is one message on stderr and code 2. doc: the docstring of its module; the help shows its
+    first line. add: adds its arguments to a parser. measure: takes the arguments, with the whole command line as
+    `command`; the file that `json` names can be written. If `measure` returns a number, that is the exit code.
     """
 
     def main(arguments: Sequence[str] | None = None) -> int:
-        return exit_code(partial(measured, parse(name, about, add, arguments)))
+        return exit_code(partial(measured, parse(name, doc, add, arguments)))
 
     def measured(options: argparse.Namespace) -> int:
         require_writable(getattr(options, "json", None), "--json")
@@ -39,13 +39,13 @@ def command(name: str, about: str | None, add: Add, measure: Measure) -> Callabl
     return main
 
 
-def parse(name: str, about: str | None, add: Add, arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(name: str, doc: str | None, add: Add, arguments: Sequence[str] | None) -> argparse.Namespace:
     """Return the arguments of a study; a mistake ends the process with code 2, as for `triforce`."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    parser = Parser(prog=f"python -m benchmarks.{name}", description=(about or "").split("\n")[0])
+    argv = list(sys.argv[1:] if arguments is None else arguments)
+    parser = Parser(prog=f"python -m benchmarks.{name}", description=(doc or "").split("\n")[0])
     add(parser)
-    options, _ = read(parser, given)
-    options.command = " ".join([parser.prog, *given])
+    options, _ = read(parser, argv)
+    options.command = " ".join([parser.prog, *argv])
     return options
 
 
@@ -61,6 +61,8 @@ def origin(report: dict[str, Any]) -> str:
     """
     names = [name for name in ("commit", "level", "bench", "recorded_in") if report.get(name) is not None]
     words = [f"{name.replace('_', ' ')} {report[name]}".replace("bench old bench", "old bench") for name in names]
-    others = [row[name] for row in report.get("rows", ()) for name in ("commit", "recorded_in") if row.get(name)]
-    told = ", ".join([*words, *([f"some rows in {', '.join(dict.fromkeys(others))}"] if others else [])])
-    return told and f" {told[0].upper()}{told[1:]}."
+    row_commits = [row[name] for row in report.get("rows", ()) for name in ("commit", "recorded_in") if row.get(name)]
+    origin_text = ", ".join(
+        [*words, *([f"some rows in {', '.join(dict.fromkeys(row_commits))}"] if row_commits else [])]
+    )
+    return origin_text and f" {origin_text[0].upper()}{origin_text[1:]}."

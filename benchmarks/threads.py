@@ -34,29 +34,29 @@ CONTEXT = 1024
 
 
 def timed(call: Callable[[], object], seconds: float) -> float:
-    """Median seconds of a call."""
+    """Return the median seconds of a call, called for `seconds`."""
     took = []
-    end = (now := perf_counter()) + seconds
-    while now < end:
-        start = now
+    end = (last_time := perf_counter()) + seconds
+    while last_time < end:
+        start = last_time
         call()
-        now = perf_counter()
-        took.append(now - start)
+        last_time = perf_counter()
+        took.append(last_time - start)
     return median(took)
 
 
 def section(threads: int) -> float:
-    """Seconds that a section without work costs, one chunk for each thread."""
+    """Return the seconds that a section without work costs, one chunk for each thread."""
     assert dispatch.native, "main has asked"
-    alone = partial(dispatch.native.compute, "float32", 0)
+    empty_section = partial(dispatch.native.compute, "float32", 0)
     dispatch.use_threads(1)
-    inline = timed(alone, 0.2)
+    inline = timed(empty_section, 0.2)
     dispatch.use_threads(threads)
-    return timed(alone, 0.2) - inline
+    return timed(empty_section, 0.2) - inline
 
 
 def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times: Queue[float]) -> None:
-    """Median seconds of a pass of one token, from when all processes are ready."""
+    """Put the median seconds of a pass of one token into `times`, once all processes are ready."""
     dispatch.use_threads(threads)
     torch.set_num_threads(1)
     model = MeasuredModel(shape, CONTEXT + 64)
@@ -72,16 +72,17 @@ def run_passes(shape: str, threads: int, seconds: float, barrier: Barrier, times
 
 
 def passes(shape: str, threads: int, seconds: float, processes: int = 1) -> float:
-    """The slowest median of so many processes at once."""
+    """Return the slowest median seconds of a pass, of `processes` processes at once."""
     context = multiprocessing.get_context("spawn")
-    barrier, times = context.Barrier(processes), context.Queue()
-    each = [
+    barrier = context.Barrier(processes)
+    times = context.Queue()
+    workers = [
         context.Process(target=run_passes, args=(shape, threads, seconds, barrier, times)) for _ in range(processes)
     ]
-    for process in each:
+    for process in workers:
         process.start()
-    slowest: float = max(times.get() for _ in each)
-    for process in each:
+    slowest: float = max(times.get() for _ in workers)
+    for process in workers:
         process.join()
     return slowest
 
@@ -95,7 +96,8 @@ def measure(options: Namespace) -> None:
     """Print a line for each shape. Raises RequestError without native kernels."""
     if not dispatch.native:
         raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.requested}")
-    cpus, rows = dispatch.usable_cpus(), list[dict[str, Any]]()
+    cpus = dispatch.usable_cpus()
+    rows = list[dict[str, Any]]()
     empty_section = section(cpus)
     print(f"{cpus} CPUs; a section without work: {1e6 * empty_section:.2f} us")
     for shape in SHAPES:
@@ -111,15 +113,15 @@ def measure(options: Namespace) -> None:
 
 def measured(shape: str, cpus: int, seconds: float) -> dict[str, Any]:
     """Seconds of a pass with one thread and with all, and, over the latter, with twice as many and beside another."""
-    one, all_, more = (passes(shape, count, seconds) for count in (1, cpus, 2 * cpus))
+    single, all_cpus, oversubscribed = (passes(shape, count, seconds) for count in (1, cpus, 2 * cpus))
     two = passes(shape, cpus, seconds, processes=2)
     return {
         "shape": shape,
-        "one_thread_seconds": one,
-        "seconds": all_,
-        "serial": (all_ / one - 1 / cpus) / (1 - 1 / cpus) if cpus > 1 else 1.0,
-        "twice_the_threads": more / all_,
-        "two_processes": two / all_,
+        "one_thread_seconds": single,
+        "seconds": all_cpus,
+        "serial": (all_cpus / single - 1 / cpus) / (1 - 1 / cpus) if cpus > 1 else 1.0,
+        "twice_the_threads": oversubscribed / all_cpus,
+        "two_processes": two / all_cpus,
     }
 
 

@@ -18,11 +18,11 @@ model = OpenAI(
 prompt = "It was a dark night, and"
 
 print("A text at once:")
-print(whole := model.invoke(prompt))
+print(whole_text := model.invoke(prompt))
 
 print("\nThe same one as it comes:")
 pieces = []
 for piece in model.stream(prompt):
     pieces.append(piece)
     print(piece, end="", flush=True)
-print("\n\nBoth are the same:", "".join(pieces) == whole)
+print("\n\nBoth are the same:", "".join(pieces) == whole_text)

@@ -60,25 +60,26 @@ def turns(text: str = ASKED) -> list[Any]:
 
 def joined(pieces: Iterable[str | None]) -> str:
     """Return a text that came in several pieces. Raises ValueError where it came in one."""
-    some = [piece for piece in pieces if piece]
-    if len(some) < 2:
-        raise ValueError(f"a stream of {len(some)} pieces")
-    return "".join(some)
+    texts = [piece for piece in pieces if piece]
+    if len(texts) < 2:
+        raise ValueError(f"a stream of {len(texts)} pieces")
+    return "".join(texts)
 
 
 def openai(call: str, url: str, model: str) -> Any:
     from openai import OpenAI
 
     client = OpenAI(base_url=url, api_key=KEY)
-    chats, common = client.chat.completions, {"model": model, "messages": turns(), **SHORT}
+    chats = client.chat.completions
+    common = {"model": model, "messages": turns(), **SHORT}
     if call == "plain":
         answer = client.responses.create(model=model, input=ASKED, temperature=0, max_output_tokens=32).output_text
         assert answer == chats.create(**common).choices[0].message.content
         return answer
     if call == "streamed":
         options = {"stream": True, "stream_options": {"include_usage": True}}
-        *chunks, last = chats.create(**common, **options)
-        assert last.usage.completion_tokens
+        *chunks, last_chunk = chats.create(**common, **options)
+        assert last_chunk.usage.completion_tokens
         return joined(chunk.choices[0].delta.content for chunk in chunks)
     if call == "structured":
         responses = client.responses.parse(model=model, input=ASKED, text_format=fruit(), temperature=0)
@@ -117,16 +118,16 @@ def llama_index(call: str, url: str, model: str) -> Any:
     from llama_index.core.tools import FunctionTool
     from llama_index.llms.openai_like import OpenAILike
 
-    made: dict[str, Any] = {"model": model, "api_base": url, "api_key": KEY, "is_chat_model": True, **SHORT}
-    said = [ChatMessage(role="user", content=ASKED)]
+    settings: dict[str, Any] = {"model": model, "api_base": url, "api_key": KEY, "is_chat_model": True, **SHORT}
+    messages = [ChatMessage(role="user", content=ASKED)]
     if call == "plain":
-        return OpenAILike(**made).chat(said).message.content
+        return OpenAILike(**settings).chat(messages).message.content
     if call == "streamed":
-        return joined(piece.delta for piece in OpenAILike(**made).stream_chat(said))
+        return joined(piece.delta for piece in OpenAILike(**settings).stream_chat(messages))
     if call == "structured":
-        held = OpenAILike(**made, should_use_structured_outputs=True).as_structured_llm(fruit())
-        return held.chat(said).raw
-    asking = OpenAILike(**made, is_function_calling_model=True)
+        structured_llm = OpenAILike(**settings, should_use_structured_outputs=True).as_structured_llm(fruit())
+        return structured_llm.chat(messages).raw
+    asking = OpenAILike(**settings, is_function_calling_model=True)
     answer = asking.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg=WEATHER)
     return asking.get_tool_calls_from_response(answer)
 
@@ -140,8 +141,8 @@ def instructor(call: str, url: str, model: str) -> Any:
     if call == "plain":
         return client.chat.completions.create(**common, response_model=None).choices[0].message.content
     if call == "streamed":
-        *_, last = client.chat.completions.create(**common, response_model=Partial[fruit()], stream=True)
-        return last.name and last.letters is not None
+        *_, last_partial = client.chat.completions.create(**common, response_model=Partial[fruit()], stream=True)
+        return last_partial.name and last_partial.letters is not None
     return client.chat.completions.create(**common, response_model=fruit(), max_retries=0)
 
 
@@ -163,7 +164,7 @@ def llm(call: str, url: str, model: str) -> Any:
         entry = f"- model_id: local\n  model_name: {model}\n  api_base: {url}\n  api_key_name: local\n  {can}"
         (Path(folder) / "extra-openai-models.yaml").write_text(entry)
         (Path(folder) / "keys.json").write_text(json.dumps({"local": KEY}))
-        more = {
+        key_options = {
             "plain": ["--no-stream"],
             "streamed": [],
             "structured": ["--schema", json.dumps(SCHEMA)],
@@ -171,7 +172,7 @@ def llm(call: str, url: str, model: str) -> Any:
         }[call]
         asked = WEATHER if call == "tools" else ASKED
         limits = ["-o", "max_tokens", "32", "-o", "temperature", "0"]
-        command = [str(Path(sys.executable).with_name("llm")), "prompt", "-m", "local", *limits, *more, asked]
+        command = [str(Path(sys.executable).with_name("llm")), "prompt", "-m", "local", *limits, *key_options, asked]
         done = subprocess.run(
             command, env=os.environ | {"LLM_USER_PATH": folder}, capture_output=True, text=True, timeout=300
         )
@@ -183,7 +184,7 @@ def llm(call: str, url: str, model: str) -> Any:
 
 
 CLIENTS = {client.__name__: client for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm)}
-"""Each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
+"""Calls by client: each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
 
 
 def main(client: str, call: str, url: str, model: str) -> None:

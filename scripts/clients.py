@@ -1,6 +1,6 @@
 """Tries other people's client libraries on a running server, with their defaults: python scripts/clients.py URL [KEY].
 
-The libraries are installed into an environment of their own, build/clients; those that do not install are skipped.
+The libraries are installed into an environment of their own, build/clients; a library that does not install is skipped.
 `EXPECTED_TO_FAIL` lists calls that do not work yet. Exit code 1: another call failed, or one of these did not.
 """
 
@@ -39,15 +39,20 @@ SECONDS = 300.0
 
 def installed() -> dict[str, str]:
     """Install the libraries once, and return the reason for each client that cannot be had."""
-    marker, python = PLACE / "installed.json", PLACE / "bin" / "python"
+    marker = PLACE / "installed.json"
+    python = PLACE / "bin" / "python"
     if marker.exists():
-        found: dict[str, str] = json.loads(marker.read_text())
-        return found
+        installed_versions: dict[str, str] = json.loads(marker.read_text())
+        return installed_versions
     venv.create(PLACE, with_pip=True)
     everything = sorted({package for packages in PACKAGES.values() for package in packages})
     missing = {}
     if _installation(python, everything):  # one that does not install is no reason to go without the others
-        missing = {client: reason for client, wanted in PACKAGES.items() if (reason := _installation(python, wanted))}
+        missing = {
+            client: reason
+            for client, client_packages in PACKAGES.items()
+            if (reason := _installation(python, client_packages))
+        }
     marker.write_text(json.dumps(missing))
     return missing
 
@@ -77,12 +82,14 @@ def main(url: str, key: str = "sk-no-key-required") -> int:
     headers = {"authorization": f"Bearer {key}"}
     model = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"][0]["id"]
     failing = EXPECTED_TO_FAIL["qwen" if "qwen" in model.lower() else "smollm2"]
-    missing, surprises = installed(), 0
+    missing = installed()
+    surprises = 0
     for client, call in CASES:
         if client in missing:
             print(f"{client:12} {call:11} skipped: {missing[client]}")
             continue
-        failure, expected = attempt(client, call, url, model, key), (client, call) in failing
+        failure = attempt(client, call, url, model, key)
+        expected = (client, call) in failing
         surprises += bool(failure) != expected
         print(f"{client:12} {call:11} {'expected to fail: ' * expected}{failure or 'ok'}", flush=True)
     return min(surprises, 1)

@@ -1,6 +1,6 @@
 """Digests of the texts of every mode, coupling and dtype: python scripts/digests.py [TRIFORCE] > FILE.
 
-TRIFORCE is the command of the version to ask, this environment's by default; of which commit another one is, is not
+TRIFORCE is the command of the version to ask, this environment's by default; the commit of another one is not
 known. Two versions of one machine give equal digests, or a change was no mere change of names. `auto` is left out where
 its texts depend on the clock.
 """
@@ -21,12 +21,14 @@ from triforce.cli.bench.setup import about
 COMMAND = sys.argv[1] if len(sys.argv) > 1 else str(Path(sys.executable).parent / "triforce")
 PROMPT = "".join((Path(__file__).parents[1] / "LICENSE").read_text().split("\n\n")) * 2
 MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
-COUPLINGS, DTYPES, TEMPERATURES = ["seeded", "rejection", "block"], ["bfloat16", "float32"], ["0", "0.8"]
+COUPLINGS = ["seeded", "rejection", "block"]
+DTYPES = ["bfloat16", "float32"]
+TEMPERATURES = ["0", "0.8"]
 MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "file"], ["--repetition-penalty", "1.2"]]
 
 
 def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
-    """Of the tokens of four texts."""
+    """Return the SHA-256 digest of the token ids of four texts."""
     command = [COMMAND, "generate", "--prompt-file", str(prompt), "-n", "48", "--n", "4", "--seed", "3", "--json"]
     done = subprocess.run(
         [*command, "--ignore-eos", "--mode", mode, *options],
@@ -35,21 +37,21 @@ def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
     if done.returncode:
         sys.exit(done.stderr)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
-    return sha256(json.dumps([each["token_ids"] for each in lines]).encode()).hexdigest()
+    return sha256(json.dumps([answer["token_ids"] for answer in lines]).encode()).hexdigest()
 
 
 def main() -> None:
     with TemporaryDirectory() as folder:
         prompt = Path(folder) / "prompt"
         prompt.write_text(PROMPT)
-        found = about("python scripts/digests.py") | ({"commit": None} if len(sys.argv) > 1 else {})
+        digests = about("python scripts/digests.py") | ({"commit": None} if len(sys.argv) > 1 else {})
         for mode, coupling, dtype, temperature in product(MODES, COUPLINGS, DTYPES, TEMPERATURES):
             if mode != "auto" or coupling == "seeded":
                 options = ["--coupling", coupling, "--dtype", dtype, "--temperature", temperature]
-                found[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
+                digests[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
         for options in MORE:
-            found[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
-        print(json.dumps(found, indent=1))
+            digests[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
+        print(json.dumps(digests, indent=1))
 
 
 if __name__ == "__main__":

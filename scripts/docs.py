@@ -96,7 +96,7 @@ PAGES = {
     gpu_kernels: "docs/contributing/gpu-kernels.md",
     docs_models.models: "docs/results/models.md",
 }
-"""What makes each table, and its page; its file in docs/data/ has the same name."""
+"""The function that makes each table, and its page; its file in docs/data/ has the same name."""
 
 
 def pages(root: Path) -> dict[Path, str]:
@@ -104,8 +104,8 @@ def pages(root: Path) -> dict[Path, str]:
     texts = {"README.md": filled(_text(root / "README.md"), RESULTS, table(numbers(root)))}
     for rows, page in PAGES.items():
         source = f"data/{rows.__name__}.toml"
-        made = table(rows(tomllib.loads(_text(root / "docs" / source))))
-        texts[page] = filled(texts.get(page) or _text(root / page), source, made)
+        page_text = table(rows(tomllib.loads(_text(root / "docs" / source))))
+        texts[page] = filled(texts.get(page) or _text(root / page), source, page_text)
     return {root / page: text for page, text in texts.items()}
 
 

@@ -22,7 +22,7 @@ BALANCE = Balance(BALANCE_OF_LEVEL["avx512bf16"], BALANCE_OF_LEVEL["avx512bf16"]
 def models(data: dict[str, Any]) -> list[list[str]]:
     """Return the rows of the table, its head first."""
     head = ["model", "parameters", "read by a token", "KV of a token", "KV / weights at 32K", "pays from", "source"]
-    return [head, *(row(each) for each in data["models"])]
+    return [head, *(row(model) for model in data["models"])]
 
 
 def row(published: dict[str, Any]) -> list[str]:
@@ -43,8 +43,8 @@ def row(published: dict[str, Any]) -> list[str]:
 
 def pays(config: ModelConfig) -> str:
     """Return the context from which on speculation should pay with a Q4_K_M file, and with bfloat16; or why not."""
-    evens = [BreakEven(config, BUDGET, weight, NUMBERS, BALANCE) for weight in (FEW_BITS, NUMBERS)]
-    begins = [even.pays_from() for even in evens]
-    if begins == [None, None]:
-        return f"not: {evens[0].why_not()}"
-    return ", ".join("not" if begin is None else f"{begin:,}" for begin in begins)
+    break_evens = [BreakEven(config, BUDGET, weight, NUMBERS, BALANCE) for weight in (FEW_BITS, NUMBERS)]
+    first_contexts = [break_even.pays_from() for break_even in break_evens]
+    if first_contexts == [None, None]:
+        return f"not: {break_evens[0].why_not()}"
+    return ", ".join("not" if context is None else f"{context:,}" for context in first_contexts)

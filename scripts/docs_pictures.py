@@ -27,7 +27,8 @@ def box(x: float, y: float, width: float, height: float, kind: str, *lines: str)
         f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6" '
         f'fill="{LIGHT[kind]}" stroke="{LIGHT["line"]}" stroke-width="1.2"/>'
     )
-    top, bold = y + height / 2 - 17 * (len(lines) - 1) / 2 + 4.5, ["bold"] * (len(lines) > 1)
+    top = y + height / 2 - 17 * (len(lines) - 1) / 2 + 4.5
+    bold = ["bold"] * (len(lines) > 1)
     texts = [
         text(x + width / 2, top + 17 * i, line, "middle", *(["soft"] if i else bold))[0] for i, line in enumerate(lines)
     ]
@@ -45,11 +46,14 @@ def text(x: float, y: float, line: str, *how: str) -> list[str]:
 
 def arrow(*parts: Any) -> list[str]:
     """Return a line through the points, its head at the last; a label stands above its first stretch."""
-    points, label = [part for part in parts if isinstance(part, list)], [part for part in parts if part != "dashed"][-1]
-    path, dash = " ".join(f"{x},{y}" for x, y in points), ' stroke-dasharray="5 4"' if "dashed" in parts else ""
+    points = [part for part in parts if isinstance(part, list)]
+    label = [part for part in parts if part != "dashed"][-1]
+    path = " ".join(f"{x},{y}" for x, y in points)
+    dash = ' stroke-dasharray="5 4"' if "dashed" in parts else ""
     (x1, y1), (x2, y2) = points[-2:]
     length = ((x2 - x1) ** 2 + (y2 - y1) ** 2) ** 0.5 or 1.0
-    ux, uy = (x2 - x1) / length * 8, (y2 - y1) / length * 8
+    ux = (x2 - x1) / length * 8
+    uy = (y2 - y1) / length * 8
     head = f"{x2},{y2} {x2 - ux - uy / 2},{y2 - uy + ux / 2} {x2 - ux + uy / 2},{y2 - uy - ux / 2}"
     (x1, y1), (x2, y2) = points[:2]
     return [

@@ -36,8 +36,8 @@ def commands() -> str:
 def _commands(parser: argparse.ArgumentParser, name: str) -> Iterator[str]:
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            for sub, each in action.choices.items():
-                yield from _commands(each, f"{name} {sub}")
+            for sub, subparser in action.choices.items():
+                yield from _commands(subparser, f"{name} {sub}")
             return
     yield f"## {name}\n\n{parser.description}"
     for group in parser._action_groups:
@@ -70,19 +70,22 @@ def python() -> str:
 
 
 def _class(kind: type, *, parameters: bool = False) -> str:
-    parts = [f"## {kind.__name__}", *_said(kind, ("parameter", "meaning"))]
+    parts = [f"## {kind.__name__}", *_description(kind, ("parameter", "meaning"))]
     if parameters:
         parameters_of = inspect.signature(kind).parameters.items()
-        given = [name if p.default is p.empty else f"{name}={_value(p.default)}" for name, p in parameters_of]
+        parameter_texts = [name if p.default is p.empty else f"{name}={_value(p.default)}" for name, p in parameters_of]
         parts.insert(
-            1, "```text\n" + fill(f"{kind.__name__}({', '.join(given)})", 100, subsequent_indent="    ") + "\n```"
+            1,
+            "```text\n"
+            + fill(f"{kind.__name__}({', '.join(parameter_texts)})", 100, subsequent_indent="    ")
+            + "\n```",
         )
-    if known := _fields(kind):
-        parts.append(_field_table(kind, known))
+    if fields := _fields(kind):
+        parts.append(_field_table(kind, fields))
     members = {name: member for base in kind.__mro__ for name, member in vars(base).items() if _is_ours(base)}
     for name, member in members.items():
         method = callable(member) or isinstance(member, classmethod | staticmethod | property)
-        if method and not name.startswith("_") and name not in known:
+        if method and not name.startswith("_") and name not in fields:
             parts += _member(kind, name)
     return "\n\n".join(parts)
 
@@ -101,12 +104,12 @@ def _member(kind: type, name: str) -> Iterator[str]:
     if isinstance(member, property):
         yield f"### {kind.__name__}.{name}"
     else:
-        given = [n for n in inspect.signature(getattr(kind, name)).parameters if n != "self"]
-        yield f"### {kind.__name__}.{name}({', '.join(given)})"
-    yield from _said(member.fget if isinstance(member, property) else member, ("parameter", "meaning"))
+        parameter_names = [n for n in inspect.signature(getattr(kind, name)).parameters if n != "self"]
+        yield f"### {kind.__name__}.{name}({', '.join(parameter_names)})"
+    yield from _description(member.fget if isinstance(member, property) else member, ("parameter", "meaning"))
 
 
-def _said(thing: object, head: tuple[str, str]) -> Iterator[str]:
+def _description(thing: object, head: tuple[str, str]) -> Iterator[str]:
     """Yield a docstring as paragraphs; items that begin with `- name: ` are rows of a table."""
     for paragraph in (inspect.getdoc(thing) or "").split("\n\n"):
         text = re.sub(r"\n(?!- )\s*", " ", paragraph)
@@ -129,10 +132,11 @@ def _fields(kind: type) -> dict[str, tuple[Any, Any]]:
     return {name: (kind.__annotations__[name], kind._field_defaults.get(name, MISSING)) for name in names}
 
 
-def _field_table(kind: type, known: dict[str, tuple[Any, Any]]) -> str:
+def _field_table(kind: type, fields: dict[str, tuple[Any, Any]]) -> str:
     """Return fields as a table: their comments and docstrings say what they mean."""
-    notes, rows = _notes(kind), [["field", "type", "default", "meaning"]]
-    for name, (type_, default) in known.items():
+    notes = _notes(kind)
+    rows = [["field", "type", "default", "meaning"]]
+    for name, (type_, default) in fields.items():
         shown = "" if default is MISSING else code(repr(default))
         kind_ = type_.__name__ if type(type_) is type else getattr(type_, "__forward_arg__", str(type_))
         rows.append([code(name), code(cell(_plain(kind_))), shown, cell(notes.get(name, ""))])
@@ -140,14 +144,15 @@ def _field_table(kind: type, known: dict[str, tuple[Any, Any]]) -> str:
 
 
 def _notes(kind: type) -> dict[str, str]:
-    source, found = inspect.getsource(kind), {}
+    source = inspect.getsource(kind)
+    notes = {}
     for name, _, comment in re.findall(
         r'^    (\w+): ([^#\n]*?)(?:  # (.*)|\n    """(?:.*)""")?$', source, re.MULTILINE
     ):
-        found[name] = comment
-    for name, said in re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
-        found[name] = " ".join(said.split())
-    return found
+        notes[name] = comment
+    for name, note in re.findall(r'^    (\w+): [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL):
+        notes[name] = " ".join(note.split())
+    return notes
 
 
 def _plain(kind: str) -> str:
@@ -156,23 +161,25 @@ def _plain(kind: str) -> str:
 
 def http() -> str:
     """Return the bodies of all endpoints, and then what they are made of, as sections."""
-    known, parts = _notes(SamplingParams), []
+    notes = _notes(SamplingParams)
+    parts = []
     objects: dict[str, Any] = {}
     for address, body in BODIES.items():
         schema = body.model_json_schema()
         objects |= schema.get("$defs", {})
-        parts.append(f"## POST {address}\n\n{_properties(schema, known)}")
+        parts.append(f"## POST {address}\n\n{_properties(schema, notes)}")
     parts.append("## Objects")
     for name, schema in sorted(objects.items()):
-        said = " ".join(schema.get("description", "").split())
-        parts.append("\n\n".join(part for part in (f"### {name}", said, _properties(schema, {})) if part))
+        description = " ".join(schema.get("description", "").split())
+        parts.append("\n\n".join(part for part in (f"### {name}", description, _properties(schema, {})) if part))
     return "\n\n".join(parts)
 
 
-def _properties(schema: dict[str, Any], known: dict[str, str]) -> str:
-    rows, required = [["field", "type", "meaning"]], schema.get("required", ())
+def _properties(schema: dict[str, Any], notes: dict[str, str]) -> str:
+    rows = [["field", "type", "meaning"]]
+    required = schema.get("required", ())
     for name, field in schema.get("properties", {}).items():
-        meaning = field.get("description") or known.get(name, "")
+        meaning = field.get("description") or notes.get(name, "")
         rows.append([code(name) + (" (required)" if name in required else ""), _type(field), cell(meaning)])
     return table(rows)
 
@@ -185,7 +192,7 @@ def _type(field: dict[str, Any]) -> str:
     if "const" in field or "enum" in field:
         return ", ".join(code(str(value)) for value in field.get("enum", [field.get("const")]))
     if several := field.get("anyOf") or field.get("oneOf"):
-        return " or ".join(dict.fromkeys(_type(each) for each in several if each.get("type") != "null"))
+        return " or ".join(dict.fromkeys(_type(part) for part in several if part.get("type") != "null"))
     if field.get("type") == "array":
         return f"list of {_type(field.get('items', {}))}"
     return str(field.get("type", "any"))
@@ -193,8 +200,8 @@ def _type(field: dict[str, Any]) -> str:
 
 def exceptions() -> str:
     """Return the exceptions that callers meet, as a table."""
-    found = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
-    rows = [[code(e.__name__), " ".join((inspect.getdoc(e) or "").split())] for e in found]
+    error_types = [e for e in vars(errors).values() if isinstance(e, type) and issubclass(e, Exception)]
+    rows = [[code(e.__name__), " ".join((inspect.getdoc(e) or "").split())] for e in error_types]
     return table([["exception", "meaning"], *rows])
 
 
@@ -209,7 +216,7 @@ PARTS: dict[str, tuple[str, Callable[[], str]]] = {
     "http.md": ("triforce.server.schemas", http),
     "errors.md": ("triforce.errors", exceptions),
 }
-"""By page: the source of its generated part, and what makes it."""
+"""The source of the generated part of each page, and the function that makes it."""
 
 
 def code(text: str) -> str:
@@ -217,15 +224,17 @@ def code(text: str) -> str:
 
 
 def table(rows: list[list[str]]) -> str:
-    header, *others = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join([header, "|---" * len(rows[0]) + "|", *others])
+    header, *body_rows = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([header, "|---" * len(rows[0]) + "|", *body_rows])
 
 
 def filled(page: str, source: str, text: str) -> str:
     """Return `page` with `text` between the comments that name its source. Raises ValueError where they are missing."""
-    begin, end = f"<!-- {source}, by scripts/docs.py -->", f"<!-- end of {source} -->"
-    head, rest = page[: page.index(begin)], page[page.index(begin) :]
-    return f"{head}{begin}\n\n{text}\n\n{rest[rest.index(end) :]}"
+    begin = f"<!-- {source}, by scripts/docs.py -->"
+    end = f"<!-- end of {source} -->"
+    head = page[: page.index(begin)]
+    tail = page[page.index(begin) :]
+    return f"{head}{begin}\n\n{text}\n\n{tail[tail.index(end) :]}"
 
 
 def files(root: Path) -> dict[Path, str]:

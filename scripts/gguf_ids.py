@@ -25,24 +25,26 @@ def main() -> int:
     parser.add_argument("--texts", nargs="+", metavar="PATH", help="UTF-8 files, or folders of them")
     parser.add_argument("--fuzz", type=int, default=20_000, metavar="N", help="texts of all kinds of characters")
     options = parser.parse_args()
-    whole = list((read_texts(options.texts) if options.texts else own_texts()).values())
-    pieces = [text[start : start + PIECE] for text in whole for start in range(0, len(text), PIECE)]
+    whole_texts = list((read_texts(options.texts) if options.texts else own_texts()).values())
+    pieces = [text[start : start + PIECE] for text in whole_texts for start in range(0, len(text), PIECE)]
     texts = pieces + unicode_texts(options.fuzz) + every_character()
-    print(f"{sum(len(text.encode()) for text in whole) / 1e6:.1f} MB, and {len(texts) - len(pieces):,} short texts")
-    return max([_told(file, texts) for file in options.files])
+    print(
+        f"{sum(len(text.encode()) for text in whole_texts) / 1e6:.1f} MB, and {len(texts) - len(pieces):,} short texts"
+    )
+    return max([_report(file, texts) for file in options.files])
 
 
-def _told(file: Path, texts: list[str]) -> int:
-    """Print a line for a file, and some of what differs; return 1 if ids do, or tokens that begin and end texts."""
+def _report(file: Path, texts: list[str]) -> int:
+    """Print a line for a file, and some differences. Returns 1 if ids differ, or the tokens around texts do."""
     try:
-        found = compare(file, texts)
+        comparison = compare(file, texts)
     except ModelError as error:
         print(f"{error}"[:200])
         return 0
-    print(f"{file.name}: {found.tokens:,} ids; {len(found.texts)} of {len(texts):,} texts differ", flush=True)
-    for line in [*map(ascii, found.texts[:4]), *found.ends, *found.pieces[:4]]:
+    print(f"{file.name}: {comparison.tokens:,} ids; {len(comparison.texts)} of {len(texts):,} texts differ", flush=True)
+    for line in [*map(ascii, comparison.texts[:4]), *comparison.ends, *comparison.pieces[:4]]:
         print(f"    {line[:200]}")
-    return int(bool(found.texts or found.ends))
+    return int(bool(comparison.texts or comparison.ends))
 
 
 if __name__ == "__main__":

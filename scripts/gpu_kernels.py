@@ -1,6 +1,6 @@
 """Writes what compilers say of the kernels for GPUs into docs/data: python -m scripts.gpu_kernels [ARCH ...]
 
-Of all architectures, or of those that are named. One takes a minute or two where its answers are not in build/compiled.
+Of all architectures, or of the named ones. One takes a minute or two where its answers are not in build/compiled.
 `python -m scripts.docs` makes docs/contributing/gpu-kernels.md's table of it.
 """
 
@@ -13,7 +13,9 @@ from typing import Any
 
 from tests.helpers.cuda.compiled import SHARED, TABLE, all_faults, digest, kept
 
-MODEL, DRAFT, SAMPLING = "Llama-3.1-8B", "Llama-68M, drafting", "vocabulary of 128,256"
+MODEL = "Llama-3.1-8B"
+DRAFT = "Llama-68M, drafting"
+SAMPLING = "vocabulary of 128,256"
 SHOWN: dict[str, tuple[str, ...]] = {
     **{f"{MODEL}, width {width}": ("_splits", "_merge", "_weigh") for width in (1, 8)},
     DRAFT: ("_splits", "_go_on"),
@@ -31,13 +33,13 @@ def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
     A kernel that is launched in several ways needs what the greediest of them does.
     """
-    found = []
+    kernel_rows = []
     for case, names in SHOWN.items():
         for name in names:
-            each = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
-            about = {"kernel": name.lstrip("_"), "case": case}
-            found += [about | _most(kind) for kind in _by_kind(each) if kind]
-    return found
+            case_rows = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
+            row_head = {"kernel": name.lstrip("_"), "case": case}
+            kernel_rows += [row_head | _most(kind) for kind in _by_kind(case_rows) if kind]
+    return kernel_rows
 
 
 def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
@@ -47,8 +49,8 @@ def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
 
 def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
     programs, warps, archs = (sorted({row[name] for row in rows}) for name in ("programs", "warps", "arch"))
-    most = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
-    return {"archs": archs, "programs": programs, "warps": warps, **most}
+    maxima = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
+    return {"archs": archs, "programs": programs, "warps": warps, **maxima}
 
 
 def toml(rows: list[dict[str, Any]], made_of: dict[str, Any]) -> str:

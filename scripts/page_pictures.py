@@ -20,7 +20,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 PICTURES = Path(__file__).parents[1] / "docs" / "pictures"
-DESKTOP, PHONE = (1280, 800), (390, 844)
+DESKTOP = (1280, 800)
+PHONE = (390, 844)
 COLORS = 224
 PATIENCE, SCROLL = 300_000, 700  # milliseconds
 
@@ -52,16 +53,16 @@ def visit(browser: Browser, url: str, size: tuple[int, int], scheme: str) -> Ite
 
 
 def compare(page: Page, length: str) -> None:
-    """A sample of so many tokens, to its end."""
+    """Compare on a sample of `length` tokens, to the end of the text."""
     page.locator("#lengths").get_by_text(length, exact=True).click()
     page.get_by_role("button", name="Compare").click()
     expect(page.locator("#headline")).to_have_text(re.compile("text"), timeout=PATIENCE)
 
 
-def keep(page: Page, file: Path, whole: bool = False) -> None:
-    """In few colours, which makes it small."""
+def keep(page: Page, file: Path, full_page: bool = False) -> None:
+    """Write a screenshot of the page in few colours, so that the file is small."""
     page.wait_for_timeout(SCROLL)
-    page.screenshot(path=file, full_page=whole)
+    page.screenshot(path=file, full_page=full_page)
     Image.open(file).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(file, optimize=True)
 
 
@@ -78,7 +79,7 @@ def main() -> None:
             keep(page, PICTURES / "page-first.png")
             page.get_by_label("Mode").evaluate("mode => mode.value = 'triforce'")
             compare(page, "32,000")
-            keep(page, PICTURES / "page-result.png", whole=True)
+            keep(page, PICTURES / "page-result.png", full_page=True)
         with visit(browser, url, DESKTOP, "dark") as page:
             compare(page, "1,000")
             keep(page, PICTURES / "page-short-dark.png")

@@ -33,18 +33,18 @@ def main(out: Path) -> None:
     logging.basicConfig(format="%(message)s")
     logging.getLogger("triforce.models").setLevel(logging.INFO)
     try:
-        found = find(SMOLLM2)
+        model_file = find(SMOLLM2)
     except ModelError as error:
         print(error, file=sys.stderr)
         sys.exit(UNAVAILABLE if isinstance(error, UnavailableModel) else 1)
     out.mkdir(parents=True, exist_ok=True)
     file = out / SMOLLM2.file
-    if not (file.exists() and file.samefile(found)):
-        shutil.copyfile(found, file)
+    if not (file.exists() and file.samefile(model_file)):
+        shutil.copyfile(model_file, file)
     reader = GGUFReader(file)
     config = config_of({name: field.contents() for name, field in reader.fields.items()})
     write_tokenizer(file, out)
-    numbers = (tensor(each, config) for each in reader.tensors)
+    numbers = (tensor(reader_tensor, config) for reader_tensor in reader.tensors)
     save_file({name: values.bfloat16() for name, values in numbers}, out / "model.safetensors")
     (out / "config.json").write_text(json.dumps(config, indent=2))  # last: the folder is whole then
 

@@ -2,11 +2,11 @@
 
 MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
-Exit code 1 where the memory of the server at the end is not what it was at first (+- 5 %), it answered 5xx, let slow
-clients hang on, kept KV that nobody needs, had more in its disk cache than it may at any time, or gave none of it up in
-a sixth of the time, did not close what it had opened, or let a stream wait for more than twice `--max-itl` between two
-tokens while a long prompt was read. `missed` names which of these did not hold. `gap_seconds` is the longest such time,
-and that of times when none was; a process of its own measures them (see `soak_listener`).
+Exit code 1 means that one of these does not hold, which `missed` names: the server's memory at the end is that of the
+start (+- 5 %); no answer is 5xx; connections of slow clients are closed; KV that no request needs is freed; the disk
+cache stays within its size and evicts entries in each sixth of the time; opened descriptors are closed; between two
+tokens of a stream there is at most twice `--max-itl` while a long prompt is read. `gap_seconds` is the longest such
+time, and the longest one without a long prompt; a process of its own measures them (see `soak_listener`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from scripts.soak_hostile import hostile  # noqa: E402
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 FLAT, MAX_ITL = 0.05, 0.2  # a share of the memory; seconds
-QUICK, DOCUMENTS, CONTEXT, DISK = 12, 6, 8192, 8 << 20
+QUICK = 12
+DOCUMENTS = 6
+CONTEXT = 8192
+DISK = 8 << 20
 HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
 WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}  # its process keeps pipes open
@@ -46,16 +49,20 @@ class Soak:
     """Clients that ask, stream, hang up, dawdle and send nonsense until the time is over."""
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
-        self.url, self.until, self.modes = url, until, modes
+        self.url = url
+        self.until = until
+        self.modes = modes
         self.answers = Counter[str]()
         self.readings: list[tuple[float, float]] = []
 
     async def all(self) -> None:
         quick = [self.whole, self.stream, self.stream, self.leave, self.nonsense]
-        others: list[Kind] = [self.half_open, self.trickle, self.long, hostile]
-        kinds: list[list[Kind]] = [quick] * QUICK + [[kind] for kind in others]
+        other_kinds: list[Kind] = [self.half_open, self.trickle, self.long, hostile]
+        kinds: list[list[Kind]] = [quick] * QUICK + [[kind] for kind in other_kinds]
         async with httpx.AsyncClient(base_url=self.url, timeout=300) as web:
-            await asyncio.gather(*(self.client(web, random.Random(i), some) for i, some in enumerate(kinds)))
+            await asyncio.gather(
+                *(self.client(web, random.Random(i), kind_group) for i, kind_group in enumerate(kinds))
+            )
 
     async def client(self, web: httpx.AsyncClient, chance: random.Random, kinds: Sequence[Kind]) -> None:
         while time.monotonic() < self.until:
@@ -72,8 +79,8 @@ class Soak:
         return (await web.post("/v1/completions", json=self.body(chance))).status_code
 
     async def stream(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        more = {"stream": True, "tier_stats": True, "trace": True}
-        async with web.stream("POST", "/v1/completions", json=self.body(chance) | more) as answer:
+        options = {"stream": True, "tier_stats": True, "trace": True}
+        async with web.stream("POST", "/v1/completions", json=self.body(chance) | options) as answer:
             async for _ in answer.aiter_lines():
                 pass
             return answer.status_code
@@ -101,7 +108,7 @@ class Soak:
         return int((await self.raw(parts, chance.uniform(0, 0.4), 60))[9:12] or 599)
 
     async def raw(self, parts: Sequence[bytes], pause: float, patience: float) -> bytes:
-        """What is answered to these parts of a request, until the server hangs up."""
+        """Return the answer to these parts of a request, until the server closes the connection."""
         reader, writer = await asyncio.open_connection(httpx.URL(self.url).host, httpx.URL(self.url).port)
         try:
             for part in parts:
@@ -144,50 +151,55 @@ class Listener:
         command = [sys.executable, str(ROOT / "scripts" / "soak_listener.py"), url, str(seconds)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
-    def heard(self) -> dict[str, Any]:
-        """Return what it prints at its end."""
-        told, _ = self._process.communicate(timeout=300)
-        heard: dict[str, Any] = json.loads(told)
-        return heard
+    def report(self) -> dict[str, Any]:
+        """Return the report that the listener prints at its end."""
+        stdout, _ = self._process.communicate(timeout=300)
+        listener_report: dict[str, Any] = json.loads(stdout)
+        return listener_report
 
 
-async def watch(soak: Soak, server: psutil.Process, kept: KeptEntries, begun: float) -> list[tuple[float, int]]:
+async def watch(soak: Soak, server: psutil.Process, kept_entries: KeptEntries, start: float) -> list[tuple[float, int]]:
     """Memory of the server in bytes at each share of the time."""
-    seen = []
-    while (now := time.monotonic()) < soak.until:
-        seen.append(((now - begun) / (soak.until - begun), server.memory_info().rss))
-        kept.look(seen[-1][0])
-        await asyncio.sleep((soak.until - begun) / 120)
-    return seen
+    samples = []
+    while (now_seconds := time.monotonic()) < soak.until:
+        samples.append(((now_seconds - start) / (soak.until - start), server.memory_info().rss))
+        kept_entries.sample(samples[-1][0])
+        await asyncio.sleep((soak.until - start) / 120)
+    return samples
 
 
 def verdict(
-    seen: list[tuple[float, int]],
+    samples: list[tuple[float, int]],
     soak: Soak,
-    heard: dict[str, Any],
-    kept: KeptEntries,
+    listener_report: dict[str, Any],
+    kept_entries: KeptEntries,
     gave_back: bool,
     opened: tuple[int, int],
 ) -> dict[str, object]:
-    """What is printed. The first sixth of the time is for caches to fill. heard: what the listener has printed."""
-    soak.answers.update({f"listen {status}": count for status, count in heard["answers"].items()})
-    longest = Gaps(heard["gaps"], soak.readings)
-    first = [rss for share, rss in seen if 1 / 6 <= share < 1 / 3]
-    last = [rss for share, rss in seen if share >= 5 / 6]
-    growth = sum(last) / len(last) / (sum(first) / len(first)) - 1
+    """Return what is printed. Caches fill in the first sixth of the run. listener_report: what the listener printed."""
+    soak.answers.update({f"listen {status}": count for status, count in listener_report["answers"].items()})
+    longest = Gaps(listener_report["gaps"], soak.readings)
+    early_rss = [rss for share, rss in samples if 1 / 6 <= share < 1 / 3]
+    late_rss = [rss for share, rss in samples if share >= 5 / 6]
+    growth = sum(late_rss) / len(late_rss) / (sum(early_rss) / len(early_rss)) - 1
     broken = sum(count for name, count in soak.answers.items() if name.split()[1] >= "500")
     holds = {
         "memory": abs(growth) <= FLAT, "gaps": longest.while_reading <= 2 * MAX_ITL, "answers": not broken,
-        "kv": gave_back, "disk": kept.held, "descriptors": opened[1] <= opened[0],
+        "kv": gave_back, "disk": kept_entries.within_limits, "descriptors": opened[1] <= opened[0],
     }  # fmt: skip
     missed = [name for name, holding in holds.items() if not holding]
-    gaps = {"while_reading": longest.while_reading, "otherwise": longest.otherwise, "listener_stall": heard["stall"]}
+    gaps = {
+        "while_reading": longest.while_reading,
+        "otherwise": longest.otherwise,
+        "listener_stall": listener_report["stall"],
+    }
     gaps = {name: round(seconds, 3) for name, seconds in gaps.items()}
-    mib = [round(rss / 2**20) for _, rss in seen[:: max(1, len(seen) // 12)]]
+    mib = [round(rss / 2**20) for _, rss in samples[:: max(1, len(samples) // 12)]]
     return {"held": not missed, "missed": missed, "requests": soak.answers.total(), "broken": broken,
             "kv_given_back": gave_back, "descriptors": opened, "gap_seconds": gaps,
             "memory_growth": round(growth, 4), "memory_mib": mib,
-            "disk_most": kept.most, "evicted": kept.evicted, "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
+            "disk_most": kept_entries.largest_size, "evicted": kept_entries.evicted,
+            "answers": dict(sorted(soak.answers.items()))}  # fmt: skip
 
 
 def tiny_models(folder: Path) -> list[str]:
@@ -210,24 +222,27 @@ def main() -> int:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
         assert server.stdout
         try:
-            url, begun = server.stdout.readline().split()[-1], time.monotonic()
+            url, start = server.stdout.readline().split()[-1], time.monotonic()
             httpx.post(f"{url}/v1/chat/completions", json=WARMING, timeout=60)
             within(60, lambda: idle(url))
             time.sleep(1)  # for the connection that asked
-            before = (process := psutil.Process(server.pid)).num_fds()
+            descriptors_before = (process := psutil.Process(server.pid)).num_fds()
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
-            soak = Soak(url, begun + 60 * minutes, modes)
+            soak = Soak(url, start + 60 * minutes, modes)
             entries = KeptEntries(Path(folder, "cache"), DISK)
 
             async def both() -> list[tuple[float, int]]:
-                return (await asyncio.gather(watch(soak, process, entries, begun), soak.all()))[0]
+                return (await asyncio.gather(watch(soak, process, entries, start), soak.all()))[0]
 
             listener = Listener(url, 60 * minutes)
-            seen, heard = asyncio.run(both()), listener.heard()
+            samples = asyncio.run(both())
+            listener_report = listener.report()
             gave_back = within(60, lambda: idle(url))
-            within(30, lambda: process.num_fds() <= before)
-            entries.look(1.0)
-            result = verdict(seen, soak, heard, entries, gave_back, (before, process.num_fds()))
+            within(30, lambda: process.num_fds() <= descriptors_before)
+            entries.sample(1.0)
+            result = verdict(
+                samples, soak, listener_report, entries, gave_back, (descriptors_before, process.num_fds())
+            )
         finally:
             server.terminate()
             server.wait()

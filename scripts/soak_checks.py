@@ -12,7 +12,7 @@ from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
 
 PARTS = 6
-"""Parts of the time, in each of which entries must go."""
+"""Parts of the time. In each of them entries must be evicted."""
 
 
 class Gaps:
@@ -23,46 +23,50 @@ class Gaps:
 
     def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
         self.while_reading = self.otherwise = 0.0
-        for before, now in gaps:
-            if any(start <= now and before <= end for start, end in readings):
-                self.while_reading = max(self.while_reading, now - before)
+        for gap_start, gap_end in gaps:
+            if any(start <= gap_end and gap_start <= end for start, end in readings):
+                self.while_reading = max(self.while_reading, gap_end - gap_start)
             else:
-                self.otherwise = max(self.otherwise, now - before)
+                self.otherwise = max(self.otherwise, gap_end - gap_start)
 
 
 class KeptEntries:
-    """What the server's disk cache holds while it is in use."""
+    """Size and evictions of the server's disk cache while it is in use."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        """size: bytes that it may hold."""
-        self._store, self._names, self._size = EntryStore(CacheFolder(folder), size), set[str](), size
-        self.most, self.evicted = 0, [0] * PARTS
-        """Bytes at most; entries that went in each part of the time."""
+        """Open the cache in `folder`. size: bytes that it may hold."""
+        self._store = EntryStore(CacheFolder(folder), size)
+        self._names = set[str]()
+        self._size = size
+        self.largest_size = 0
+        """Bytes at most."""
+        self.evicted = [0] * PARTS
+        """Entries that were evicted in each part of the time."""
 
-    def look(self, share: float) -> None:
-        """Look at them; share: of the time that is over."""
+    def sample(self, share: float) -> None:
+        """Take a sample of the entries. share: of the time that is over."""
         entries = self._store.entries()
         names = {entry.name for entry in entries}
-        self.most = max(self.most, sum(entry.bytes for entry in entries))
+        self.largest_size = max(self.largest_size, sum(entry.bytes for entry in entries))
         self.evicted[min(int(share * PARTS), PARTS - 1)] += len(self._names - names)
         self._names = names
 
     @property
-    def held(self) -> bool:
-        """Whether the size was kept, and entries went all the while. The first part of the time is for filling it."""
-        return self.most <= self._size and all(self.evicted[1:])
+    def within_limits(self) -> bool:
+        """True if the cache stayed within its size and evicted entries in each part of the time but the first."""
+        return self.largest_size <= self._size and all(self.evicted[1:])
 
 
 def within(seconds: float, holds: Callable[[], bool]) -> bool:
-    """Whether something holds within so many seconds, or at their end."""
+    """Return whether `holds` becomes true within `seconds`."""
     until = time.monotonic() + seconds
-    while not (held := holds()) and time.monotonic() < until:
+    while not (condition_holds := holds()) and time.monotonic() < until:
         time.sleep(0.5)
-    return held
+    return condition_holds
 
 
 def idle(url: str) -> bool:
-    """Whether nothing runs, waits or is held."""
+    """Return whether no request runs or waits and no KV is held."""
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     busy = [line for line in lines if line.startswith(("vllm:num_requests_", "triforce:kv_tokens{"))]
     return bool(busy) and all(line.endswith(" 0.0") for line in busy)

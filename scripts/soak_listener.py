@@ -39,7 +39,7 @@ class Stalls(Thread):
             self.longest = max(self.longest, time.monotonic() - began - NAP)
 
 
-def listen(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
+def measure_stream(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
     """Read one stream. Returns its status and the gaps between its tokens.
 
     Its tokens are too few to make room for others.
@@ -51,12 +51,16 @@ def listen(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
 
 
 def main() -> None:
-    url, until = sys.argv[1], time.monotonic() + float(sys.argv[2])
-    answers, gaps, chance, stalls = Counter[int](), list[Gap](), random.Random(16), Stalls()
+    url = sys.argv[1]
+    until = time.monotonic() + float(sys.argv[2])
+    answers = Counter[int]()
+    gaps = list[Gap]()
+    chance = random.Random(16)
+    stalls = Stalls()
     stalls.start()
     with httpx.Client(base_url=url, timeout=300) as web:
         while time.monotonic() < until:
-            status, new = listen(web, chance.randrange(99))
+            status, new = measure_stream(web, chance.randrange(99))
             answers[status] += 1
             gaps = nlargest(KEPT, gaps + new, key=lambda gap: gap[1] - gap[0])
             if status == 429:

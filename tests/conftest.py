@@ -15,10 +15,10 @@ if not torch.cuda.is_available():
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """What mode auto learns about the machine is kept with the tests' other files; commands inherit it."""
-    before = os.environ.get("XDG_CACHE_HOME")
+    old_home = os.environ.get("XDG_CACHE_HOME")
     os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
     yield
-    if before is None:
+    if old_home is None:
         del os.environ["XDG_CACHE_HOME"]
     else:
-        os.environ["XDG_CACHE_HOME"] = before
+        os.environ["XDG_CACHE_HOME"] = old_home

@@ -35,17 +35,19 @@ def test_ci_goes_on_without_model_and_ends_at_a_wrong_one(
     script(tmp_path / "bin" / "make", checked, "check")
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     done = subprocess.run([tmp_path / ".ci" / "run"], env=os.environ | {"PATH": path}, capture_output=True, text=True)
-    said = ["make install-dev", "python -m scripts.smollm2 build/smollm2"]
-    said += [UNTESTED] * untested + ["make check"] * (fetched != 1)
-    assert (done.stdout.splitlines(), done.returncode) == (said, code)
+    commands = ["make install-dev", "python -m scripts.smollm2 build/smollm2"]
+    commands += [UNTESTED] * untested + ["make check"] * (fetched != 1)
+    assert (done.stdout.splitlines(), done.returncode) == (commands, code)
 
 
-@pytest.mark.parametrize(("own", "code", "why"), [(None, 3, "could not be fetched"), (b"GGUF?", 1, "it has sha256 ")])
-def test_real_model_script_tells_wrong_from_unavailable(tmp_path: Path, own: bytes | None, code: int, why: str) -> None:
+@pytest.mark.parametrize(("file", "code", "why"), [(None, 3, "could not be fetched"), (b"GGUF?", 1, "it has sha256 ")])
+def test_real_model_script_tells_wrong_from_unavailable(
+    tmp_path: Path, file: bytes | None, code: int, why: str
+) -> None:
     environment = {}
-    if own:
-        (tmp_path / "own.gguf").write_bytes(own)
+    if file:
+        (tmp_path / "own.gguf").write_bytes(file)
         environment = {"TRIFORCE_SMOLLM2": str(tmp_path / "own.gguf")}
     run = f"from pathlib import Path; from scripts.smollm2 import main; main(Path({str(tmp_path / 'out')!r}))"
-    found, _, said = ended(started(run, tmp_path, **environment))
-    assert found == code and why in said.splitlines()[-1] and not (tmp_path / "out").exists()
+    exit_code, _, stderr = ended(started(run, tmp_path, **environment))
+    assert exit_code == code and why in stderr.splitlines()[-1] and not (tmp_path / "out").exists()

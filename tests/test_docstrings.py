@@ -27,12 +27,12 @@ def test_docstrings_of_package_have_no_fault() -> None:
 
 @pytest.mark.parametrize("word", ["What", "Those", "And", "It", "Of", "How", "`where`"])
 def test_refused_first_word_is_found_wherever_it_stands(word: str) -> None:
-    said = f'"""{word} it is."""'
+    docstring = f'"""{word} it is."""'
     for text in (
-        said,
-        f"class C:\n    {said}",
-        f"def _f():\n    {said}",
-        f"class _C:\n    async def f(self):\n        {said}",
+        docstring,
+        f"class C:\n    {docstring}",
+        f"def _f():\n    {docstring}",
+        f"class _C:\n    async def f(self):\n        {docstring}",
     ):
         assert found(text) == {"first word"}
     for good in ("Whether it is.", "Return it.", "The pages of a row.", "A pool.", "One row."):
@@ -53,7 +53,8 @@ def test_shape_is_asked_of_public_functions_that_return_a_tensor() -> None:
 
 
 def test_errors_that_a_public_function_raises_are_asked_for() -> None:
-    head, body = 'def f(x):\n    """Check it.', "\n    raise CacheError(x)"
+    head = 'def f(x):\n    """Check it.'
+    body = "\n    raise CacheError(x)"
     assert found(f'{head}"""{body}') == {"raises"}
     assert found(f'{head} Raises RequestError."""{body}') == {"raises"}
     for text in (

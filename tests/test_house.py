@@ -30,8 +30,8 @@ def graph(tree: Tree) -> Graph:
 @pytest.fixture(scope="module")
 def files() -> dict[str, str]:
     """All code, by its path."""
-    found = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
-    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in found}
+    code_files = [file for folder in FOLDERS for file in (ROOT / folder).rglob("*") if file.suffix in SUFFIXES]
+    return {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in code_files}
 
 
 def test_generated_files_equal_recorded(files: dict[str, str]) -> None:
@@ -72,13 +72,13 @@ def badly_named(code: ast.Module) -> list[str]:
     """Test functions that begin with an article, a pronoun or a question, or have fewer than three words."""
     functions = (node for node in ast.walk(code) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
     words = {node.name: node.name.split("_")[1:] for node in functions if node.name.startswith("test_")}
-    return [name for name, found in words.items() if len(found) < 3 or found[0] in ARTICLES + QUESTIONS]
+    return [name for name, parts in words.items() if len(parts) < 3 or parts[0] in ARTICLES + QUESTIONS]
 
 
 def test_test_names_say_subject_condition_result(files: dict[str, str]) -> None:
     tests = {path: text for path, text in files.items() if path.startswith("tests/") and path.endswith(".py")}
-    found = {path: badly_named(ast.parse(text)) for path, text in tests.items()}
-    assert not {path: names for path, names in found.items() if names}
+    badly_named_tests = {path: badly_named(ast.parse(text)) for path, text in tests.items()}
+    assert not {path: names for path, names in badly_named_tests.items() if names}
 
 
 def test_badly_named_tests_are_found() -> None:
@@ -114,10 +114,10 @@ def test_import_depth_is_counted() -> None:
     ],
 )
 def test_import_cycles_are_found(code: str) -> None:
-    others = {"t": "import t.b", "t.b": "from t.a import A", "t.c": "import t.b", "t.d": "import t.a"}
-    (circle,) = house.circles(made(others | {"t.a": code}))
+    modules = {"t": "import t.b", "t.b": "from t.a import A", "t.c": "import t.b", "t.d": "import t.a"}
+    (circle,) = house.circles(made(modules | {"t.a": code}))
     assert {"t.a", "t.b"} <= set(circle) and "t.d" not in circle
-    assert not house.circles(made(others | {"t.a": "import os"}))
+    assert not house.circles(made(modules | {"t.a": "import os"}))
 
 
 def test_package_cycles_are_refused() -> None:

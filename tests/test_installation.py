@@ -27,26 +27,27 @@ def pinned(*arguments: str) -> dict[str, str]:
 def test_pinned_versions_are_those_that_extras_allow(where: tuple[str, ...], extras: tuple[str, ...]) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     versions = pinned(*where)
-    wanted = [*project["dependencies"], *(each for extra in extras for each in project["optional-dependencies"][extra])]
-    for requirement in map(Requirement, wanted):
+    texts = [*project["dependencies"], *(text for extra in extras for text in project["optional-dependencies"][extra])]
+    for requirement in map(Requirement, texts):
         if requirement.name in versions:
             assert requirement.specifier.contains(versions[requirement.name]), requirement
 
 
 def test_gpu_versions_are_pair_that_was_measured() -> None:
     """The extra names it, and nothing else is another one than on a CPU."""
-    versions, usual = pinned("gpu"), pinned()
+    versions = pinned("gpu")
+    base = pinned()
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"][
         "gpu"
     ]
-    found = {requirement.name: requirement.specifier for requirement in map(Requirement, extra)}
-    assert set(found) == {name for name in versions if versions[name] != usual[name]} == {"torch", "triton"}
-    assert all(specifier.contains(versions[name]) for name, specifier in found.items())
-    assert not any(specifier.contains(usual[name]) for name, specifier in found.items())
+    specifiers = {requirement.name: requirement.specifier for requirement in map(Requirement, extra)}
+    assert set(specifiers) == {name for name in versions if versions[name] != base[name]} == {"torch", "triton"}
+    assert all(specifier.contains(versions[name]) for name, specifier in specifiers.items())
+    assert not any(specifier.contains(base[name]) for name, specifier in specifiers.items())
     doctor = json.loads((ROOT / "benchmarks" / "results" / "gpu_doctor.json").read_text(encoding="utf-8"))
     (device,) = [check["figures"] for check in doctor["checks"] if check["name"] == "device"]
-    measured = {name: device[name].partition("+")[0] for name in found}
-    assert all(specifier.contains(measured[name]) for name, specifier in found.items())
+    measured = {name: device[name].partition("+")[0] for name in specifiers}
+    assert all(specifier.contains(measured[name]) for name, specifier in specifiers.items())
 
 
 DRY_INSTALL = """

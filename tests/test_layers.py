@@ -22,12 +22,12 @@ LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encodi
 
 def misplaced(graph: Graph, levels: list[dict[str, Any]]) -> list[str]:
     """What is wrong between top-level modules and packages."""
-    found = {name: level for level, row in enumerate(levels) for name in row["modules"]}
-    wrong = [f"{name} has no level, or is gone" for name in sorted(set(graph) ^ set(found))]
-    for name in set(graph) & set(found):
-        for target in graph[name] & set(found) - {name}:
-            if found[target] >= found[name]:
-                wrong.append(f"{name} (level {found[name]}) imports {target} (level {found[target]})")
+    levels_of = {name: level for level, row in enumerate(levels) for name in row["modules"]}
+    wrong = [f"{name} has no level, or is gone" for name in sorted(set(graph) ^ set(levels_of))]
+    for name in set(graph) & set(levels_of):
+        for target in graph[name] & set(levels_of) - {name}:
+            if levels_of[target] >= levels_of[name]:
+                wrong.append(f"{name} (level {levels_of[name]}) imports {target} (level {levels_of[target]})")
     return wrong
 
 
@@ -55,8 +55,8 @@ def of_checkout(code: ast.Module) -> list[str]:
 
 
 def test_package_imports_nothing_that_wheel_lacks() -> None:
-    found = {name: of_checkout(code) for name, code in house.modules(ROOT / "src" / "triforce").items()}
-    assert found and not {name: names for name, names in found.items() if names}
+    imports_of = {name: of_checkout(code) for name, code in house.modules(ROOT / "src" / "triforce").items()}
+    assert imports_of and not {name: names for name, names in imports_of.items() if names}
 
 
 @pytest.mark.parametrize("code", ["import benchmarks.study", "def f():\n    from tests.helpers import house"])
@@ -79,9 +79,9 @@ MADE: list[dict[str, Any]] = [
 
 def made(name: str, code: str) -> Graph:
     """A package of empty modules, but for one."""
-    others = ("errors", "files", "speculation", "cache", "cache.full", "cache.pool", "other", "head")
-    tree = {"t": ""} | {f"t.{other}": "" for other in others} | {name: code}
-    return house.imports({each: ast.parse(text) for each, text in tree.items()})
+    modules = ("errors", "files", "speculation", "cache", "cache.full", "cache.pool", "other", "head")
+    tree = {"t": ""} | {f"t.{module}": "" for module in modules} | {name: code}
+    return house.imports({name_of_module: ast.parse(text) for name_of_module, text in tree.items()})
 
 
 @pytest.mark.parametrize(
@@ -124,27 +124,27 @@ def test_package_order_is_checked(order: list[str], wrong: int) -> None:
 def families_in(code: str) -> set[str]:
     """Names and texts in Python code, docstrings left out, that name a family of models."""
     nodes = list(ast.walk(ast.parse(code)))
-    told = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
-    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in told}
+    docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings}
     names = {
         str(getattr(node, field)) for node in nodes for field in ("id", "attr", "name", "arg") if hasattr(node, field)
     }
-    return {found for found in names | {text for text in texts if isinstance(text, str)} if FAMILY.search(found)}
+    return {name for name in names | {text for text in texts if isinstance(text, str)} if FAMILY.search(name)}
 
 
 def test_engine_views_and_kernels_name_no_family() -> None:
     """What families differ in is told by `model.architecture`."""
     files = [file for folder in OF_NO_FAMILY for file in sorted((ROOT / "src/triforce" / folder).rglob("*.py"))]
-    found = {file.name: families_in(file.read_text(encoding="utf-8")) for file in files}
+    named = {file.name: families_in(file.read_text(encoding="utf-8")) for file in files}
     kernels = [file for file in (ROOT / "csrc").rglob("*.?pp")]
-    found |= {file.name: set(FAMILY.findall(re.sub("//.*", "", file.read_text(encoding="utf-8")))) for file in kernels}
-    assert files and kernels and not {name: words for name, words in found.items() if words}
+    named |= {file.name: set(FAMILY.findall(re.sub("//.*", "", file.read_text(encoding="utf-8")))) for file in kernels}
+    assert files and kernels and not {name: words for name, words in named.items() if words}
 
 
-@pytest.mark.parametrize(("code", "found"), [
+@pytest.mark.parametrize(("code", "family_names"), [
     ('"""As in Llama."""\nwidth = 3  # of Gemma', set()),
     ('if kind == "gemma3_text": pass', {"gemma3_text"}),
     ("class QwenLayer: pass", {"QwenLayer"}),
 ])  # fmt: skip
-def test_names_of_families_are_found(code: str, found: set[str]) -> None:
-    assert families_in(code) == found
+def test_names_of_families_are_found(code: str, family_names: set[str]) -> None:
+    assert families_in(code) == family_names

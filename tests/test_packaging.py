@@ -161,9 +161,9 @@ def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("triforce-*-none-any.whl")
     inside = set(zipfile.ZipFile(wheel).namelist())
     package = ROOT / "src" / "triforce"
-    kept = {str(file.relative_to(package.parent)) for file in package.rglob("*") if file.is_file()}
+    packaged = {str(file.relative_to(package.parent)) for file in package.rglob("*") if file.is_file()}
     built = ("__pycache__", ".so")
-    assert {name for name in kept if not any(part in name for part in built)} <= inside
+    assert {name for name in packaged if not any(part in name for part in built)} <= inside
     assert not any(name.endswith((".so", ".cpp", ".hpp")) for name in inside)
     assert "triforce/assets/dracula.txt" in inside
     models = {
@@ -177,7 +177,7 @@ def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
 def test_documented_defaults_equal_code() -> None:
     parsed = parse(["generate"])
     options = vars(parsed)
-    wanted = {
+    defaults = {
         "draft_tokens": 2,
         "speculative_tokens": 6,
         "retrieval_budget": "auto",
@@ -185,7 +185,7 @@ def test_documented_defaults_equal_code() -> None:
         "retrieval_policy": "observed",
         "coupling": "seeded",
     }
-    assert {name: options[name] for name in wanted} == wanted
+    assert {name: options[name] for name in defaults} == defaults
     assert SamplingParams(**sampling(parsed)) == SamplingParams()
 
 

@@ -22,7 +22,8 @@ def test_three(): assert pathlib.Path(__file__).with_name("mended").exists()
 @pytest.mark.slow  # it starts pytest ten times
 @pytest.mark.parametrize("workers", [0, 2])
 def test_resumed_run_leaves_out_what_passed_and_ends_with_all(tmp_path: Path, workers: int) -> None:
-    tests, kept = tmp_path / "test_few.py", tmp_path / "kept" / "passed"
+    tests = tmp_path / "test_few.py"
+    passed_file = tmp_path / "kept" / "passed"
     tests.write_text(TESTS)
 
     def run() -> str:
@@ -30,7 +31,7 @@ def test_resumed_run_leaves_out_what_passed_and_ends_with_all(tmp_path: Path, wo
             "-p",
             "tests.helpers.resumed_run",
             "--resume",
-            str(kept),
+            str(passed_file),
             "-p",
             "no:cacheprovider",
             "-n",
@@ -40,10 +41,10 @@ def test_resumed_run_leaves_out_what_passed_and_ends_with_all(tmp_path: Path, wo
         return subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False).stdout
 
     assert "1 failed, 2 passed" in run()
-    assert kept.read_text().splitlines()[0] == digest() and len(kept.read_text().splitlines()) == 3
+    assert passed_file.read_text().splitlines()[0] == digest() and len(passed_file.read_text().splitlines()) == 3
     assert "1 failed" in (again := run()) and "passed" not in again
-    kept.write_text(kept.read_text().replace(digest(), "other files"))
+    passed_file.write_text(passed_file.read_text().replace(digest(), "other files"))
     assert "1 failed, 2 passed" in run()
     (tmp_path / "mended").touch()
-    assert "1 passed" in run() and not kept.exists()
+    assert "1 passed" in run() and not passed_file.exists()
     assert "3 passed" in run()

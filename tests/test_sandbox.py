@@ -1,4 +1,4 @@
-"""Trials in a process of their own: what they answer, and what becomes of those that take too much."""
+"""Trials in a process of their own: what they answer, and what becomes of trials that take too much."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ FEW, SOME = 5, 300
 def faults(kind: str, count: int, seed: int = 0) -> list[str]:
     """What is wrong with some cases of a kind, with their seeds."""
     outcomes = run_kind(kind, count, seed)
-    return [f"seed {each.seed}: {each.fault}\n{each.said}" for each in outcomes if each.fault]
+    return [f"seed {outcome.seed}: {outcome.fault}\n{outcome.said}" for outcome in outcomes if outcome.fault]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,7 +51,7 @@ def refuses_at_length(folder: Path) -> int:
 
 
 def raises(folder: Path) -> int:
-    raise ValueError("nobody has caught this")
+    raise ValueError("uncaught on purpose")
 
 
 def prints_escapes(folder: Path) -> int:
@@ -80,7 +80,7 @@ def is_killed(folder: Path) -> int:
 
 
 @pytest.mark.parametrize(
-    ("open_case", "said"),
+    ("open_case", "message"),
     [
         (refuses, ""), (refuses_at_length, "not one line"), (raises, "Traceback"), (is_killed, "ended with -9"),
         (prints_escapes, "not to be printed"), (waits, "not done"), (leaves_a_process, "left a process"),
@@ -88,39 +88,42 @@ def is_killed(folder: Path) -> int:
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )  # fmt: skip
-def test_case_that_goes_wrong_has_a_fault(open_case: Callable[[Path], int], said: str) -> None:
+def test_case_that_goes_wrong_has_a_fault(open_case: Callable[[Path], int], message: str) -> None:
     (outcome,) = FuzzRun("test", nothing, open_case, Limits(seconds=1, bytes=1 << 26)).cases(1)
-    assert said in outcome.fault and bool(said) == bool(outcome.fault)
+    assert message in outcome.fault and bool(message) == bool(outcome.fault)
 
 
 def test_cases_share_a_process_until_one_has_a_fault(tmp_path: Path) -> None:
     """What the first of them holds on to is not counted for the others."""
-    processes, held = tmp_path / "processes", list[bytearray]()
+    processes, buffers = tmp_path / "processes", list[bytearray]()
 
     def open_case(folder: Path) -> int:
         with processes.open("a") as lines:
             lines.write(f"{os.getpid()}\n")
-        if not held:
-            held.append(bytearray(os.urandom(1 << 25)))
+        if not buffers:
+            buffers.append(bytearray(os.urandom(1 << 25)))
         return 70 if len(processes.read_text().split()) == 3 else 0
 
     outcomes = list(FuzzRun("test", nothing, open_case, Limits(bytes=1 << 27)).cases(4))
     assert [bool(outcome.fault) for outcome in outcomes] == [False, False, True, False]
-    first, second, third, last = processes.read_text().split()
-    assert first == second == third != last
+    first_process, second, third, last_process = processes.read_text().split()
+    assert first_process == second == third != last_process
     assert outcomes[0].bytes > 1 << 25 > outcomes[1].bytes
 
 
 def test_run_that_was_cut_off_goes_on(tmp_path: Path) -> None:
-    made, file = list[float](), tmp_path / "outcomes"
+    draws = list[float]()
+    file = tmp_path / "outcomes"
 
     def make(random: Random, folder: Path) -> None:
-        made.append(random.random())
+        draws.append(random.random())
 
-    first = [next(outcomes) for outcomes in [FuzzRun("test", make, refuses).cases(4, file=file)] for _ in range(2)]
+    begun_cases = [
+        next(outcomes) for outcomes in [FuzzRun("test", make, refuses).cases(4, file=file)] for _ in range(2)
+    ]
     with file.open("a") as lines:
         lines.write('{"seed": 2, "co')
     outcomes = list(FuzzRun("test", make, refuses).cases(4, file=file))
-    assert outcomes[:2] == first and [outcome.seed for outcome in outcomes] == [0, 1, 2, 3]
-    assert len(made) == len(set(made)) == 4
-    assert len(list(FuzzRun("another", make, refuses).cases(4, file=file))) == 4 and len(made) == 8
+    assert outcomes[:2] == begun_cases and [outcome.seed for outcome in outcomes] == [0, 1, 2, 3]
+    assert len(draws) == len(set(draws)) == 4
+    assert len(list(FuzzRun("another", make, refuses).cases(4, file=file))) == 4 and len(draws) == 8

@@ -31,7 +31,7 @@ COMMANDS = {
 
 @pytest.fixture
 def holes(tmp_path: Path) -> Path:
-    """A file of 20 GB, nothing of which is written."""
+    """A sparse file of 20 GB: nothing of it is written."""
     with (file := tmp_path / "holes").open("wb") as opened:
         opened.truncate(20_000_000_000)
     return file
@@ -97,16 +97,16 @@ def test_terminal_is_read_until_its_first_end() -> None:
 
 def test_stream_is_read_in_pieces_up_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     class Endless(io.RawIOBase):
-        most = 0
+        largest_read = 0
 
         def read(self, size: int = -1) -> bytes:
-            self.most = max(self.most, size)
+            self.largest_read = max(self.largest_read, size)
             return bytes(size)
 
     endless: Any = Endless()
     monkeypatch.setattr(user_files, "MOST_BYTES", 3 * PIECE)
     with pytest.raises(RequestError, match="stdin is larger than 3 MiB, which no model's context holds; give less"):
         read_all(endless, "stdin")
-    assert endless.most == PIECE < MOST_BYTES
+    assert endless.largest_read == PIECE < MOST_BYTES
     with pytest.raises(RequestError, match="a line of stdin is larger than 3 MiB"):
         read_line(io.BytesIO(bytes(4 * PIECE)), "stdin")

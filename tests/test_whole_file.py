@@ -29,7 +29,8 @@ def test_failed_write_keeps_old_content(tmp_path: Path, error: type[BaseExceptio
 
 
 def test_linked_file_is_replaced_behind_link(tmp_path: Path) -> None:
-    link, file = tmp_path / "link", tmp_path / "file"
+    link = tmp_path / "link"
+    file = tmp_path / "file"
     link.symlink_to(file)
     with whole_file(link) as partial:
         partial.write_text("new")

@@ -28,7 +28,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def measure(options: Namespace) -> None:
     """Print tables at the end; with --docs, write the page and its pictures."""
-    docs, plan = _folder(options.docs), sweep(options)
+    docs = _folder(options.docs)
+    plan = sweep(options)
     llm = load(options)
     where = about(options.command) | {"model": options.model or "the shipped pair"}
     report = where | measured(llm, sources(llm, options.texts), plan)

@@ -24,7 +24,8 @@ class HeavyHitters:
     observes = True
 
     def __init__(self, mass_LGU: Tensor) -> None:
-        self._mass_LGU, self._passes = mass_LGU, 0
+        self._mass_LGU = mass_LGU
+        self._passes = 0
         self._gone_LGN = torch.zeros(*mass_LGU.shape[:2], 0, dtype=torch.bool, device=mass_LGU.device)
 
     def latest(self, budget: int) -> int:
@@ -42,10 +43,10 @@ class HeavyHitters:
 
     def _see(self, full: FullView, row: int) -> None:
         """Add what the last verification saw; the first thing seen is the end of the prompt, which is there already."""
-        seen = full.observations[row]
-        if self._passes and seen.passes != self._passes and seen.mass_LGU is not None:
-            self._mass_LGU = added(self._mass_LGU, seen.mass_LGU)
-        self._passes = seen.passes
+        observation = full.observations[row]
+        if self._passes and observation.passes != self._passes and observation.mass_LGU is not None:
+            self._mass_LGU = added(self._mass_LGU, observation.mass_LGU)
+        self._passes = observation.passes
 
 
 @torch.no_grad()

@@ -67,13 +67,13 @@ class Case(NamedTuple):
         return RetrievalConfig(Budget(self.budget), self.chunk, refresh, frozenset(range(self.full_layers)))
 
 
-def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], usual: Case) -> list[Case]:
+def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], base_case: Case) -> list[Case]:
     """Return all selections at every budget, chunk size and number of full layers, the rest being as usual."""
     settings = [
-        usual,
-        *(usual._replace(budget=budget) for budget in budgets),
-        *(usual._replace(chunk=chunk) for chunk in chunks),
-        *(usual._replace(full_layers=full_layers) for full_layers in layers),
+        base_case,
+        *(base_case._replace(budget=budget) for budget in budgets),
+        *(base_case._replace(chunk=chunk) for chunk in chunks),
+        *(base_case._replace(full_layers=full_layers) for full_layers in layers),
     ]
     return list(dict.fromkeys(setting._replace(selection=name) for setting in settings for name in SELECTIONS))
 
@@ -91,11 +91,11 @@ def acceptance(walk: Walk, case: Case) -> Row:
     return {**about(walk), **case._asdict(), **_agree(exact_NV, guessed_NV), "right": right}
 
 
-def drafting(walk: Walk, usual: Case) -> list[Row]:
+def drafting(walk: Walk, base_case: Case) -> list[Row]:
     """Return the acceptance of the draft model's proposals by the exact view and by the retrieval view."""
     draft_NV = walk.draft()
-    retrieval_NV, exact_NV = laws(walk, usual)
-    judges = {"full": exact_NV, usual.selection: retrieval_NV}
+    retrieval_NV, exact_NV = laws(walk, base_case)
+    judges = {"full": exact_NV, base_case.selection: retrieval_NV}
     return [{**about(walk), "verifier": name, **_agree(laws_NV, draft_NV)} for name, laws_NV in judges.items()]
 
 
@@ -126,13 +126,14 @@ class Recorder:
         return self.picked_LGN
 
 
-def locality(walk: Walk, usual: Case) -> list[Row]:
-    """Return a row a layer, with values after so many `tokens`; `usual.selection` must be one that observes.
+def locality(walk: Walk, base_case: Case) -> list[Row]:
+    """Return a row a layer, with values after each count of `tokens`; `base_case.selection` must be one that observes.
 
     `overlap`: of the chunks that were selected first, the share still selected. `recovered`: the share of the attention
     that falls on what is in sight, when selected anew at each verification; `recovered_once`: when only at first.
     """
-    anew, once = _follow(walk, usual, refresh=1), _follow(walk, usual, refresh=0)
+    anew = _follow(walk, base_case, refresh=1)
+    once = _follow(walk, base_case, refresh=0)
     first_LGC = anew[0][1]
     curves = {
         "overlap": [(chosen & first_LGC).sum((1, 2)) / first_LGC.sum((1, 2)) for _, chosen, _ in anew],
@@ -146,19 +147,20 @@ def locality(walk: Walk, usual: Case) -> list[Row]:
     ]
 
 
-def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
+def _follow(walk: Walk, base_case: Case, refresh: int) -> list[tuple[int, Tensor, Tensor]]:
     """Return for each verification: tokens since the prompt, chunks picked (L, G, C), attention in sight (L)."""
-    recorder = Recorder(usual.how.policy(walk))
-    view = walk.lower(lambda: recorder, usual.setting(refresh))
-    chunks, steps = ceil(len(walk.work.ids) / usual.chunk), []
+    recorder = Recorder(base_case.how.policy(walk))
+    view = walk.lower(lambda: recorder, base_case.setting(refresh))
+    chunks = ceil(len(walk.work.ids) / base_case.chunk)
+    steps = []
     for span, *_ in walk.under(view):
         picked_LGN = recorder.picked_LGN
         chosen_LGC = torch.zeros(*picked_LGN.shape[:2], chunks, dtype=torch.bool, device=picked_LGN.device)
         chosen_LGC.scatter_(2, picked_LGN, True)
         visible_LGC = chosen_LGC.clone()
-        visible_LGC[..., : ceil(PAGE / usual.chunk)] = True
-        visible_LGC[..., ceil(view.selections[0].window_start / usual.chunk) :] = True
-        mass_LGC = _mass(walk.full, usual.chunk, chunks)
+        visible_LGC[..., : ceil(PAGE / base_case.chunk)] = True
+        visible_LGC[..., ceil(view.selections[0].window_start / base_case.chunk) :] = True
+        mass_LGC = _mass(walk.full, base_case.chunk, chunks)
         recovered_L = (mass_LGC * visible_LGC).sum((1, 2)) / mass_LGC.sum((1, 2))
         steps.append((span.start - walk.work.prompt, chosen_LGC, recovered_L))
     return steps
@@ -166,7 +168,8 @@ def _follow(walk: Walk, usual: Case, refresh: int) -> list[tuple[int, Tensor, Te
 
 def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
     """Return the attention that the last verification gave each chunk, (L, G, C)."""
-    mass_LGU, units = full.observations[0].mass_LGU, chunk // full.grain
+    mass_LGU = full.observations[0].mass_LGU
+    units = chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"
     whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))
     return whole_LGU.view(*whole_LGU.shape[:2], chunks, units).sum(3)

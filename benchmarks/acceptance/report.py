@@ -23,20 +23,20 @@ def mean(rows: Iterable[Row], value: str) -> float | None:
     return sum(x for x, _ in weighted) / sum(n for _, n in weighted) if weighted else None
 
 
-def usual(report: Report) -> Case:
+def default_case(report: Report) -> Case:
     """Return the setting that is kept while another is varied."""
     return Case(**report["usual"])
 
 
 def rows_of(report: Report, workload: str, case: dict[str, Any]) -> list[Row]:
     """Return the rows of a workload that have these settings."""
-    wanted = case | {"workload": workload}
-    return [row for row in report["acceptance"] if wanted.items() <= row.items()]
+    wanted_row = case | {"workload": workload}
+    return [row for row in report["acceptance"] if wanted_row.items() <= row.items()]
 
 
 def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
     """Return rows on prose of one selection by the value of what is varied, the rest being as usual."""
-    fixed = usual(report)._replace(selection=selection)._asdict()
+    fixed = default_case(report)._replace(selection=selection)._asdict()
     del fixed[what]
     rows = rows_of(report, "prose", fixed)
     return {value: [row for row in rows if row[what] == value] for value in sorted({row[what] for row in rows})}
@@ -62,8 +62,8 @@ def _section(table: Table, picture: str) -> str:
 
 def cell(rows: list[Row]) -> str:
     """Return acceptance under both couplings."""
-    both = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
-    return " / ".join("-" if x is None else f"{x:.3f}" for x in both)
+    means = [mean(rows, coupling) for coupling in ("rejection", "seeded")]
+    return " / ".join("-" if x is None else f"{x:.3f}" for x in means)
 
 
 def selections(report: Report) -> list[str]:
@@ -90,7 +90,7 @@ is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,
 
 def workload_table(report: Report) -> Table:
     """Return acceptance by selection and workload."""
-    fixed = usual(report)
+    fixed = default_case(report)
     by_name = {name: rows for name in WORKLOADS if (rows := rows_of(report, name, fixed._asdict()))}
     lines = []
     for selection in selections(report):
@@ -111,17 +111,17 @@ def sweep_table(report: Report, what: str) -> Table:
     columns = {selection: swept(report, selection, what) for selection in selections(report)}
     values = sorted({value for rows in columns.values() for value in rows})
     lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
-    others = ", ".join(f"{SWEPT[name]} {getattr(usual(report), name)}" for name in SWEPT if name != what)
-    return Table(f"By {SWEPT[what]}", f"On prose; {others}.", [SWEPT[what], *map(str, values)], lines)
+    settings = ", ".join(f"{SWEPT[name]} {getattr(default_case(report), name)}" for name in SWEPT if name != what)
+    return Table(f"By {SWEPT[what]}", f"On prose; {settings}.", [SWEPT[what], *map(str, values)], lines)
 
 
 def draft_table(report: Report) -> Table:
     """Return acceptance of the draft by verifier and workload; no rows without a draft model."""
-    found = report["draft"]
-    verifiers = list(dict.fromkeys(row["verifier"] for row in found))
-    names = [name for name in WORKLOADS if any(row["workload"] == name for row in found)]
+    draft_rows = report["draft"]
+    verifiers = list(dict.fromkeys(row["verifier"] for row in draft_rows))
+    names = [name for name in WORKLOADS if any(row["workload"] == name for row in draft_rows)]
     cells = {(judge, name): list[Row]() for judge in verifiers for name in names}
-    for row in found:
+    for row in draft_rows:
         cells[row["verifier"], row["workload"]].append(row)
     lines = [[judge, *(cell(cells[judge, name]) for name in names)] for judge in verifiers]
     note = "What the exact view, and the retrieval view, keep of what the draft model proposes."
@@ -136,13 +136,15 @@ def by_layer(report: Report) -> dict[int, list[Row]]:
 
 def locality_table(report: Report) -> Table:
     """Return overlap and attention by layer, at the first selection and at the end."""
-    curves, lines = ("overlap", "recovered", "recovered_once"), []
+    curves = ("overlap", "recovered", "recovered_once")
+    lines = []
     for layer, rows in by_layer(report).items():
         ends = [[row[curve][at] for row in rows] for at in (0, -1) for curve in curves]
         lines.append([str(layer), *(f"{sum(end) / len(end):.3f}" for end in ends)])
-    last = max((row["tokens"][-1] for row in report["locality"]), default=0)
+    last_place = max((row["tokens"][-1] for row in report["locality"]), default=0)
     head = ["kept", "attention", "attention, once"]
-    columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last}") for name in head)]
-    note = f"""Of the chunks that `{usual(report).selection}` selected at first, the share still selected; and the share
+    columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last_place}") for name in head)]
+    selection = default_case(report).selection
+    note = f"""Of the chunks that `{selection}` selected at first, the share still selected; and the share
 of the attention mass that falls on what is in sight, when selected anew at each verification and when selected once."""
     return Table("Locality", note, columns, lines)

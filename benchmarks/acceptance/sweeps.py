@@ -91,8 +91,8 @@ def sweep(options: Namespace) -> SweepConfig:
     Raises RequestError for a number below 1.
     """
     names = [field.name for field in fields(SweepConfig)]
-    given = {name: value for name in names if (value := getattr(options, name, None)) is not None}
-    plan = replace(QUICK if options.quick else SweepConfig(), **given)
+    chosen_values = {name: value for name in names if (value := getattr(options, name, None)) is not None}
+    plan = replace(QUICK if options.quick else SweepConfig(), **chosen_values)
     numbers = plan.context, plan.positions, plan.retrieval_budget, plan.speculative_tokens
     if min(*numbers, *plan.budgets, *plan.chunks) < 1:
         raise RequestError("contexts, positions, budgets, chunks and gammas must be at least 1")
@@ -109,9 +109,9 @@ def measured(llm: LLM, sources: Sources, plan: SweepConfig) -> Report:
     with tqdm(total=steps, disable=None, unit="setting") as progress:
         for work in works:
             settings = sweeps if work.name == "prose" else cases([], [], [], plan.usual)
-            for unit, some in by_unit(settings).items():
+            for unit, unit_settings in by_unit(settings).items():
                 walk = Walk(llm.models, work, plan.params, unit)
-                for case in some:
+                for case in unit_settings:
                     report["acceptance"].append(acceptance(walk, case))
                     progress.update()
                 if unit == PAGE:

@@ -30,14 +30,16 @@ from triforce.speculation import SequenceState, Tier
 
 
 class Walk:
-    """One text under views of its KV; laws are those that a sampler would see.
+    """One text under views of its KV; laws are as a sampler would see them.
 
     chunk: a divisor of all chunk sizes that its views will select by.
     """
 
     def __init__(self, models: ModelSet, work: Workload, params: SamplingParams, chunk: int = PAGE) -> None:
         target = models.target
-        self.models, self.work, self._ids_1S = models, work, ints(work.ids)[None]
+        self.models = models
+        self.work = work
+        self._ids_1S = ints(work.ids)[None]
         self._processor = LogitsProcessor([params], [work.prompt], target.config.vocab_size, target.device)
         self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])
         self._exact = self._rows.exact(self._rows.full())
@@ -47,12 +49,13 @@ class Walk:
     @torch.no_grad()
     def read(self, model: Decoder, view: Any, span: Span) -> Tensor:
         """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
-        width, ids_1S = span.stop - span.start, torch.from_numpy(self._ids_1S)
+        width = span.stop - span.start
+        ids_1S = torch.from_numpy(self._ids_1S)
         logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
         return self._processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
 
     def _prefill(self, tier: Tier[Any], length: int) -> None:
-        """Let a tier see so many tokens."""
+        """Let a tier read the first `length` tokens."""
         deque(tier.prefill(SequenceState(self._ids_1S, ints([length + 1])), 0, length), maxlen=0)
 
     @property
@@ -79,7 +82,8 @@ class Walk:
 
         With foresight the view selects by the verification of the very span that it is to score.
         """
-        target, end = self.models.target, self.work.prompt - 1
+        target = self.models.target
+        end = self.work.prompt - 1
         self.full.rewind(
             ints([end - TAIL])
         )  # the tail is fed anew, so that the exact view sees in it what this view asks for
@@ -95,7 +99,8 @@ class Walk:
 
     def draft(self) -> Tensor:
         """Return the draft model's probabilities at the measured positions, (N, V)."""
-        lowest, draft = self._rows.draft_model(), self.models.draft
+        lowest = self._rows.draft_model()
+        draft = self.models.draft
         assert draft is not None, "draft_model() has seen to it"
         self._prefill(lowest, self.work.prompt - 1)
         laws = [(span, self.read(draft, lowest.cache, span)) for span in self.work.spans]

@@ -52,8 +52,8 @@ def plain(name: str, source: str, ids: list[int], size: Size) -> Workload:
 
 def copy(source: str, ids: list[int], size: Size) -> Workload:
     """A passage from the first quarter of the context comes again, word for word, at its end."""
-    first = size.context // 4
-    again = _start(source, ids, first + CUE + size.positions)[first:]
+    source_place = size.context // 4
+    again = _start(source, ids, source_place + CUE + size.positions)[source_place:]
     text = _start(source, ids, size.context - CUE) + again
     return Workload("copy", source, text, _strides(size.context, len(text), size.width))
 
@@ -65,18 +65,21 @@ def needle(source: str, ids: list[int], size: Size, encode: Encode, decode: Deco
     """
     facts = needles(encode, decode)
     hidden = sum(len(cue + answer) for cue, answer in facts)
-    gap, text = (size.context // 2 - hidden) // len(facts), list[int]()
+    gap = (size.context // 2 - hidden) // len(facts)
+    text = list[int]()
     if gap <= 0:
         raise RequestError(f"a context of {size.context} tokens is too short to hide numbers in; take {4 * hidden}")
     hay = _start(source, ids, size.context - hidden)
     for i, (cue, answer) in enumerate(facts):
         text += hay[i * gap : (i + 1) * gap] + cue + answer
     text += hay[len(facts) * gap :]
-    spans, read = list[Span](), len(text)
+    spans = list[Span]()
+    read = len(text)
     for cue, answer in Random(1).sample(facts, len(facts)):
         text += cue + answer
-        first, digits = len(text) - len(answer), sum(has_digit(decode([token])) for token in answer)
-        spans += [Span(read, first, False), *_strides(first, read := first + digits, size.width)]
+        first_place = len(text) - len(answer)
+        digits = sum(has_digit(decode([token])) for token in answer)
+        spans += [Span(read, first_place, False), *_strides(first_place, read := first_place + digits, size.width)]
     return Workload("needle", source, text[:read], spans)
 
 

@@ -23,7 +23,7 @@ def lacking(built: str, level: str) -> str:
     missing = [name for name in USED.get(level, ()) if has.get(name) != "1"] if has else []
     if not missing:
         return ""
-    lower = [name for name, used in USED.items() if all(has.get(each) == "1" for each in used)]
+    lower = [name for name, used in USED.items() if all(has.get(flag) == "1" for flag in used)]
     names = ", ".join(missing)
     return (
         f"it was built without {names}, which triforce uses here: build it on this machine "

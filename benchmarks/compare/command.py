@@ -32,7 +32,8 @@ from triforce.engine.inputs import known
 from triforce.engine.tier_builder import DRAFTED, MODES
 from triforce.errors import RequestError, printable
 
-CONTEXTS, TOKENS = (16_384, 32_768), 64
+CONTEXTS = (16_384, 32_768)
+TOKENS = 64
 FILE_CONTEXTS, FILE_TOKENS = (512, 2048, 7168), 128
 """Defaults on a GGUF file."""
 
@@ -41,7 +42,7 @@ OF_FILES = ("modes", "temperatures", "repeats")
 
 PLANNED = ("engines", "modes", "workloads", "temperatures", "repeats", "level")
 FIXED = ("model", "threads", "tokens", "draft", "texts", *PLANNED)
-"""What must be the same for a file of rows that is not whole to be continued."""
+"""Keys of a report that must be equal for an incomplete file of rows to be continued."""
 
 
 def run(options: Namespace) -> int:
@@ -62,22 +63,23 @@ def run(options: Namespace) -> int:
         return _on_folder(options, pythons, work, threads)
 
 
-def _pythons(given: list[str]) -> dict[str, str]:
+def _pythons(specs: list[str]) -> dict[str, str]:
     """Interpreters by engine; `all` is for those without one, but for triforce itself."""
-    pairs = [text.partition("=") for text in given]
+    pairs = [text.partition("=") for text in specs]
     if wrong := [name for name, _, path in pairs if not path]:
         raise RequestError(f"--python {wrong[0]}: give ENGINE=PATH")
-    found = {known("engine", name, [*ENGINES, "all"]): expanduser(path) for name, _, path in pairs}
-    others = found.pop("all", None)
-    return {name: others for name in ENGINES if others and name != OURS} | found
+    paths = {known("engine", name, [*ENGINES, "all"]): expanduser(path) for name, _, path in pairs}
+    default_path = paths.pop("all", None)
+    return {name: default_path for name in ENGINES if default_path and name != OURS} | paths
 
 
 def _on_folder(options: Namespace, pythons: Mapping[str, str], work: Path, threads: int) -> int:
-    if given := [name for name in OF_FILES if getattr(options, name) is not None]:
-        raise RequestError(f"--{given[0]} is for a GGUF file; leave it out, or give one as MODEL")
-    contexts, tokens = options.contexts or CONTEXTS, options.tokens or TOKENS
-    workload, *more = options.workload or ["books"]
-    if more:
+    if file_options := [name for name in OF_FILES if getattr(options, name) is not None]:
+        raise RequestError(f"--{file_options[0]} is for a GGUF file; leave it out, or give one as MODEL")
+    contexts = options.contexts or CONTEXTS
+    tokens = options.tokens or TOKENS
+    workload, *more_workloads = options.workload or ["books"]
+    if more_workloads:
         raise RequestError("--workload takes several texts for a GGUF file only; give one")
     llm = load(options)
     if llm.eagle_head:
@@ -93,14 +95,14 @@ def _on_folder(options: Namespace, pythons: Mapping[str, str], work: Path, threa
     )
     del llm  # its memory is for the others now
     print(machine())
-    found = []
+    rows = []
     for row in on_folder.rows(by_context, plan):
-        found.append(row)
+        rows.append(row)
         print(on_folder.line(row), flush=True)
-        summary = on_folder.summary(found)
-        write(options.json, about() | {"threads": plan.threads, "summary": summary, "rows": found})
-    show(on_folder.tables(found))
-    print(json.dumps(on_folder.summary(found)))
+        summary = on_folder.summary(rows)
+        write(options.json, about() | {"threads": plan.threads, "summary": summary, "rows": rows})
+    show(on_folder.tables(rows))
+    print(json.dumps(on_folder.summary(rows)))
     return 0
 
 
@@ -113,19 +115,19 @@ def _on_file(options: Namespace, model: GGUFModel, pythons: Mapping[str, str], w
     done = {row["context"] for row in results.rows if "context" in row}
     plan = replace(plan, contexts=[context for context in plan.contexts if context not in done])
     print(f"{printable(model.path.name)} on {machine()}")
-    own = work / model.path.stem
-    make_folder("--work", own)
-    start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": own}
+    model_folder = work / model.path.stem
+    make_folder("--work", model_folder)
+    start = {"pythons": pythons, "threads": threads, "timeout": options.timeout, "work": model_folder}
     for _, measured in groupby(on_file.rows(texts, plan, start), lambda row: row.get("context")):
-        found = []
+        new_rows = []
         for row in measured:
-            found.append(row)
+            new_rows.append(row)
             print(on_file_tables.line(row), flush=True)
-        results.add([row for row in found if not any(row.items() <= kept.items() for kept in results.rows)])
-    found = results.rows
-    summary = on_file_tables.summary(found)
-    write(options.json, head | {"summary": summary, "rows": found})
-    show(on_file_tables.tables(found))
+        results.add([row for row in new_rows if not any(row.items() <= old_row.items() for old_row in results.rows)])
+    new_rows = results.rows
+    summary = on_file_tables.summary(new_rows)
+    write(options.json, head | {"summary": summary, "rows": new_rows})
+    show(on_file_tables.tables(new_rows))
     print(json.dumps(summary))
     return 0
 
@@ -137,7 +139,7 @@ def _settings(options: Namespace, plan: FileConfig) -> dict[str, Any]:
 
 def _file_plan(options: Namespace, model: GGUFModel) -> FileConfig:
     """Return what is asked for, checked. Raises RequestError."""
-    others = [name for name in options.engines or ON_FILE if name != OURS]
+    engines = [name for name in options.engines or ON_FILE if name != OURS]
     tokens = options.tokens or FILE_TOKENS
     draft: str | Path | None = draft_named(options)
     if draft is not None:
@@ -154,7 +156,7 @@ def _file_plan(options: Namespace, model: GGUFModel) -> FileConfig:
         file=model.path,
         draft=draft,
         bits=bits_per_weight(model.path),
-        engines=[known("engine", name, ON_FILE) for name in others],
+        engines=[known("engine", name, ON_FILE) for name in engines],
         modes=modes,
         contexts=_file_contexts(options.contexts, model, tokens),
         workloads=[known("workload", name, FILE_WORKLOADS) for name in options.workload or FILE_WORKLOADS],
@@ -170,14 +172,14 @@ def kernels() -> str:
     return str(dispatch.native.level()) if dispatch.native else "torch"
 
 
-def _file_contexts(given: list[int] | None, model: GGUFModel, tokens: int) -> list[int]:
+def _file_contexts(requested: list[int] | None, model: GGUFModel, tokens: int) -> list[int]:
     """Return the contexts that fit into the model's positions, text and all. Raises RequestError."""
-    most = model.config.positions - tokens - SLACK
-    if beyond := [context for context in given or [] if context > most]:
+    limit = model.config.positions - tokens - SLACK
+    if beyond := [context for context in requested or [] if context > limit]:
         raise RequestError(
             f"--contexts {beyond[0]} and {tokens} new tokens are too many for the {model.config.positions:,} positions "
-            f"of this model; give at most {most}"
+            f"of this model; give at most {limit}"
         )
-    if not (fitting := [context for context in given or FILE_CONTEXTS if context <= most]):
-        raise RequestError(f"give --contexts: at most {most} tokens fit this model")
+    if not (fitting := [context for context in requested or FILE_CONTEXTS if context <= limit]):
+        raise RequestError(f"give --contexts: at most {limit} tokens fit this model")
     return fitting

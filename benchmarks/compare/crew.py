@@ -48,7 +48,9 @@ class Crew:
     """Starts a process when it is first asked, and ends all when it is left. `positions`: of the longest text."""
 
     def __init__(self, launcher: Launcher, models: Models, positions: int) -> None:
-        self._launcher, self._models, self._positions = launcher, models, positions
+        self._launcher = launcher
+        self._models = models
+        self._positions = positions
         self._running: dict[tuple[str, str], WorkerProcess] = {}
         self._stack = ExitStack()
 
@@ -59,7 +61,7 @@ class Crew:
         self._running.clear()
         self._stack.close()
 
-    def ask(self, engine: str, load: Load, way: str, ids: list[int], tokens: int, **more: Any) -> Row:
+    def ask(self, engine: str, load: Load, way: str, ids: list[int], tokens: int, **settings: Any) -> Row:
         """Return what a text came to, and what else the worker says. Raises EngineTrouble."""
         key = engine, repr(load.settings)
         if key not in self._running:
@@ -67,7 +69,7 @@ class Crew:
             draft = self._models.draft if engine == OURS else None
             task = task_of(self._models.of(engine), draft, self._positions, load.settings)
             self._running[key] = self._stack.enter_context(self._launcher.running(engine, needs, task))
-        result = self._running[key].ask(turn_of(ids, tokens, load.ways[way], **more))
+        result = self._running[key].ask(turn_of(ids, tokens, load.ways[way], **settings))
         return result | speeds(result, len(ids), self._launcher.threads)
 
 
@@ -106,7 +108,7 @@ def in_turns(
 def best(rows: Sequence[Row]) -> Iterator[Contender]:
     """Yield of an engine the settings that were fastest: at prompts, at texts, and at texts with lookup."""
     for kind, name in (("prefill", "prefill_tokens_per_second"), *((kind, "tokens_per_second") for kind in DECODING)):
-        found = [row for row in rows if row["kind"] == kind and name in row]
-        if found:
-            fastest = max(found, key=lambda row: float(row[name]))
+        kind_rows = [row for row in rows if row["kind"] == kind and name in row]
+        if kind_rows:
+            fastest = max(kind_rows, key=lambda row: float(row[name]))
             yield Contender(fastest["engine"], kind, fastest["load"], fastest["way"])

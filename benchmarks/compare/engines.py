@@ -50,7 +50,8 @@ def _modes(names: Sequence[str], kv: str = "") -> tuple[Variant, ...]:
 
 
 LOOKUP = {"lookup": 10}
-BF16, F32 = {"dtype": "bf16"}, {"dtype": "f32"}
+BF16 = {"dtype": "bf16"}
+F32 = {"dtype": "f32"}
 USUAL = {"ubatch": 512}
 Q8_0 = 8
 """A type of ggml."""
@@ -160,5 +161,5 @@ ON_FILE = {
 
 
 def loads(engine: str, bits: float) -> Sequence[Load]:
-    """Return what is tried of an engine on a file whose weights have so many bits in the mean."""
+    """Return the loads to try of an engine, for a file whose weights have `bits` bits in the mean."""
     return _onnx(bits) if engine == "onnx" else {"llamacpp": _llamacpp, "openvino": _openvino}[engine]()

@@ -27,7 +27,8 @@ def converted(folder: str, work: str) -> Path:
     """The file, made in `work` if it is not there yet. Raises ValueError for another architecture."""
     import gguf
 
-    source, file = Path(folder), Path(work) / "model.gguf"
+    source = Path(folder)
+    file = Path(work) / "model.gguf"
     if file.exists():
         return file
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))

@@ -64,7 +64,8 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
     with packages() as path:
         launcher = Launcher(path=path, **start)
         models = Models(plan.file, launcher.work / "folder", plan.draft)
-        present, noted = [], set[str]()
+        present = []
+        noted = set[str]()
         for engine in plan.engines:
             try:
                 _prepare(engine, launcher, models)
@@ -76,18 +77,19 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
             with Crew(launcher, models, room) as crew:
                 texts = choose(sources, plan.workloads, context, _writers(crew, present, plan))
             for workload, text in texts.items():
-                about = {"what": "text", "context": context, "workload": workload, "place": text.place}
-                yield about | {"repeated_8_grams": text.repeats}
+                row_head = {"what": "text", "context": context, "workload": workload, "place": text.place}
+                yield row_head | {"repeated_8_grams": text.repeats}
             prompts = {workload: text.ids for workload, text in texts.items()}
-            ids, chosen = prompts[plan.workloads[0]], list(plan.ours)
+            ids = prompts[plan.workloads[0]]
+            chosen = list(plan.ours)
             for engine in present:
-                found = []
+                setting_rows = []
                 for row in _settings(engine, launcher, models, ids, plan):
-                    found.append(row)
+                    setting_rows.append(row)
                     if row.get("note") not in noted:
                         yield {name: value for name, value in row.items() if name != "load"}
                         noted |= {row["note"]} if "note" in row else set()
-                chosen += best(found)
+                chosen += best(setting_rows)
             with Crew(launcher, models, room) as crew:
                 for row in chain(_prefill(crew, chosen, ids), _decoding(crew, chosen, prompts, plan)):
                     yield row | {"context": context}
@@ -95,9 +97,9 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
 
 def _prepare(engine: str, launcher: Launcher, models: Models) -> None:
     """Raise EngineTrouble if an engine is not there, or cannot be given the model."""
-    about = ON_FILE[engine]
-    launcher.require(engine, about.module, about.needs)
-    if about.folder:
+    engine_spec = ON_FILE[engine]
+    launcher.require(engine, engine_spec.module, engine_spec.needs)
+    if engine_spec.folder:
         try:
             unpacked(models.file, models.folder)
         except ModelError as error:
@@ -110,10 +112,10 @@ def _writers(crew: Crew, engines: Sequence[str], plan: FileConfig) -> dict[str, 
     def writer(engine: str, load: Load, way: str) -> Writer:
         return lambda ids: list(crew.ask(engine, load, way, ids, plan.tokens, fresh=False)["ids"])
 
-    usual = {engine: loads(engine, plan.bits)[0] for engine in engines}
+    first_loads = {engine: loads(engine, plan.bits)[0] for engine in engines}
     ours = plan.ours[0]
-    others = {engine: writer(engine, load, next(iter(load.ways))) for engine, load in usual.items()}
-    return {OURS: writer(OURS, ours.load, ours.way), **others}
+    writers = {engine: writer(engine, load, next(iter(load.ways))) for engine, load in first_loads.items()}
+    return {OURS: writer(OURS, ours.load, ours.way), **writers}
 
 
 def _settings(engine: str, launcher: Launcher, models: Models, ids: list[int], plan: FileConfig) -> Iterator[Row]:
@@ -125,72 +127,78 @@ def _settings(engine: str, launcher: Launcher, models: Models, ids: list[int], p
 
 
 def _setting(engine: str, load: Load, crew: Crew, ids: list[int], plan: FileConfig) -> Iterator[Row]:
-    first, *_ = load.ways
-    about = {"kind": "prefill", "way": first, "variant": load.name}
+    first_way, *_ = load.ways
+    row_head = {"kind": "prefill", "way": first_way, "variant": load.name}
     try:
-        read = crew.ask(engine, load, first, ids, 1)
+        read = crew.ask(engine, load, first_way, ids, 1)
     except EngineTrouble as trouble:
-        yield about | trouble.row
+        yield row_head | trouble.row
         return
-    yield about | {"prefill_tokens_per_second": read["prefill_tokens_per_second"]}
+    yield row_head | {"prefill_tokens_per_second": read["prefill_tokens_per_second"]}
     if lacks := lacking(read.get("built", ""), plan.level):
         yield {"what": "note", "kind": "note", "note": lacks}
     ways = [Contender(engine, DECODING["lookup" in load.ways[way]], load, way) for way in load.ways]
     tokens = min(TRIAL, plan.tokens)
-    tried = in_turns(ways, 2, lambda each, _: crew.ask(engine, load, each.way, ids, tokens, fresh=False))
-    for each, taken in tried.items():
+    tried = in_turns(ways, 2, lambda contender, _: crew.ask(engine, load, contender.way, ids, tokens, fresh=False))
+    for contender, taken in tried.items():
         rates = [float(turn["tokens_per_second"]) for turn in taken.turns]
-        found = {"tokens_per_second": max(rates)} if rates else {}
-        yield {"kind": each.kind, "way": each.way, "variant": each.variant, **found, **taken.trouble}
+        speed_row = {"tokens_per_second": max(rates)} if rates else {}
+        yield {"kind": contender.kind, "way": contender.way, "variant": contender.variant, **speed_row, **taken.trouble}
 
 
 def _prefill(crew: Crew, chosen: Sequence[Contender], ids: list[int]) -> Iterator[Row]:
     """Yield a row for each engine's reading of the prompt: twice, unless that takes long."""
-    reading = [each for each in chosen if each.kind in ("prefill", PLAIN)]
+    reading = [contender for contender in chosen if contender.kind in ("prefill", PLAIN)]
     began = perf_counter()
     taken = in_turns(
         reading,
         2,
-        lambda each, _: crew.ask(each.engine, each.load, each.way, ids, 1),
+        lambda contender, _: crew.ask(contender.engine, contender.load, contender.way, ids, 1),
         lambda: perf_counter() - began < LONG,
     )
-    for each, mine in taken.items():
-        yield _row("prefill", each, mine, "prefill_")
+    for contender, mine in taken.items():
+        yield _row("prefill", contender, mine, "prefill_")
 
 
 def _decoding(crew: Crew, chosen: Sequence[Contender], texts: dict[str, list[int]], plan: FileConfig) -> Iterator[Row]:
     """Yield a row for each text, temperature and contender; what prompts take is no part of it."""
-    making = [each for each in chosen if each.kind != "prefill"]
+    making = [contender for contender in chosen if contender.kind != "prefill"]
     for workload, ids in texts.items():
         for temperature in plan.temperatures:
 
-            def ask(each: Contender, turn: int, ids: list[int] = ids, temperature: float = temperature) -> Row:
-                more = {"temperature": temperature, "seed": 1 + turn, "fresh": False}
-                return crew.ask(each.engine, each.load, each.way, ids, plan.tokens, **more)
+            def ask(contender: Contender, turn: int, ids: list[int] = ids, temperature: float = temperature) -> Row:
+                turn_options = {"temperature": temperature, "seed": 1 + turn, "fresh": False}
+                return crew.ask(contender.engine, contender.load, contender.way, ids, plan.tokens, **turn_options)
 
             taken = in_turns(making, plan.repeats, ask)
-            plain = next((mine.turns for each, mine in taken.items() if each.kind == PLAIN), [])
-            for each, mine in taken.items():
-                row = _row("decoding", each, mine, "")
+            plain = next((mine.turns for contender, mine in taken.items() if contender.kind == PLAIN), [])
+            for contender, mine in taken.items():
+                row = _row("decoding", contender, mine, "")
                 yield row | {"workload": workload, "temperature": temperature, **_same(mine, plain, ids)}
 
 
-def _row(what: str, each: Contender, mine: Taken, part: str) -> Row:
+def _row(what: str, contender: Contender, mine: Taken, part: str) -> Row:
     rates = [float(turn[f"{part}tokens_per_second"]) for turn in mine.turns]
-    about = {"what": what, "engine": each.engine, "kind": each.kind, "variant": each.variant, **mine.trouble}
+    row_head = {
+        "what": what,
+        "engine": contender.engine,
+        "kind": contender.kind,
+        "variant": contender.variant,
+        **mine.trouble,
+    }
     if not rates:
-        return about
+        return row_head
     busy = median(turn[f"{part}busy_cores"] for turn in mine.turns)
-    return about | {
+    return row_head | {
         "turns": rates, "tokens_per_second": median(rates), "busy_cores": busy, "version": mine.turns[0]["version"]
     }  # fmt: skip
 
 
 def _same(mine: Taken, plain: Sequence[Row], ids: list[int]) -> Row:
     """Return how far texts are those of plain decoding, and how much repeats in them, in the mean of the turns."""
-    made = [turn["ids"] for turn in mine.turns]
-    pairs = list(zip(made, (turn["ids"] for turn in plain), strict=False))
+    token_ids = [turn["ids"] for turn in mine.turns]
+    pairs = list(zip(token_ids, (turn["ids"] for turn in plain), strict=False))
     return {
         "as_plain": sum(common_prefix(a, b) / len(a) for a, b in pairs) / len(pairs) if pairs else None,
-        "repeated_8_grams": sum(repeated(text, ids) for text in made) / len(made) if made else None,
+        "repeated_8_grams": sum(repeated(text, ids) for text in token_ids) / len(token_ids) if token_ids else None,
     }

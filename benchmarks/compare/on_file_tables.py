@@ -35,22 +35,22 @@ def over(mine: Row | None, theirs: Row) -> float | None:
 
 def summary(rows: Sequence[Row]) -> list[Row]:
     """Return, for each prompt and each text, tokens/s, and our speed over each setting by the names of both."""
-    found = []
+    rows_of_summary = []
     for cell in _cells(rows):
         mine = [row for row in cell if row["engine"] == OURS]
-        others = [row for row in cell if row["engine"] != OURS or row["kind"] == PLAIN]
-        ratios = {row["kind"]: {_key(other): over(row, other) for other in others if other is not row} for row in mine}
-        about = {name: cell[0][name] for name in ("what", "context", "workload", "temperature") if name in cell[0]}
+        rivals = [row for row in cell if row["engine"] != OURS or row["kind"] == PLAIN]
+        ratios = {row["kind"]: {_key(rival): over(row, rival) for rival in rivals if rival is not row} for row in mine}
+        row_head = {name: cell[0][name] for name in ("what", "context", "workload", "temperature") if name in cell[0]}
         rates = {_key(row): row["tokens_per_second"] for row in cell if "turns" in row}
-        found.append(about | {"tokens_per_second": rates, "over": ratios})
-    return found
+        rows_of_summary.append(row_head | {"tokens_per_second": rates, "over": ratios})
+    return rows_of_summary
 
 
 def tables(rows: Sequence[Row]) -> list[Table]:
     """Tables of prompts, of texts after each context, of what is not fair, and of what is not there or failed."""
     contexts = sorted({row["context"] for row in rows if row["what"] == "decoding"})
     noted = dict.fromkeys((TITLES[row["engine"]], row["note"]) for row in rows if row["what"] == "note")
-    notes = [list(each) for each in noted]
+    notes = [list(note) for note in noted]
     unfair = Table("Not a fair comparison", "Figures of these engines are too low.", ["engine", "why"], notes)
     return [
         _prompts(rows), *(_texts(context, rows) for context in contexts), *([unfair] if notes else []), *_failed(rows)
@@ -88,12 +88,13 @@ def _prompts(rows: Sequence[Row]) -> Table:
 
 
 def _texts(context: int, rows: Sequence[Row]) -> Table:
-    lines, modes = [], dict[str, None]()
+    lines = []
+    modes = dict[str, None]()
     for cell in _cells([row for row in rows if row["what"] == "decoding" and row["context"] == context]):
         mine = {row["kind"]: row for row in cell if row["engine"] == OURS}
         modes |= dict.fromkeys(mine)
         for row in (row for row in cell if "turns" in row):
-            ratios = [_ratio(over(each, row)) for each in mine.values()]
+            ratios = [_ratio(over(our_row, row)) for our_row in mine.values()]
             again = row["repeated_8_grams"]
             lines.append([
                 _name(row), row["workload"], f"{row['temperature']:g}", f"{row['tokens_per_second']:,.1f}", *ratios,
@@ -128,7 +129,7 @@ def line(row: Row) -> str:
     if trouble := row.get("missing") or row.get("failed") or row.get("note"):
         return f"{name}: {trouble}"
     if row["what"] == "text":
-        shares = (f"{TITLES[each]} {share:.0%}" for each, share in row["repeated_8_grams"].items())
+        shares = (f"{TITLES[engine_name]} {share:.0%}" for engine_name, share in row["repeated_8_grams"].items())
         return f"{name}: place {row['place']} of the books; 8-grams that repeat: {', '.join(shares)}"
     read = row.get("prefill_tokens_per_second")
     rate = f"{read:,.0f} tokens/s of the prompt" if read else f"{row['tokens_per_second']:,.1f} tokens/s"

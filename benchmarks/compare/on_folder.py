@@ -48,11 +48,11 @@ def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]
                 for variant in ENGINES[engine].all if plan.draft else ENGINES[engine].variants:
                     row = _row(engine, variant, ids, plan, launcher)
                     plain = row.get("ids") if (engine, variant.name) == PLAIN else plain
-                    made = row.pop("ids", None)
-                    as_plain = common_prefix(made, plain) / len(made) if made and plain else None
-                    again = repeated(made) if made else None
-                    about = {"as_plain": as_plain, "repeated_8_grams": again}
-                    yield {"engine": engine, "variant": variant.name, "context": context, **row, **about}
+                    token_ids = row.pop("ids", None)
+                    as_plain = common_prefix(token_ids, plain) / len(token_ids) if token_ids and plain else None
+                    again = repeated(token_ids) if token_ids else None
+                    row_tail = {"as_plain": as_plain, "repeated_8_grams": again}
+                    yield {"engine": engine, "variant": variant.name, "context": context, **row, **row_tail}
                     if "missing" in row:
                         break
 
@@ -62,10 +62,10 @@ def _row(engine: str, variant: Variant, ids: list[int], plan: CompareConfig, lau
     tried: list[Row] = []
     began = perf_counter()
     while len(tried) < plan.tries and not (perf_counter() - began > LONG and any(row["accepted"] for row in tried)):
-        found = _run(engine, variant, ids, plan, launcher)
-        if "busy_cores" not in found:
-            return found
-        tried.append(found)
+        measured_row = _run(engine, variant, ids, plan, launcher)
+        if "busy_cores" not in measured_row:
+            return measured_row
+        tried.append(measured_row)
     counted = sorted((row for row in tried if row["accepted"]), key=lambda row: float(row["tokens_per_second"]))
     median = counted[len(counted) // 2] if counted else max(tried, key=lambda row: float(row["busy_cores"]))
     return median | {"tries": len(tried)}
@@ -90,30 +90,33 @@ def line(row: Row) -> str:
     return f"{name} {row['tokens_per_second']:8.1f} tokens/s, prefill {row['prefill_seconds']:6.1f} s, {busy}"
 
 
-def summary(found: Sequence[Row]) -> list[Row]:
+def summary(rows: Sequence[Row]) -> list[Row]:
     """Return by context the fastest accepted setting of each engine, and our tokens/s over the best of the others.
 
     `decode` is of our best mode, `plain` of our plain decoding, `plain_int8_kv` of that with int8 KV, which counts
     nowhere else; `prefill` of tokens/s of prefill; None where there is nothing to compare with.
     """
-    made = []
-    for context in sorted({row["context"] for row in found}):
-        counted = [row for row in found if row["context"] == context and row.get("accepted")]
-        ours, others = ([row for row in counted if (row["engine"] == OURS) == mine] for mine in (True, False))
-        plain, coded = ([row for row in ours if (OURS, row["variant"]) == it] for it in (PLAIN, PLAIN_INT8_KV))
+    summaries = []
+    for context in sorted({row["context"] for row in rows}):
+        counted = [row for row in rows if row["context"] == context and row.get("accepted")]
+        ours, theirs = ([row for row in counted if (row["engine"] == OURS) == mine] for mine in (True, False))
+        plain, coded = (
+            [row for row in ours if (OURS, row["variant"]) == variant] for variant in (PLAIN, PLAIN_INT8_KV)
+        )
         ours = [row for row in ours if not row["variant"].endswith(INT8_KV)]
-        best = {name: _most([r for r in ours + others if r["engine"] == name], "tokens_per_second") for name in ENGINES}
-        made.append({
-            "context": context, "best": {name: most for name, most in best.items() if most},
-            "decode": _ratio(ours, others, "tokens_per_second"), "plain": _ratio(plain, others, "tokens_per_second"),
-            "plain_int8_kv": _ratio(coded, others, "tokens_per_second"),
-            "prefill": _ratio(ours, others, "prefill_tokens_per_second"),
+        best = {name: _most([r for r in ours + theirs if r["engine"] == name], "tokens_per_second") for name in ENGINES}
+        summaries.append({
+            "context": context, "best": {name: engine_rate for name, engine_rate in best.items() if engine_rate},
+            "decode": _ratio(ours, theirs, "tokens_per_second"), "plain": _ratio(plain, theirs, "tokens_per_second"),
+            "plain_int8_kv": _ratio(coded, theirs, "tokens_per_second"),
+            "prefill": _ratio(ours, theirs, "prefill_tokens_per_second"),
         })  # fmt: skip
-    return made
+    return summaries
 
 
-def _ratio(ours: Sequence[Row], others: Sequence[Row], name: str) -> float | None:
-    mine, theirs = _most(ours, name), _most(others, name)
+def _ratio(ours: Sequence[Row], rival_rows: Sequence[Row], name: str) -> float | None:
+    mine = _most(ours, name)
+    theirs = _most(rival_rows, name)
     return mine / theirs if mine and theirs else None
 
 
@@ -121,17 +124,17 @@ def _most(rows: Sequence[Row], name: str) -> float | None:
     return max((float(row[name]) for row in rows), default=None)
 
 
-def tables(found: Sequence[Row]) -> list[Table]:
+def tables(rows: Sequence[Row]) -> list[Table]:
     """A table for each context, and what is missing."""
-    made = [_table(context, found) for context in sorted({row["context"] for row in found})]
-    absent = {(row["engine"], row["variant"]): row.get("missing") or row.get("failed") for row in found}
+    context_tables = [_table(context, rows) for context in sorted({row["context"] for row in rows})]
+    absent = {(row["engine"], row["variant"]): row.get("missing") or row.get("failed") for row in rows}
     lines = [[f"{ENGINES[engine].title}, {variant}", why] for (engine, variant), why in absent.items() if why]
     note = "An engine without an extra is left out; one that failed says why."
-    return [*made, *([Table("Not compared", note, ["engine", "why"], lines)] if lines else [])]
+    return [*context_tables, *([Table("Not compared", note, ["engine", "why"], lines)] if lines else [])]
 
 
-def _table(context: int, found: Sequence[Row]) -> Table:
-    rows = [row for row in found if row["context"] == context and "tokens_per_second" in row]
+def _table(context: int, all_rows: Sequence[Row]) -> Table:
+    rows = [row for row in all_rows if row["context"] == context and "tokens_per_second" in row]
     plain = next((row for row in rows if (row["engine"], row["variant"]) == PLAIN), None)
     lines = []
     for row in rows:

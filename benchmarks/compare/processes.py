@@ -66,8 +66,8 @@ class Launcher:
 
     def environment(self, engine: str) -> dict[str, str]:
         """Return variables of a process, which imports no `benchmarks` of the folder that the command starts in."""
-        own = os.environ.get("PYTHONPATH") if self.command(engine) == [sys.executable] else None
-        path = os.pathsep.join([self.path, own] if own else [self.path])
+        own_path = os.environ.get("PYTHONPATH") if self.command(engine) == [sys.executable] else None
+        path = os.pathsep.join([self.path, own_path] if own_path else [self.path])
         return os.environ | {"OMP_NUM_THREADS": str(self.threads), "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
 
     def require(self, engine: str, module: str, needs: str) -> None:
@@ -105,8 +105,12 @@ class WorkerProcess:
         self, process: Popen[str], errors: IO[str], explain: Callable[[str], EngineTrouble], timeout: float
     ) -> None:
         assert process.stdin and process.stdout
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
-        self._errors, self._explain, self._timeout = errors, explain, timeout
+        self._process = process
+        self._stdin = process.stdin
+        self._stdout = process.stdout
+        self._errors = errors
+        self._explain = explain
+        self._timeout = timeout
         self._over: EngineTrouble | None = None
 
     def send(self, line: Mapping[str, Any]) -> None:
@@ -141,8 +145,8 @@ class WorkerProcess:
                 answer: Result = json.loads(line)
                 return answer if "failed" in answer else {name: answer[name] for name in ANSWER} | answer
             except (ValueError, KeyError, TypeError):
-                said = line[:100].strip()
-                self._over = EngineTrouble(failed=f"its worker said {said!r}, which is no result")
+                message = line[:100].strip()
+                self._over = EngineTrouble(failed=f"its worker said {message!r}, which is no result")
         return {}
 
     def _last_words(self) -> str:
@@ -168,15 +172,15 @@ class WorkerProcess:
 
 def trouble(engine: str, needs: str | None, stderr: str) -> EngineTrouble:
     """Return what the last words of a process mean: that the engine must be installed, or that it failed."""
-    last = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
-    if needs and ("ModuleNotFoundError" in last or "ImportError" in last):
+    last_line = next((line for line in reversed(stderr.splitlines()) if line.strip()), "no message")
+    if needs and ("ModuleNotFoundError" in last_line or "ImportError" in last_line):
         how = f"pip install 'triforce[{needs}]' (here, or where --python {engine}=... points)"
-        return EngineTrouble(missing=f"{how}; {last}")
-    return EngineTrouble(failed=last[:300])
+        return EngineTrouble(missing=f"{how}; {last_line}")
+    return EngineTrouble(failed=last_line[:300])
 
 
-def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **more: Any) -> Turn:
-    """A turn: greedy, its prompt to be read whatever was read before, unless `more` says otherwise."""
+def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **options: Any) -> Turn:
+    """A turn: greedy, its prompt to be read whatever was read before, unless `options` says otherwise."""
     return {
         "ids": ids,
         "tokens": tokens,
@@ -184,12 +188,12 @@ def turn_of(ids: list[int], tokens: int, settings: Mapping[str, Any], **more: An
         "temperature": 0.0,
         "seed": 1,
         "fresh": True,
-        **more,
+        **options,
     }
 
 
 def task_of(model: Path, draft: str | Path | None, positions: int, settings: Mapping[str, Any]) -> Task:
-    """A task, for texts that end with prompt and all at so many positions."""
+    """Return a task for texts of at most `positions` tokens, prompt included."""
     return {
         "model": str(model), "draft": str(draft) if draft else None, "positions": positions + SLACK,
         "settings": dict(settings),
@@ -197,7 +201,7 @@ def task_of(model: Path, draft: str | Path | None, positions: int, settings: Map
 
 
 def speeds(result: Result, context: int, threads: int) -> dict[str, Any]:
-    """Tokens/s of a text that so many threads made, and those of its prompt."""
+    """Return tokens/s of a text that `threads` threads made, and of its prompt."""
     decoded, seconds, prefill, busy = (result[name] for name in ("decoded", "seconds", "prefill_seconds", "busy_cores"))
     return {
         "tokens": decoded, "seconds": seconds, "tokens_per_second": decoded / seconds if seconds else 0.0,

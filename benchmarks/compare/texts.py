@@ -34,42 +34,42 @@ class ChosenText:
     ids: list[int]
     place: int
     repeats: Mapping[str, float]
-    whole: bool
-    """Whether all were asked: none is, once it is too much for one."""
+    all_asked: bool
+    """True if all engines were asked: no further one is, once a text of one repeats itself too much."""
 
     @property
     def order(self) -> tuple[bool, float]:
-        """A key that is least for the best prompt."""
-        return not self.whole, max(self.repeats.values(), default=0.0)
+        """Return the sort key, least for the best prompt."""
+        return not self.all_asked, max(self.repeats.values(), default=0.0)
 
     @property
     def enough(self) -> bool:
-        return self.whole and self.order[1] < MOST
+        return self.all_asked and self.order[1] < MOST
 
 
 def choose(
     sources: Sources, workloads: Sequence[str], length: int, writers: Mapping[str, Writer]
 ) -> dict[str, ChosenText]:
-    """Return of each workload the first prompt of which no text repeats much, or else that which repeats least.
+    """Return for each workload the first prompt whose texts hardly repeat themselves, or else the least repetitive one.
 
     An engine that fails is not asked again. Raises RequestError.
     """
-    found: dict[str, ChosenText] = {}
+    texts: dict[str, ChosenText] = {}
     able = dict(writers)
     for place in range(PLACES):
         for workload in workloads:
-            if workload not in found or not found[workload].enough:
+            if workload not in texts or not texts[workload].enough:
                 ids = prompt(sources, workload, length, place)
-                tried = _tried(ids, place, able)
-                found[workload] = min([found[workload], tried] if workload in found else [tried], key=_order)
-    return found
+                tried = _try_prompt(ids, place, able)
+                texts[workload] = min([texts[workload], tried] if workload in texts else [tried], key=_order)
+    return texts
 
 
 def _order(text: ChosenText) -> tuple[bool, float]:
     return text.order
 
 
-def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
+def _try_prompt(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
     repeats: dict[str, float] = {}
     for engine, write in list(able.items()):
         try:
@@ -83,8 +83,9 @@ def _tried(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenText:
 
 
 def prompt(sources: Sources, workload: str, length: int, place: int) -> list[int]:
-    """Return a prompt of so many tokens, of one of the places spread over the books. Raises RequestError."""
-    book, question = sources.prose, QUESTIONS[place % len(QUESTIONS)]
+    """Return a prompt of `length` tokens, from one of the places spread over the books. Raises RequestError."""
+    book = sources.prose
+    question = QUESTIONS[place % len(QUESTIONS)]
     end = sources.encode(f"\n\nQuestion: {question}\nAnswer:") if workload == "questions" else []
     if not 0 < length - len(end) <= len(book):
         raise RequestError(

@@ -39,26 +39,27 @@ IMPLEMENTATIONS = ("FA3", "FA4")
 
 @dataclass
 class LimitedKernel:
-    """A kernel whose programs may have so many registers a thread; None: as many as the compiler likes."""
+    """A kernel compiled with at most `registers` registers a thread; None: without a limit."""
 
     kernel: Any
     registers: int | None
     compiled: list[Any] = field(default_factory=list)
 
     def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def launch(*given: Any, **options: Any) -> None:
+        def launch(*launch_args: Any, **options: Any) -> None:
             limit = {} if self.registers is None else {"maxnreg": self.registers}
-            self.compiled.append(self.kernel[grid](*given, **options, **limit))
+            self.compiled.append(self.kernel[grid](*launch_args, **options, **limit))
 
         return launch
 
 
 def int8_tiles(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     """Attention over int8 KV: by our own tile, and by those of few registers."""
-    s, setup = shapes.SHAPES[shape], replace(setup, kv_int8=True)
+    s = shapes.SHAPES[shape]
+    setup = replace(setup, kv_int8=True)
     for width, smaller in TILES.items():
-        own = tile_of(setup.clock.dtype.itemsize, s.head_dim, width * s.heads // s.kv_heads, coded=True)
-        for tile, registers in ((own, None), *((tile, REGISTERS) for tile in smaller)):
+        own_tile = tile_of(setup.clock.dtype.itemsize, s.head_dim, width * s.heads // s.kv_heads, coded=True)
+        for tile, registers in ((own_tile, None), *((tile, REGISTERS) for tile in smaller)):
             limit = f"at most {registers} registers" if registers else "our own"
             tiled = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
             run = partial(_limited, setup, shape, context, width, tile, registers)
@@ -69,8 +70,8 @@ def _limited(setup: Setup, shape: str, context: int, width: int, tile: Tile, reg
     kernel = LimitedKernel(attention._splits, registers)
     with mock.patch.object(attention, "_splits", kernel):
         row = kernels.attend_once(setup, shape, context, width, tile, SHARED)
-    last = kernel.compiled[-1]
-    return row | {"registers": getattr(last, "n_regs", None), "spilled": getattr(last, "n_spills", None)}
+    last_kernel = kernel.compiled[-1]
+    return row | {"registers": getattr(last_kernel, "n_regs", None), "spilled": getattr(last_kernel, "n_spills", None)}
 
 
 def prefill(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
@@ -83,8 +84,8 @@ def prefill(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
 
 def _by(name: str, setup: Setup, shape: str, context: int) -> Row:
     """Measure an implementation that torch knows and that is installed; afterwards torch has its own again."""
-    known = getattr(torchs, "list_flash_attention_impls", list[str])()
-    if name not in known:
+    kernel_names = getattr(torchs, "list_flash_attention_impls", list[str])()
+    if name not in kernel_names:
         return left_out(f"torch {torch.__version__} does not know {name}")
     try:
         torchs.activate_flash_attention_impl(name)

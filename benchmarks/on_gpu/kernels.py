@@ -32,7 +32,8 @@ WIDTHS = (1, 8, 16)
 TILES = ((64, 2, 3), (32, 2, 4), (32, 4, 4), (64, 4, 2), (64, 4, 3), (128, 4, 2), (64, 8, 3), (64, 8, 5))
 """Keys of a block, warps and stages."""
 SPLITS = (512, 1024, 2048)
-VOCABULARIES, COLUMNS = (32_000, 128_256), (1, 8)
+VOCABULARIES = (32_000, 128_256)
+COLUMNS = (1, 8)
 
 
 def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
@@ -41,34 +42,37 @@ def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     for width in WIDTHS:
         rows = width * s.heads // s.kv_heads
         height = min(64, max(16, 1 << (rows - 1).bit_length()))
-        own = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows, setup.kv_int8)
-        tiles = [own, *(tile for each in TILES if (tile := Tile(height, *each)) != own)]
-        for tile, split in [(tile, SHARED) for tile in tiles] + [(own, split) for split in SPLITS if split != SHARED]:
+        own_tile = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows, setup.kv_int8)
+        tiles = [own_tile, *(tile for tile_shape in TILES if (tile := Tile(height, *tile_shape)) != own_tile)]
+        for tile, split in [(tile, SHARED) for tile in tiles] + [
+            (own_tile, split) for split in SPLITS if split != SHARED
+        ]:
             how = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages, split {split}"
-            what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own, SHARED))}"
+            what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own_tile, SHARED))}"
             yield Piece(what, shape, context, partial(attend_once, setup, shape, context, width, tile, split))
 
 
 def attend_once(setup: Setup, shape: str, context: int, width: int, tile: Tile, split: int) -> Row:
     """One layer's: its keys and values are more than a cache holds."""
-    s, pages = shapes.SHAPES[shape], context // PAGE
-    made = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
-    keys_GSD, values_GSD = (made(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
+    s = shapes.SHAPES[shape]
+    pages = context // PAGE
+    random = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
+    keys_GSD, values_GSD = (random(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
     if setup.kv_int8:
         keys_GSD, values_GSD = map(_coded, (keys_GSD, values_GSD))
     together = block_of(s.head_dim) if setup.kv_int8 else 1
-    q_BTHD = made(1, width, s.heads, s.head_dim)
+    q_BTHD = random(1, width, s.heads, s.head_dim)
     units = torch.randperm(pages, device=setup.device).int()[None]
     starts_B, counts_B = (torch.tensor([n], device=setup.device) for n in (pages * PAGE - width, width))
-    seen = DevicePageTable(units, starts_B, counts_B, PAGE)
+    page_table = DevicePageTable(units, starts_B, counts_B, PAGE)
     with mock.patch.object(attention, "tile_of", lambda *_: tile):
-        run = partial(attend, q_BTHD, keys_GSD, values_GSD, seen, True, None, split, together)
+        run = partial(attend, q_BTHD, keys_GSD, values_GSD, page_table, True, None, split, together)
         took = setup.clock.device_seconds(run, 10 if setup.on_gpu else 1)
     return of_limit(setup, took, keys_GSD.nbytes + values_GSD.nbytes)
 
 
 def _coded(memory_GSD: Tensor) -> Tensor:
-    """The same as pages of int8 KV."""
+    """Return the same keys and values as pages of int8 KV."""
     G, S, D = memory_GSD.shape
     coded_GSR = torch.zeros(G, S, D + SCALE_BYTES, dtype=torch.int8, device=memory_GSD.device)
     write_rows(coded_GSR, torch.arange(S, device=memory_GSD.device), rounded(memory_GSD))

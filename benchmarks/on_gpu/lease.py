@@ -21,15 +21,16 @@ from benchmarks.on_gpu import machine_checks, others, ours
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, capped
 from benchmarks.on_gpu.row_file import RowFile
 
-LLAMA_2, LLAMA_3 = ("llama-2-7b-128k", "llama-68m"), ("llama-3.1-8b", "llama-68m-128256")
+LLAMA_2 = ("llama-2-7b-128k", "llama-68m")
+LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
 TINY: Names = ("tiny", "tiny-draft")
 THOUSAND = 1024
 HOSTED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
-"""Context with KV on the host, 30 GiB, of which most takes half a second on the bus; bytes of the device it is for."""
+"""Context with KV on the host, 30 GiB (most of it takes half a second on the bus); bytes of the device it is for."""
 GUESSES, VERIFIED_TOKENS = (6, 12, 16), 48
 """Tokens guessed for a verification, and tokens of whole verifications of each decoding."""
 SECONDS = 510
-"""Within which the last piece begins, of ten minutes."""
+"""Seconds within which the last piece begins, of ten minutes."""
 TRIES = 2
 """Runs that try a piece which fails."""
 SAID = "found", "device_seconds", "speedup", "failures", "captures", "same_text_as_ar", "registers", "spilled"
@@ -115,17 +116,20 @@ def rehearsed(setup: Setup) -> Setup:
     if setup.on_gpu:
         return setup
     (shape, draft), kv_memory = setup.names(TINY), "3MiB" if setup.kv_memory == "auto" else setup.kv_memory
-    contexts, tokens = setup.contexts or [256], min(setup.tokens, 8)
+    contexts = setup.contexts or [256]
+    tokens = min(setup.tokens, 8)
     return replace(setup, shape=shape, draft=draft, contexts=contexts, tokens=tokens, kv_memory=kv_memory)
 
 
 def run(options: argparse.Namespace, setup: Setup, common: Row) -> int:
     """Measure what is missing of all parts, while there is time, and return the exit code."""
-    end, failed, setup = perf_counter() + options.max_seconds, 0, rehearsed(setup)
+    end = perf_counter() + options.max_seconds
+    failed = 0
+    setup = rehearsed(setup)
     try:
         for part in PARTS:
-            own = perf_counter() + part.seconds if setup.on_gpu else end
-            failed += _measure(part, options, setup, common, min(end, own))
+            part_end = perf_counter() + part.seconds if setup.on_gpu else end
+            failed += _measure(part, options, setup, common, min(end, part_end))
             if part.gate and failed:
                 print("a check failed, so nothing is measured; `triforce doctor` says what to look at", flush=True)
                 return FAILED
@@ -139,7 +143,8 @@ def run(options: argparse.Namespace, setup: Setup, common: Row) -> int:
 
 def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row, end: float) -> int:
     """Measure what is missing of a part; returns how many of its pieces have failed, now or before."""
-    file, failed = RowFile(options.out / f"lease_{part.name}.json"), 0
+    file = RowFile(options.out / f"lease_{part.name}.json")
+    failed = 0
     for piece in _listed(part, setup):
         row = file.find(piece)
         if not (row and _settled(part, row, common)) and (part.gate or options.only in f"{part.name}: {piece.what}"):
@@ -147,12 +152,12 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
                 print(f"not yet: {part.name}, {piece.what} and what follows of it; run this again", flush=True)
                 return failed
             tries = row.get("tries", 1) + 1 if row and "error" in row else 1
-            found, lost = _found(piece, setup)
-            row = {"figure": part.name, **piece.labels, **found, "tries": tries, **common}
+            piece_rows, device_lost = _measured_row(piece, setup)
+            row = {"figure": part.name, **piece.labels, **piece_rows, "tries": tries, **common}
             file.put(piece, row)
             print(_line(part, row), flush=True)
-            if lost:
-                raise LostDeviceError(lost)
+            if device_lost:
+                raise LostDeviceError(device_lost)
         if row and "error" in row:
             failed += 1
             if part.gate:
@@ -161,14 +166,16 @@ def _measure(part: Part, options: argparse.Namespace, setup: Setup, common: Row,
 
 
 def _line(part: Part, row: Row) -> str:
-    """What is said of a row, all of which is in its file."""
+    """Return the line that is printed of a row; the file holds the whole row."""
     took = f"{1e3 * row['seconds']:.3f} ms" if row["seconds"] else row.get("left_out", row.get("error"))
-    more = {name: row[name] for name in SAID if row.get(name) is not None}
-    return " | ".join([part.name, row["what"], str(row["context"]), str(took), *(f"{k} {v}" for k, v in more.items())])
+    details = {name: row[name] for name in SAID if row.get(name) is not None}
+    return " | ".join(
+        [part.name, row["what"], str(row["context"]), str(took), *(f"{k} {v}" for k, v in details.items())]
+    )
 
 
 def _settled(part: Part, row: Row, common: Row) -> bool:
-    """Whether a row stands: a check's of this commit if it passed, others unless they are to be tried again."""
+    """Return whether a row stands: a check's if it passed at this commit, others unless they are to be tried again."""
     if part.gate:
         return "error" not in row and row.get("commit") == common.get("commit")
     return "error" not in row or row["tries"] >= TRIES
@@ -186,24 +193,27 @@ def _raise(error: Exception) -> Row:
     raise error
 
 
-def _found(piece: Piece, setup: Setup) -> tuple[Row, str]:
-    """Return what a piece has found, or its error; and what the device says where it is lost, else nothing."""
+def _measured_row(piece: Piece, setup: Setup) -> tuple[Row, str]:
+    """Return the row of a piece, or its error; and the error of a lost device, else an empty text."""
     try:
         return piece.run(), ""
     except Exception as error:  # whatever a driver, a compiler or a kernel may raise
-        first = (str(error).splitlines() or [""])[0]
+        first_line = (str(error).splitlines() or [""])[0]
         row: Row = {"seconds": None, "fraction_of_limit": None, "speedup": None}
-        row |= {"error": f"{type(error).__name__}: {first}", "traceback": traceback.format_exc().splitlines()[-12:]}
-    lost = _lost(setup)  # behind the block, whose frames held what was in memory
-    if not lost:
-        setup.forget()
+        row |= {
+            "error": f"{type(error).__name__}: {first_line}",
+            "traceback": traceback.format_exc().splitlines()[-12:],
+        }
+    device_lost = _device_error(setup)  # behind the block, whose frames held what was in memory
+    if not device_lost:
+        setup.drop_models()
         gc.collect()
         torch.cuda.empty_cache()
-    return row, lost
+    return row, device_lost
 
 
-def _lost(setup: Setup) -> str:
-    """What a device says that is lost: an error which stays, whatever is asked of it."""
+def _device_error(setup: Setup) -> str:
+    """Return the error of a lost device: it stays, whatever the device is asked. Empty if the device works."""
     if setup.on_gpu:
         try:
             torch.cuda.synchronize(setup.device)

@@ -1,4 +1,4 @@
-"""Whether a machine computes what it should: the checks of `triforce doctor`, and tests by name."""
+"""Checks that a machine computes what it should: the checks of `triforce doctor`, and tests by name."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEST_SECONDS, TAIL = 120, 60
 
 
 def doctor(setup: Setup) -> Iterator[Piece]:
-    """The checks of `triforce doctor`, each of which raises where something is wrong."""
+    """Yield the checks of `triforce doctor`. Each raises where something is wrong."""
     for check in Checkup(setup.device, own_texts()[BOOK]).checks():
         yield Piece(f"check of {check.name}", "shipped pair", 0, partial(_passed, check))
 
@@ -49,11 +49,13 @@ def _tested(names: str) -> Row:
     command = [sys.executable, "-m", "pytest", CODES, "-k", names, "-q", "--tb=short", "--no-header"]
     began = perf_counter()
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TEST_SECONDS)
-    said = (done.stdout + done.stderr).splitlines()
+    output_lines = (done.stdout + done.stderr).splitlines()
     counts = {
-        what: sum(map(int, re.findall(rf"(\d+) {what}", said[-1] if said else ""))) for what in ("passed", "failed")
+        what: sum(map(int, re.findall(rf"(\d+) {what}", output_lines[-1] if output_lines else "")))
+        for what in ("passed", "failed")
     }
     return {
         "seconds": perf_counter() - began, "exit_code": done.returncode, **counts,
-        "failures": [line for line in said if line.startswith(("FAILED", "ERROR"))], "tail": said[-TAIL:],
+        "failures": [line for line in output_lines if line.startswith(("FAILED", "ERROR"))],
+        "tail": output_lines[-TAIL:],
     }  # fmt: skip

@@ -37,7 +37,7 @@ def hosted(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
 
 
 def _or_error(measure: Callable[..., Row], *arguments: Any) -> Row:
-    """What cannot run here, for want of memory or of a package, leaves its error."""
+    """Record the error of a piece that cannot run here, for want of memory or of a package."""
     try:
         return measure(*arguments)
     except Exception as error:  # whatever other projects raise
@@ -66,13 +66,13 @@ def _transformers(setup: Setup, shape: str, context: int, cache: str) -> Row:
 def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    setup.forget()  # our weights, which would lie beside theirs
+    setup.drop_models()  # our weights, which would lie beside theirs
     s = shapes.SHAPES[shape]
-    more: dict[str, Any] = {"attn_implementation": "sdpa"}
+    options: dict[str, Any] = {"attn_implementation": "sdpa"}
     config: Any = LlamaConfig(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
-        max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **more,
+        max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **options,
         dtype=setup.clock.dtype,
     )  # fmt: skip
     with device:
@@ -85,14 +85,19 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
 
 
 def _generate(setup: Setup, model: Any, context: int, cache: str | None) -> Row:
-    clock, vocabulary = Clock(), model.config.vocab_size
+    clock = Clock()
+    vocabulary = model.config.vocab_size
     ids = torch.randint(2, min(1000, vocabulary), (1, context), device=setup.device)
     model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=setup.tokens, do_sample=False, pad_token_id=0,
         cache_implementation=cache, prefill_chunk_size=8192 if setup.on_gpu else None, streamer=clock,
     )  # fmt: skip
-    late = clock.times[len(clock.times) // 2 :]
-    return {"seconds": (late[-1] - late[0]) / (len(late) - 1), "fraction_of_limit": None, "speedup": None}
+    later_ticks = clock.times[len(clock.times) // 2 :]
+    return {
+        "seconds": (later_ticks[-1] - later_ticks[0]) / (len(later_ticks) - 1),
+        "fraction_of_limit": None,
+        "speedup": None,
+    }
 
 
 def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
@@ -124,7 +129,8 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
     The new tokens are the last ones of the context, which may be all that the pair has.
     """
     llm, read = _opened(setup, context)
-    texts, turns = llm.open(1, context), []
+    texts = llm.open(1, context)
+    turns = []
     for params in _params(setup, temperature, ours.TURNS):
         requests = [llm.request(read, params, mode) for mode in ("ar", "triforce") for _ in range(2)]
         outputs = []
@@ -132,7 +138,9 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
             texts.submit([request])
             outputs.append(texts.finish(request))
         turns.append((outputs[1], outputs[3]))
-    plain, fast = ([each.decode_seconds / setup.tokens for each in some] for some in zip(*turns, strict=True))
+    plain, fast = (
+        [output.decode_seconds / setup.tokens for output in mode_outputs] for mode_outputs in zip(*turns, strict=True)
+    )
     return speeds(plain, fast) | {
         "fraction_of_limit": None,
         "kept": {tier.name: tier.accepted / max(1, tier.proposed) for tier in turns[0][1].tiers[:-1]},
@@ -141,7 +149,7 @@ def _real(setup: Setup, context: int, temperature: float) -> Row:
 
 
 def wall_clock(setup: Setup, context: int) -> Iterator[Piece]:
-    """The same pair by the clock on the wall, from submitting a text to its end; the first text stands apart."""
+    """Measure the same pair in wall-clock seconds, from submitting a text to its end; the first text is separate."""
     for mode in ("auto", "triforce"):
         for temperature in (0.0, 0.6):
             what = f"{mode}, temperature {temperature}, wall clock"
@@ -166,15 +174,19 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
     texts = llm.open(1, context)
     texts_of: dict[str, list[TimedText]] = {"ar": [], mode: []}
     for params in (SamplingParams(max_tokens=1), *_params(setup, temperature, 1 + ours.TURNS)):
-        for name, made in texts_of.items():
-            request, before, began = llm.request(read, params, name), graphs.captured_graphs(), perf_counter()
+        for name, timed_texts in texts_of.items():
+            request = llm.request(read, params, name)
+            graphs_before = graphs.captured_graphs()
+            began = perf_counter()
             texts.submit([request])
             output = texts.finish(request)
             seconds = (perf_counter() - began) / params.max_tokens
-            made.append(TimedText(seconds, graphs.captured_graphs() - before, output.outputs[0].token_ids))
-    (_, plain_first, *plain), (_, first, *fast) = texts_of.values()  # the very first one reads the prompt
+            timed_texts.append(
+                TimedText(seconds, graphs.captured_graphs() - graphs_before, output.outputs[0].token_ids)
+            )
+    (_, plain_first, *plain), (_, fast_first, *fast) = texts_of.values()  # the very first one reads the prompt
     return speeds([text.seconds for text in plain], [text.seconds for text in fast]) | {
-        "fraction_of_limit": None, "first_seconds": first.seconds, "plain_first_seconds": plain_first.seconds,
+        "fraction_of_limit": None, "first_seconds": fast_first.seconds, "plain_first_seconds": plain_first.seconds,
         "captures": [text.captures for text in texts_of[mode]],
         "plain_captures": [text.captures for text in texts_of["ar"]],
         "same_text_as_ar": [a.token_ids == b.token_ids for a, b in zip(plain, fast, strict=True)],
@@ -184,14 +196,15 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
 def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
     """Return the shipped pair, and a prompt that leaves room for the new tokens. Raises RequestError."""
     llm = LLM(device=str(setup.device))
-    ids, most = tokenizer_of(llm).encode(own_texts()[BOOK]), llm.target.config.context
-    if context > min(len(ids), most):
-        raise RequestError(f"the book has {len(ids)} tokens, the pair {most} positions; --contexts must stay below")
+    ids = tokenizer_of(llm).encode(own_texts()[BOOK])
+    limit = llm.target.config.context
+    if context > min(len(ids), limit):
+        raise RequestError(f"the book has {len(ids)} tokens, the pair {limit} positions; --contexts must stay below")
     return llm, ids[: context - setup.tokens]
 
 
 def _params(setup: Setup, temperature: float, texts: int) -> list[SamplingParams]:
-    """Return what each of so many texts is made with: seeds of their own."""
+    """Return the sampling parameters of each text: each has a seed of its own."""
     return [
         SamplingParams(temperature, top_p=0.9, seed=seed, max_tokens=setup.tokens, ignore_eos=True)
         for seed in range(texts)

@@ -19,15 +19,16 @@ from triforce.backends.cuda.packed_weight import PackedWeight, packed
 from triforce.backends.cuda.triton import weight_tiles
 from triforce.bench import shapes
 
-KINDS, TOKENS = ("Q4_0", "Q4_K", "Q6_K"), (1, 8)
+KINDS = ("Q4_0", "Q4_K", "Q6_K")
+TOKENS = (1, 8)
 FOUR_BITS, GROUPS, WIDTHS = ("Q4_0", "Q4_K"), (32, 128), (1, 8, 16)
 """Our types of 4 bits, inputs that share a scale in the others', and tokens of each."""
 MATRICES = 8
-"""Of one product, in turns: more bytes than a cache holds."""
+"""Bytes of the matrices that one product takes in turns: more than a cache holds."""
 
 Product = Callable[[Tensor], Tensor]
 Make = Callable[[Setup, int, int], tuple[Product, int]]
-"""Makes a product with a matrix of so many outputs and inputs, and says how many bytes that has."""
+"""Takes a setup, outputs and inputs of a matrix; returns the product with it, and the bytes of the matrix."""
 
 
 def products(setup: Setup, shape: str) -> Iterator[Piece]:
@@ -64,9 +65,9 @@ def _product(setup: Setup, make: Make, outputs: int, inputs: int, tokens: int) -
     """Seconds of one product, of several matrices in turns."""
     count, repeats = (MATRICES, 10) if setup.on_gpu else (1, 1)
     x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.clock.dtype)
-    made = [make(setup, outputs, inputs) for _ in range(count)]
-    took = setup.clock.device_seconds(lambda: [times(x_NK) for times, _ in made], repeats) / count
-    return of_limit(setup, took, made[0][1])
+    layers = [make(setup, outputs, inputs) for _ in range(count)]
+    took = setup.clock.device_seconds(lambda: [times(x_NK) for times, _ in layers], repeats) / count
+    return of_limit(setup, took, layers[0][1])
 
 
 def _ours(kind: str, setup: Setup, outputs: int, inputs: int) -> tuple[Product, int]:
@@ -87,10 +88,12 @@ def _torchs(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Produc
     settings = torch.rand(inputs // group, outputs, 2, device=setup.device).to(setup.clock.dtype)
     if setup.on_gpu:
         pairs = torch.randint(256, (outputs, inputs // 2), dtype=torch.uint8, device=setup.device)
-        weight, times = torch._convert_weight_to_int4pack(pairs, 8), torch._weight_int4pack_mm
+        weight = torch._convert_weight_to_int4pack(pairs, 8)
+        times = torch._weight_int4pack_mm
     else:
         codes_MK = torch.randint(16, (outputs, inputs), dtype=torch.int32)
-        weight, times = torch._convert_weight_to_int4pack_for_cpu(codes_MK, 1), torch._weight_int4pack_mm_for_cpu
+        weight = torch._convert_weight_to_int4pack_for_cpu(codes_MK, 1)
+        times = torch._weight_int4pack_mm_for_cpu
     return lambda x_NK: times(x_NK, weight, group, settings), outputs * inputs // 2 + settings.nbytes
 
 
@@ -100,5 +103,5 @@ def _gemlites(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Prod
 
     codes_MK = torch.randint(16, (outputs, inputs), dtype=torch.uint8, device=setup.device)
     scales, zeros = (torch.rand(outputs, inputs // group, device=setup.device).to(setup.clock.dtype) for _ in range(2))
-    made: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.clock.dtype)
-    return made.from_weights(codes_MK, scales, zeros), outputs * inputs // 2 + 2 * scales.nbytes
+    packed_layer: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.clock.dtype)
+    return packed_layer.from_weights(codes_MK, scales, zeros), outputs * inputs // 2 + 2 * scales.nbytes

@@ -58,22 +58,22 @@ class Setup:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
-    def names(self, own: Names) -> Names:
-        """Return the shapes to measure; `own` are the figure's."""
-        return self.shape or own[0], self.draft or own[1]
+    def names(self, figure_names: Names) -> Names:
+        """Return the shapes to measure; `figure_names` are the figure's."""
+        return self.shape or figure_names[0], self.draft or figure_names[1]
 
     def models(self, names: Names, context: int) -> ModelSet:
-        """Of random weights; the latest ones only, as two would not fit beside their KV."""
+        """Return models of random weights. Only the latest ones are held, as two would not fit beside their KV."""
         key = names, context, self.kv_int8, dispatch.requested
         if key not in self._models:
             self._models.clear()
             how = context + 1024, self.clock.dtype, self.device, self.kv_int8
-            own, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
-            self._models[key] = ModelSet(own, draft)
+            target, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
+            self._models[key] = ModelSet(target, draft)
         return self._models[key]
 
-    def forget(self) -> None:
-        """The models: somebody else needs their memory."""
+    def drop_models(self) -> None:
+        """Drop the models, to free their memory."""
         self._models.clear()
         torch.cuda.empty_cache()
 
@@ -92,13 +92,13 @@ def speeds(plain: Sequence[float], fast: Sequence[float]) -> Row:
 
 
 def of_limit(setup: Setup, took: float, moved: int) -> Row:
-    """Return the row of what must read so many bytes; `fraction_of_limit`: of the memory's bandwidth."""
+    """Return the row of a pass that reads `moved` bytes. `fraction_of_limit`: of the memory's bandwidth."""
     limit = moved / setup.clock.bandwidth / took
     return {"seconds": took, "bytes": moved, "fraction_of_limit": limit, "speedup": None}
 
 
 def capped(setup: Setup, cap: int, piece: Piece) -> Row:
-    """Measure a piece as on a device of so many bytes."""
+    """Measure a piece as on a device of `cap` bytes."""
     if not setup.on_gpu:
         return piece.run()
     torch.cuda.empty_cache()  # what is kept for later counts

@@ -21,12 +21,12 @@ class RowFile:
 
     def put(self, piece: Piece, row: Row) -> None:
         """Write a row, in the place of the one that the piece had."""
-        before = self.find(piece)
-        if before is None:
+        old_row = self.find(piece)
+        if old_row is None:
             self._rows.append(row)
         else:
-            self._rows[self._rows.index(before)] = row
+            self._rows[self._rows.index(old_row)] = row
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        whole = self._path.with_suffix(".new")
-        whole.write_text(json.dumps(self._rows, indent=1) + "\n", encoding="utf-8")
-        whole.replace(self._path)
+        new_file = self._path.with_suffix(".new")
+        new_file.write_text(json.dumps(self._rows, indent=1) + "\n", encoding="utf-8")
+        new_file.replace(self._path)

@@ -27,8 +27,9 @@ QUICK = {"context": 2048, "tokens": 32, "repeats": 1, "positions": 35}
 
 def measure(options: Namespace) -> None:
     """Print a table for each experiment, and keep its rows."""
-    names, earlier = wanted(options.names), read(options.json)
-    setup = made(options)
+    names = chosen_experiments(options.names)
+    earlier = read(options.json)
+    setup = setup_of(options)
     with setup.measuring():
         for name in names:
             rows = EXPERIMENTS[name].measure(setup)
@@ -52,7 +53,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="keep the rows there, beside those of other experiments")
 
 
-def wanted(names: Sequence[str]) -> list[str]:
+def chosen_experiments(names: Sequence[str]) -> list[str]:
     """Return the experiments named, or all. Raises RequestError."""
     if unknown := [name for name in names if name not in EXPERIMENTS]:
         why = speed.ABSENT.get(unknown[0], f"choose from {', '.join(EXPERIMENTS)}")
@@ -60,11 +61,13 @@ def wanted(names: Sequence[str]) -> list[str]:
     return list(names or EXPERIMENTS)
 
 
-def made(options: Namespace) -> Setup:
+def setup_of(options: Namespace) -> Setup:
     """Load the models, and take the numbers that were given, else those of a quick look or the usual ones."""
     llm = load(options)
-    given: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
-    return Setup(llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | given)
+    chosen_values: dict[str, Any] = {name: value for name in QUICK if (value := getattr(options, name)) is not None}
+    return Setup(
+        llm, sources(llm, options.texts), quick=options.quick, **(QUICK if options.quick else {}) | chosen_values
+    )
 
 
 def read(file: str | None) -> dict[str, Any]:

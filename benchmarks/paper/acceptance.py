@@ -31,8 +31,8 @@ def table1(setup: Setup) -> list[Row]:
 
 def table1_lines(rows: list[Row]) -> Lines:
     def ours(selection: str, work: str) -> str:
-        found = [r["rejection"] for r in rows if (r["selection"], r["workload"]) == (selection, work)]
-        return number(found[0] if found else None, 4)
+        acceptances = [r["rejection"] for r in rows if (r["selection"], r["workload"]) == (selection, work)]
+        return number(acceptances[0] if acceptances else None, 4)
 
     header = ["selection", "prose", "paper, PG-19", "needle", "paper, needle"]
     lines = [
@@ -51,15 +51,17 @@ def budgets(setup: Setup) -> list[Row]:
 def chunks(setup: Setup) -> list[Row]:
     budget = setup.share(4096)
     names = ("oracle", "mean_key", "observed")
-    few = [chunk for chunk in CHUNKS if chunk <= budget // 4 and (chunk >= 8 or not setup.quick)]
-    return setup.accepted([Case(name, budget, chunk, 2) for name in names for chunk in few], ("prose",))
+    small_chunks = [chunk for chunk in CHUNKS if chunk <= budget // 4 and (chunk >= 8 or not setup.quick)]
+    return setup.accepted([Case(name, budget, chunk, 2) for name in names for chunk in small_chunks], ("prose",))
 
 
 def swept_lines(rows: list[Row], what: str) -> Lines:
     values = sorted({row[what] for row in rows})
     names = list(dict.fromkeys(row["selection"] for row in rows))
-    found = {(row["selection"], row[what]): row["rejection"] for row in rows}
-    return [what, *map(str, values)], [[name, *(number(found.get((name, v)), 3) for v in values)] for name in names]
+    acceptances = {(row["selection"], row[what]): row["rejection"] for row in rows}
+    return [what, *map(str, values)], [
+        [name, *(number(acceptances.get((name, v)), 3) for v in values)] for name in names
+    ]
 
 
 def divergence(setup: Setup) -> list[Row]:
@@ -75,9 +77,9 @@ def divergence(setup: Setup) -> list[Row]:
 
 
 def divergence_lines(rows: list[Row]) -> Lines:
-    found = {(row["context"], row["temperature"]): row["divergence"] for row in rows}
+    divergences = {(row["context"], row["temperature"]): row["divergence"] for row in rows}
     contexts, temperatures = (sorted({row[name] for row in rows}) for name in ("context", "temperature"))
-    lines = [[str(context), *(number(found[context, t], 3) for t in temperatures)] for context in contexts]
+    lines = [[str(context), *(number(divergences[context, t], 3) for t in temperatures)] for context in contexts]
     return ["context", *(f"T = {t:g}" for t in temperatures)], lines
 
 
@@ -93,8 +95,8 @@ def locality_lines(rows: list[Row]) -> Lines:
         for row in rows
     ]
     lines += [[f"the paper's layer {name}", "-", "-", number(a), number(b)] for name, (a, b) in FIGURE3C.items()]
-    last = rows[0]["tokens"][-1] if rows else 0
-    return ["", "at first", f"after {last} tokens", "paper, at first", "paper, after 256"], lines
+    last_place = rows[0]["tokens"][-1] if rows else 0
+    return ["", "at first", f"after {last_place} tokens", "paper, at first", "paper, after 256"], lines
 
 
 SHARE = "The budget is the same share of the context, chunks are of 16 tokens, prompts of a novel, not of PG-19."

@@ -54,8 +54,8 @@ def table4(setup: Setup) -> list[Row]:
         size = min(context, 4 * setup.context // batch) if setup.quick else context
         how = {"tokens": min(128, setup.tokens), "retrieval": setup.retrieval(budget=Budget(budget))}
         for temperature in published:
-            made = setup.speed(Cell(size, batch, temperature, "books"), ["triforce", "draft"], **how)
-            rows += [row | {"budget": budget, "paper_context": context} for row in made]
+            outputs = setup.speed(Cell(size, batch, temperature, "books"), ["triforce", "draft"], **how)
+            rows += [row | {"budget": budget, "paper_context": context} for row in outputs]
     return rows
 
 
@@ -71,10 +71,10 @@ def table5(setup: Setup) -> list[Row]:
 
 
 def table5_lines(rows: list[Row]) -> Lines:
-    found = {row["mode"]: row for row in rows}
+    mode_rows = {row["mode"]: row for row in rows}
     return ["", "speedup", "paper"], [
-        ["TriForce", speedup(found.get("triforce")), "2.31"],
-        ["n-gram lookup in the text itself, under retrieval", speedup(found.get("ngram")), "-"],
+        ["TriForce", speedup(mode_rows.get("triforce")), "2.31"],
+        ["n-gram lookup in the text itself, under retrieval", speedup(mode_rows.get("ngram")), "-"],
         ["REST", "absent", "1.47"],
         ["skipping layers", "absent", "1.36"],
     ]
@@ -83,13 +83,15 @@ def table5_lines(rows: list[Row]) -> Lines:
 def table7(setup: Setup) -> list[Row]:
     rows = []
     for tokens in [256, 512] if setup.quick else TABLE7:
-        made = setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce"], tokens=tokens)
-        rows += [row | {"budget": None} for row in made]
-    far, budget = (512, 64) if setup.quick else (LONG, EIGHTH)
+        outputs = setup.speed(Cell(setup.context, 1, 0.0, "books"), ["triforce"], tokens=tokens)
+        rows += [row | {"budget": None} for row in outputs]
+    long_context, budget = (512, 64) if setup.quick else (LONG, EIGHTH)
     eighth = setup.retrieval(budget=Budget(budget))
     for temperature in (0.0, 0.6):
         cell = Cell(setup.context, 1, temperature, "books")
-        rows += [row | {"budget": budget} for row in setup.speed(cell, ["triforce"], tokens=far, retrieval=eighth)]
+        rows += [
+            row | {"budget": budget} for row in setup.speed(cell, ["triforce"], tokens=long_context, retrieval=eighth)
+        ]
     return rows
 
 
@@ -101,7 +103,8 @@ def table7_line(row: Row) -> list[str]:
 
 
 def table8(setup: Setup) -> list[Row]:
-    cell, rows = Cell(setup.context, 1, 0.0, "books"), list[Row]()
+    cell = Cell(setup.context, 1, 0.0, "books")
+    rows = list[Row]()
     grid = [(g1, 6) for g1 in GAMMA_1] + [(2, g2) for g2 in GAMMA_2 if g2 != 6]
     for gammas in [(1, 6), (2, 6), (2, 3)] if setup.quick else grid:
         how = dict(zip(("draft_tokens", "speculative_tokens"), gammas, strict=True))
@@ -116,16 +119,16 @@ def table8_line(row: Row) -> list[str]:
 
 
 def figure5(setup: Setup) -> list[Row]:
-    most = setup.llm.target.config.context
-    contexts = [setup.context // 2, setup.context] if setup.quick else [c for c in CONTEXTS if c <= most]
+    limit = setup.llm.target.config.context
+    contexts = [setup.context // 2, setup.context] if setup.quick else [c for c in CONTEXTS if c <= limit]
     return [row for c in contexts for row in setup.speed(Cell(c, 1, 0.0, "books"), ["triforce", "draft"])]
 
 
 def figure5_lines(rows: list[Row]) -> Lines:
-    found = {(row["context"], row["mode"]): row for row in rows}
+    mode_rows = {(row["context"], row["mode"]): row for row in rows}
     return ["context", "TriForce", "naive"], [
-        [f"{context:,}", *(speedup(found.get((context, mode))) for mode in ("triforce", "draft"))]
-        for context in sorted({context for context, _ in found})
+        [f"{context:,}", *(speedup(mode_rows.get((context, mode))) for mode in ("triforce", "draft"))]
+        for context in sorted({context for context, _ in mode_rows})
     ]
 
 

@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None) -> None:
 def run(
     settings: Config, corpus: Path, work: Path, out: Path, pictures: Path, max_seconds: float = float("inf")
 ) -> bool:
-    """From the archives to the shipped folders; False when `max_seconds` ran out before the end."""
+    """Make the shipped folders from the archives. Returns False if `max_seconds` ran out before the end."""
     began = time.monotonic()
     torch.set_num_threads(settings.machine.threads)
 
@@ -53,7 +53,8 @@ def run(
 
 def prepare(settings: Config, corpus: Path, work: Path) -> None:
     """Trains the tokenizer and packs the corpus, each part once."""
-    tokens, vocabulary = work / "tokens", work / "tokenizer"
+    tokens = work / "tokens"
+    vocabulary = work / "tokenizer"
     tokens.mkdir(parents=True, exist_ok=True)
     if not (vocabulary / "tokenizer_config.json").exists():
         learnt = tokenizer.train(pack.sample(settings.corpus, corpus), settings.corpus.vocab)

@@ -30,27 +30,27 @@ def run(work: Path) -> None:
     folder = work / "tokens"
     evaluation = {path.stem: np.load(path) for path in sorted((folder / "eval").glob("*.npy"))}
     training = [np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.*.npy"))]
-    found = compare(evaluation, training)
-    if seen := [name for name, text in found.items() if text["shared"]]:
-        raise ValueError(f"evaluation texts found in the training set: {', '.join(seen)}")
-    files.write_json(work / "apart.json", found)
+    overlaps = compare(evaluation, training)
+    if shared_texts := [name for name, text in overlaps.items() if text["shared"]]:
+        raise ValueError(f"evaluation texts found in the training set: {', '.join(shared_texts)}")
+    files.write_json(work / "apart.json", overlaps)
 
 
 def cut(tokens_N: np.ndarray, evaluation: list[np.ndarray]) -> np.ndarray:
-    """`tokens_N` without the windows that an evaluation text has too, nor those that meet where one was cut."""
-    known = np.unique(np.concatenate([hashes(text_N) for text_N in evaluation]))
-    while (found_M := np.concatenate([_in(part, known) for part in _parts(tokens_N)])).any():
+    """Return `tokens_N` without windows that an evaluation text shares, nor shared ones that arise across a cut."""
+    evaluation_hashes = np.unique(np.concatenate([hashes(text_N) for text_N in evaluation]))
+    while (found_M := np.concatenate([_in(part, evaluation_hashes) for part in _parts(tokens_N)])).any():
         tokens_N = tokens_N[~_covered(len(tokens_N), found_M)]
     return tokens_N
 
 
 def compare(evaluation: dict[str, np.ndarray], training: list[np.ndarray]) -> dict[str, Any]:
     """Name to windows in all, windows found in training and tokens in those."""
-    wanted = {name: hashes(tokens_N) for name, tokens_N in evaluation.items()}
-    known = np.unique(np.concatenate(list(wanted.values())))
-    seen = [part[_in(part, known)] for tokens_N in training for part in _parts(tokens_N)]
-    shared = np.unique(np.concatenate(seen))
-    return {name: _shared(evaluation[name], np.isin(wanted[name], shared)) for name in wanted}
+    text_hashes = {name: hashes(tokens_N) for name, tokens_N in evaluation.items()}
+    evaluation_hashes = np.unique(np.concatenate(list(text_hashes.values())))
+    shared_hashes = [part[_in(part, evaluation_hashes)] for tokens_N in training for part in _parts(tokens_N)]
+    shared = np.unique(np.concatenate(shared_hashes))
+    return {name: _shared(evaluation[name], np.isin(text_hashes[name], shared)) for name in text_hashes}
 
 
 def hashes(tokens_N: np.ndarray) -> np.ndarray:
@@ -77,7 +77,7 @@ def _shared(tokens_N: np.ndarray, found_M: np.ndarray) -> dict[str, Any]:
 
 
 def _in(part_M: np.ndarray, known_K: np.ndarray) -> np.ndarray:
-    """Which are among the sorted `known_K`: `np.isin` would sort them again for each part."""
+    """Return which hashes are among the sorted `known_K`: `np.isin` would sort them again for each part."""
     return known_K[np.searchsorted(known_K, part_M).clip(max=len(known_K) - 1)] == part_M
 
 

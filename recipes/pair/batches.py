@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from recipes.pair.config import Stage
 from recipes.pair.plants import AVOIDED, Plant, Records, plant_copies, plant_echoes, plant_loops
 
-IGNORED, ANYTHING_BUT = -100, -1000
+IGNORED = -100
+ANYTHING_BUT = -1000
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -29,7 +30,8 @@ class Batches:
 
     def __init__(self, folder: Path, words: Tokenizer, stage: Stage, seed: int) -> None:
         """Maps the training tokens of each source of `stage.mix`."""
-        self.stage, self.seed = stage, seed
+        self.stage = stage
+        self.seed = seed
         self.tokens = {source: np.load(folder / f"{source}.train.npy", mmap_mode="r") for source in stage.mix}
         self.plants: dict[str, Plant] = {
             "copies": plant_copies,
@@ -44,9 +46,9 @@ class Batches:
         Labels that cannot be predicted are -100; -1000 - x stands for any token but x.
         """
         rng = np.random.default_rng([self.seed, crc32(self.stage.name.encode()), step])
-        windows, positions, known = zip(*(self._row(rng) for _ in range(self.stage.rows)), strict=True)
+        windows, positions, known_rows = zip(*(self._row(rng) for _ in range(self.stage.rows)), strict=True)
         windows_RW = np.stack(windows)
-        known_RW = np.stack(known)
+        known_RW = np.stack(known_rows)
         labels_RW = np.select([known_RW == 1, known_RW == AVOIDED], [windows_RW, ANYTHING_BUT - windows_RW], IGNORED)
         return (
             torch.from_numpy(windows_RW[:, :-1]),
@@ -79,6 +81,6 @@ def places(size: int, span: int, pieces: int, rng: np.random.Generator) -> np.nd
         cuts = np.sort(rng.integers(1, size, int(rng.integers(1, pieces))))
         shares = np.sort(rng.integers(0, stretch - size + 1, len(cuts)))
         shares[-1] = stretch - size
-        for cut, before, after in zip(cuts, [0, *shares], shares, strict=False):
-            positions_W[cut:] += after - before
+        for cut, low_share, high_share in zip(cuts, [0, *shares], shares, strict=False):
+            positions_W[cut:] += high_share - low_share
     return positions_W

@@ -63,7 +63,8 @@ class _Wires:
     @staticmethod
     def of(model: LlamaForCausalLM) -> _Wires:
         config = model.config
-        size, width = config.hidden_size, int(config.hidden_size * SLOT)
+        size = config.hidden_size
+        width = int(config.hidden_size * SLOT)
         count = min(3, config.num_attention_heads - 1)
         slots = list(torch.arange(size - count * width, size).split(width))
         content_E = torch.arange(1, size - count * width)
@@ -78,7 +79,8 @@ class _Wires:
 
     def look_back(self, head: int, slot_S: torch.Tensor) -> None:
         """Layer 0: scores PEAK * sum over the fast frequencies of cos(frequency * (distance - head - 1))."""
-        rotation, size = self.model.model.rotary_emb, self.model.config.head_dim
+        rotation = self.model.model.rotary_emb
+        size = self.model.config.head_dim
         frequency_F = rotation.inv_freq.double()
         height = math.sqrt(PEAK * math.sqrt(size)) / (rotation.attention_scaling * CONSTANT * self.share)
         height_F = height * (frequency_F > FASTEST)
@@ -93,7 +95,8 @@ class _Wires:
 
     def look_up(self, head: int) -> None:
         """Layer 1: matches the last head + 1 tokens with those before each place, and adds what stands there."""
-        rotation, size = self.model.model.rotary_emb, self.model.config.head_dim
+        rotation = self.model.model.rotary_emb
+        size = self.model.config.head_dim
         slow = torch.nonzero(rotation.inv_freq < SLOWEST).flatten()
         attention, rows = self._clear(1, head)
         inner = rows[torch.cat([slow, slow + size // 2])]

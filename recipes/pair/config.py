@@ -29,7 +29,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Which archive feeds which source, and how many bytes of each text train the tokenizer."""
+    """The archive of each source, and the bytes of each text that train the tokenizer."""
 
     archives: dict[str, list[str]]
     evaluation: list[str]
@@ -61,7 +61,7 @@ class Stage:
     """One stretch of training: `steps` steps of `rows` sequences of `length` tokens, `micro_rows` at a time.
 
     `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a
-    `span` a share `stretched` of the rows is made of 2 to `pieces` pieces of up to so many positions (batches.py).
+    `span` a share `stretched` of the rows is made of 2 to `pieces` pieces over up to `span` positions (batches.py).
     `lr` runs linearly from `lr` to `lr_end` after `warmup` steps; the embedding has `embedding_lr` of it, and the
     attention of the first layers, where the circuits are, `circuit_lr`. The stage begins by multiplying all queries by
     `sharpen`: among more keys than before, scores must lie further apart. `patience` counts held-out checks without
@@ -96,8 +96,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measure:
-    """For the model card: the longest texts that `triforce eval` looks at in every way, and those of which it measures
-    loss by position only, both in tokens; the prompt of the sample, and how many tokens follow it.
+    """For the model card: tokens of the longest texts of all measurements of `triforce eval`, and of the longer texts
+    for loss by position alone; the prompt of the sample, and how many tokens follow it.
     """
 
     max_context: int

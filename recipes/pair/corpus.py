@@ -14,16 +14,16 @@ def texts(folder: Path, archives: list[str], prefix: str = "") -> Iterator[tuple
 
 
 def _archive_texts(archive: Path, prefix: str) -> Iterator[tuple[str, str]]:
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     with tarfile.open(archive) as tar:
         for member in tar:
             path = PurePosixPath(member.name)
             if member.isfile() and path.suffix == ".txt" and (not prefix or prefix in path.parts[:-1]):
                 stream = tar.extractfile(member)
                 assert stream is not None, "a regular file has contents"
-                found[path.stem] = stream.read()
-    for name in sorted(found):
-        yield name, found[name].decode("utf-8")
+                contents[path.stem] = stream.read()
+    for name in sorted(contents):
+        yield name, contents[name].decode("utf-8")
 
 
 def check_apart(train: list[str], evaluation: list[str]) -> None:
@@ -32,6 +32,6 @@ def check_apart(train: list[str], evaluation: list[str]) -> None:
     Names are `author_title` for books and `owner-project` (with `code_` before it in the evaluation set) for code.
     """
     titles = {name.split("_")[-1] if not name.startswith("code_") else name[5:] for name in evaluation}
-    both = sorted(name for name in train for title in titles if title in name)
-    if both:
-        raise ValueError(f"evaluation texts found in the training set: {', '.join(both)}")
+    titles_in_train = sorted(name for name in train for title in titles if title in name)
+    if titles_in_train:
+        raise ValueError(f"evaluation texts found in the training set: {', '.join(titles_in_train)}")

@@ -34,6 +34,6 @@ def _loss(model: LlamaForCausalLM, config: Config, stage: Stage, path: Path) -> 
 
 
 def stalled(history: list[list[float]], patience: int) -> bool:
-    """Whether the last `patience` checks, each [step, nats], brought no new best; never when `patience` is 0."""
+    """Return whether the last `patience` checks, each [step, nats], brought no new best; never when `patience` is 0."""
     nats = [loss for _, loss in history]
     return 0 < patience < len(nats) and min(nats[-patience:]) >= min(nats[:-patience])

@@ -21,7 +21,8 @@ def backward_in_slices(hidden_ND: torch.Tensor, head_loss: HeadLoss, size: int) 
 
     Each slice's logits are freed at once. Returns the sum as a scalar on the device, so that nothing waits for it.
     """
-    gradients, total = [], torch.zeros((), device=hidden_ND.device)
+    gradients = []
+    total = torch.zeros((), device=hidden_ND.device)
     for start in range(0, len(hidden_ND), size):
         where = slice(start, start + size)
         leaf_CD = hidden_ND[where].detach().requires_grad_()
@@ -37,14 +38,15 @@ def cross_entropy(head: torch.nn.Module, labels_N: torch.Tensor) -> HeadLoss:
     """Nats summed over the labelled positions: -log p of a token wanted, -log(1 - p) of one that is not."""
 
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
-        logits_CV, labels_C = head(hidden_CD).float(), labels_N[where]
-        wanted = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
+        logits_CV = head(hidden_CD).float()
+        labels_C = labels_N[where]
+        label_loss = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
         avoided = labels_C <= ANYTHING_BUT
         if not avoided.any():
-            return wanted
+            return label_loss
         tokens_A1 = (ANYTHING_BUT - labels_C[avoided])[:, None]
         p_A1 = logits_CV[avoided].softmax(-1).gather(1, tokens_A1)
-        return wanted - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
+        return label_loss - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
 
     return loss
 
@@ -70,9 +72,11 @@ def distillation(
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
         logits_CV = head(hidden_CD)
         with torch.no_grad():
-            student_CV, teacher_CV = logits_CV.float(), teacher_head(teacher_hidden_ND[where]).float()
+            student_CV = logits_CV.float()
+            teacher_CV = teacher_head(teacher_hidden_ND[where]).float()
             slope_CV = (student_CV.softmax(-1) - teacher_CV.softmax(-1)).mul_(kl_share)
-            q_CV, p_CV = student_CV.div_(SHARP).softmax(-1), teacher_CV.div_(SHARP).softmax(-1)
+            q_CV = student_CV.div_(SHARP).softmax(-1)
+            p_CV = teacher_CV.div_(SHARP).softmax(-1)
             over_CV = (q_CV - p_CV).clamp_min_(0)
             total_C1 = over_CV.sum(-1, keepdim=True)
             over_CV.sign_().mul_(q_CV)  # q where it is above p

@@ -28,7 +28,7 @@ def run(config: Config, folder: Path, work: Path, out: Path) -> None:
 
 
 def _figures(config: Config, folder: Path, work: Path, out: Path) -> None:
-    near = [name for name in MEASUREMENTS if name != "far"]
+    near_names = [name for name in MEASUREMENTS if name != "far"]
     texts = unpack(config, folder, work)
     apart.run(work)
     files.write_json(
@@ -37,7 +37,7 @@ def _figures(config: Config, folder: Path, work: Path, out: Path) -> None:
             "parameters": {name: count(load_model(config, name, work)) for name in ("target", "draft")},
             "training": training(work),
             "apart": json.loads((work / "apart.json").read_text(encoding="utf-8")),
-            "eval": _evaluate(config, texts, out, work / "eval.json", config.measure.max_context, near),
+            "eval": _evaluate(config, texts, out, work / "eval.json", config.measure.max_context, near_names),
             "sample": _sample(config, out),
         },
     )
@@ -65,7 +65,7 @@ def training(work: Path) -> dict[str, Any]:
 
 
 def _evaluate(config: Config, texts: Path, out: Path, path: Path, max_context: int, names: list[str]) -> Any:
-    """What `triforce eval` says of the shipped pair, and keeps at `path`, whole or not at all."""
+    """Return the report of `triforce eval` on the shipped pair, written to `path` completely or not at all."""
     partial = path.with_name(path.name + ".partial")
     models = [str(out / "target"), "--draft", str(out / "draft"), "--texts", str(texts), "--only", ",".join(names)]
     options = ["--max-context", str(max_context), "--device", config.machine.device, "--json", str(partial)]

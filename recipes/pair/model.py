@@ -75,7 +75,8 @@ def sharpen(model: LlamaForCausalLM, factor: float) -> None:
 @torch.no_grad()
 def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
     """Starts the embedding of `model` as the leading principal directions of `teacher`'s, at its own scale."""
-    wide, narrow = teacher.get_input_embeddings().weight, model.get_input_embeddings().weight
+    wide = teacher.get_input_embeddings().weight
+    narrow = model.get_input_embeddings().weight
     _, _, directions = torch.linalg.svd(wide.float(), full_matrices=False)
     projected = wide.float() @ directions[: narrow.shape[1]].T
     narrow.copy_(projected * (narrow.std() / projected.std()))

@@ -35,7 +35,7 @@ def rate(stage: Stage, step: int) -> float:
 
 
 def update(optimizers: list[torch.optim.Optimizer], learning_rate: float) -> None:
-    """One step of each optimizer; gradients are dropped afterwards."""
+    """Take one step of each optimizer, and drop the gradients."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = learning_rate * group["share"]

@@ -20,8 +20,8 @@ Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
 AVOIDED = -1
 
 FEWEST, MOST = 12, 256  # tokens of a copied span
-ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in so many, first
-LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in so many
+ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in this number, first
+LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in this number
 ROUND = 4  # tokens that may be said again whatever the circle
 COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
 TEMPLATES = (
@@ -34,7 +34,8 @@ THINGS = ("secret number", "code", "key", "number", "address", "price", "passwor
 
 def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
     """Fills much of the late part with spans of the early one, in any order; one early part in four is shuffled."""
-    middle, end = len(window_W) // 2, len(window_W)
+    middle = len(window_W) // 2
+    end = len(window_W)
     if rng.random() < 0.25:
         rng.shuffle(window_W[:middle])
         known_W[:middle] = False
@@ -91,13 +92,14 @@ class Records:
 
     def __call__(self, window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
         """Replaces the tokens of the window in place; only the numbers asked for count, not those given."""
-        middle, end = len(window_W) // 2, len(window_W)
+        middle = len(window_W) // 2
+        end = len(window_W)
         count = max(1, min(24, end // 96))
         asked = [self._record(rng) for _ in range(count)]
         size = max(len(cue) + len(value) for cue, value in asked)
-        for first, last, answers in ((0, middle, False), (middle, end, True)):
-            slots = rng.permutation(max(0, last - first) // size)[: len(asked)]
-            for slot, (cue, value) in zip(slots * size + first, asked, strict=False):
+        for start, part_end, answers in ((0, middle, False), (middle, end, True)):
+            slots = rng.permutation(max(0, part_end - start) // size)[: len(asked)]
+            for slot, (cue, value) in zip(slots * size + start, asked, strict=False):
                 stop = slot + len(cue) + len(value)
                 window_W[slot:stop] = [*cue, *value]
                 known_W[slot:stop] = False
@@ -109,5 +111,5 @@ class Records:
         cue, tail = str(rng.choice(TEMPLATES)).format_map(words | {"value": "\0"}).split("\0")
         number = "".join(map(str, rng.integers(0, 10, 5)))
         cue_ids = self.tokenizer.encode(cue.rstrip(" "), add_special_tokens=False).ids
-        whole = self.tokenizer.encode(cue + number + tail, add_special_tokens=False).ids
-        return whole[: len(cue_ids)], whole[len(cue_ids) :]
+        token_ids = self.tokenizer.encode(cue + number + tail, add_special_tokens=False).ids
+        return token_ids[: len(cue_ids)], token_ids[len(cue_ids) :]

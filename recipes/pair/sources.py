@@ -1,4 +1,4 @@
-"""What the corpus consists of, by licence, from the table beside its archives."""
+"""Contents of the corpus by licence, from the table beside its archives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def counts(folder: Path) -> dict[str, Counter[str]]:
     """Licence to number of texts by part; `SOURCES.tsv` has the columns file, bytes, repo, commit, licence."""
     path = folder / "SOURCES.tsv"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    found: dict[str, Counter[str]] = {}
+    licence_counts: dict[str, Counter[str]] = {}
     for line in csv.DictReader(lines, delimiter="\t"):
         part = line["file"].split("/")[0]
-        found.setdefault(line["licence"].split(";")[0].strip(), Counter())[part] += 1
-    return dict(sorted(found.items(), key=lambda item: -item[1].total()))
+        licence_counts.setdefault(line["licence"].split(";")[0].strip(), Counter())[part] += 1
+    return dict(sorted(licence_counts.items(), key=lambda item: -item[1].total()))

@@ -12,7 +12,7 @@ END = "<|endoftext|>"
 
 
 def train(texts: Iterable[str], vocab: int) -> Tokenizer:
-    """Learns `vocab` entries, of which entry 0 is `<|endoftext|>` and 1 to 256 are the bytes."""
+    """Learn `vocab` entries: entry 0 is `<|endoftext|>`, entries 1 to 256 are the bytes."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

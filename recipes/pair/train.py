@@ -24,13 +24,16 @@ class Trainer:
 
     def __init__(self, config: Config, stage: Stage, work: Path) -> None:
         """Builds the model as the previous stage left it, or as the last checkpoint of this stage did."""
-        self.config, self.stage, self.work = config, stage, work
+        self.config = config
+        self.stage = stage
+        self.work = work
         self.model = start(config, stage, work)
         model.sharpen(self.model, stage.sharpen)
         self.teacher = load_model(config, stage.teacher, work) if stage.teacher else None
         self.optimizers = optim.build(self.model, stage)
         self.batches = Batches(work / "tokens", tokenizer.load(work / "tokenizer"), stage, config.seed)
-        self.step, self.seconds = 0, 0.0
+        self.step = 0
+        self.seconds = 0.0
         self.history: list[list[float]] = []
         self.hidden = torch.compile(model.hidden) if config.machine.compile else model.hidden
         if self.checkpoint.exists():
@@ -57,26 +60,27 @@ class Trainer:
         return True
 
     def _train_step(self) -> torch.Tensor:
-        """One update; returns the mean loss per labelled token, in nats, still on the device."""
-        device, rows = self.config.machine.device, self.stage.micro_rows
+        """Make one update. Returns the mean loss per labelled token, in nats, still on the device."""
+        device = self.config.machine.device
+        rows = self.stage.micro_rows
         batch = self.batches(self.step)
-        known = int((batch[-1] != IGNORED).sum())
+        label_count = int((batch[-1] != IGNORED).sum())
         total = torch.zeros((), device=device)
         for parts in zip(*(tensor.split(rows) for tensor in batch), strict=True):
-            total += self._backward(*(part.to(device) for part in parts), known)
+            total += self._backward(*(part.to(device) for part in parts), label_count)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.stage.clip)
         optim.update(self.optimizers, optim.rate(self.stage, self.step))
         self.step += 1
         return total
 
     def _backward(
-        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_RT: torch.Tensor, known: int
+        self, inputs_RT: torch.Tensor, positions_RT: torch.Tensor, labels_RT: torch.Tensor, label_count: int
     ) -> torch.Tensor:
         with autocast(self.config.machine):
             hidden_ND = self.hidden(self.model, inputs_RT, positions_RT).flatten(0, 1)
             head_loss = self._head_loss(inputs_RT, positions_RT, labels_RT.flatten())
             return losses.backward_in_slices(
-                hidden_ND, lambda hidden, where: head_loss(hidden, where) / known, self.config.machine.slice
+                hidden_ND, lambda hidden, where: head_loss(hidden, where) / label_count, self.config.machine.slice
             )
 
     def _head_loss(
@@ -89,12 +93,13 @@ class Trainer:
         return losses.distillation(self.model.lm_head, labels_N, self.teacher.lm_head, teacher_ND, self.stage.kl_share)
 
     def _after_step(self, loss: torch.Tensor) -> None:
-        stage, last = self.stage, self.step == self.stage.steps
-        if last or self.step % stage.check_every == 0:
+        stage = self.stage
+        is_last = self.step == self.stage.steps
+        if is_last or self.step % stage.check_every == 0:
             nats = heldout.losses(self.model, self.config, stage, self.work / "tokens")
             self.history.append([self.step, sum(nats.values()) / len(nats)])
             self._log(heldout=nats)
-        if last or self.step % 10 == 0:
+        if is_last or self.step % 10 == 0:
             self._log(loss=loss.item())  # the only wait for the device
         if self.step % stage.save_every == 0:
             self._save()
@@ -109,14 +114,16 @@ class Trainer:
     def _save(self) -> None:
         optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         state = {"model": self.model.state_dict(), "optimizers": optimizers}
-        own = {"step": self.step, "history": self.history, "seconds": self.seconds}
-        files.write_state(self.checkpoint, state | own)
+        progress = {"step": self.step, "history": self.history, "seconds": self.seconds}
+        files.write_state(self.checkpoint, state | progress)
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        self.step, self.history, self.seconds = state["step"], state["history"], state["seconds"]
+        self.step = state["step"]
+        self.history = state["history"]
+        self.seconds = state["seconds"]
 
 
 def weights_path(work: Path, stage: str) -> Path:
@@ -132,13 +139,13 @@ def autocast(machine: Machine) -> AbstractContextManager[Any]:
 
 def start(config: Config, stage: Stage, work: Path) -> LlamaForCausalLM:
     """The model as the last finished stage of the same model left it, else new."""
-    before = config.stages[: config.stages.index(stage)]
-    if any(earlier.model == stage.model for earlier in before):
-        return load_model(config, stage.model, work, before)
-    fresh = model.build(config.shapes[stage.model], config.corpus.vocab, config.seed)
+    earlier_stages = config.stages[: config.stages.index(stage)]
+    if any(earlier.model == stage.model for earlier in earlier_stages):
+        return load_model(config, stage.model, work, earlier_stages)
+    new_model = model.build(config.shapes[stage.model], config.corpus.vocab, config.seed)
     if stage.teacher:
-        model.borrow_embedding(fresh, load_model(config, stage.teacher, work))
-    return fresh.to(config.machine.device)
+        model.borrow_embedding(new_model, load_model(config, stage.teacher, work))
+    return new_model.to(config.machine.device)
 
 
 def load_model(config: Config, name: str, work: Path, stages: list[Stage] | None = None) -> LlamaForCausalLM:

@@ -26,7 +26,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a book and some code."""
-    folder, dice = tmp_path_factory.mktemp("texts"), random.Random(1)
+    folder = tmp_path_factory.mktemp("texts")
+    dice = random.Random(1)
     words = ["cat", "hat", "mat", "sat", "on", "the", "naive", "and", "then", "saw", "a", "small", "dog", "run"]
     sentences = [" ".join(dice.choices(words, k=dice.randint(5, 11))).capitalize() + "." for _ in range(600)]
     (folder / "book.txt").write_text(" ".join(sentences), encoding="utf-8")

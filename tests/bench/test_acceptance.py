@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.acceptance.measure import SELECTIONS, Case, acceptance, cases, drafting, laws, locality
-from benchmarks.acceptance.report import markdown, mean, usual
+from benchmarks.acceptance.report import default_case, markdown, mean
 from benchmarks.acceptance.sweeps import SweepConfig
 from benchmarks.acceptance.teacher_forcing import Walk
 from benchmarks.acceptance.workloads import Size, Workload, copy, needle, plain
@@ -48,26 +48,26 @@ def test_acceptance_with_all_layers_searched_is_one() -> None:
 
 
 def test_walks_of_one_prefill_are_independent() -> None:
-    """Whatever else is walked first, and in a walk of its own, a setting has the same figures."""
-    one = walk()
-    wanted = cases([32], [8], [], USUAL)
-    first = [acceptance(one, case) for case in wanted]
-    assert first == [acceptance(one, case) for case in reversed(wanted)][::-1]
-    assert first[::5] == [acceptance(walk(), case) for case in wanted[::5]]
+    """A setting has the same figures after any other setting, and in a walk of its own."""
+    first_walk = walk()
+    test_cases = cases([32], [8], [], USUAL)
+    first_acceptances = [acceptance(first_walk, case) for case in test_cases]
+    assert first_acceptances == [acceptance(first_walk, case) for case in reversed(test_cases)][::-1]
+    assert first_acceptances[::5] == [acceptance(walk(), case) for case in test_cases[::5]]
 
 
 def test_exact_laws_independent_of_view() -> None:
-    one = walk()
-    exact = [laws(one, USUAL._replace(selection=name))[1] for name in SELECTIONS]
+    first_walk = walk()
+    exact = [laws(first_walk, USUAL._replace(selection=name))[1] for name in SELECTIONS]
     for a, b in pairwise(exact):
         assert torch.equal(a, b)
 
 
 def test_oracle_is_best_and_recency_worst() -> None:
-    """On average; by how much depends on the model."""
+    """This holds on average; the difference depends on the model."""
     walks = [walk(seed) for seed in range(6)]
     rows = {name: [acceptance(w, USUAL._replace(selection=name)) for w in walks] for name in SELECTIONS}
-    means = {name: mean(found, "rejection") or 0 for name, found in rows.items()}
+    means = {name: mean(case_rows, "rejection") or 0 for name, case_rows in rows.items()}
     assert means["oracle"] > max(share for name, share in means.items() if name != "oracle")
     assert means["recent"] == min(means.values())
 
@@ -107,14 +107,15 @@ def test_copy_workload_repeats_distant_text() -> None:
 
 def test_needle_workload_scores_digits_only() -> None:
     work = needle("t", encode("." * 4000), Size(3000, 70, 4), encode, decode)
-    given, asked = decode(work.ids[: work.prompt]), [span for span in work.spans if span.measured]
+    prompt_text = decode(work.ids[: work.prompt])
+    asked = [span for span in work.spans if span.measured]
     assert work.prompt == 3000 and work.spans[-1].stop == len(work.ids)
     assert all(a.stop == b.start for a, b in pairwise(work.spans))
     assert decode([token for span in asked for token in work.ids[span.start : span.stop]]).isdigit()
     assert sum(span.stop - span.start for span in asked) == 5 * len(NAMES)
     for name in NAMES:
-        assert given.count(name) == 1 and given.index(name) < 1500
-        number = given[given.index(name) + len(name) + 4 :][:5]
+        assert prompt_text.count(name) == 1 and prompt_text.index(name) < 1500
+        number = prompt_text[prompt_text.index(name) + len(name) + 4 :][:5]
         assert f"{name} is {number}" in decode(work.ids[work.prompt :])
 
 
@@ -130,10 +131,10 @@ def report() -> dict[str, Any]:
     """A small one, measured here."""
     works = [Workload(name, "a text", text(1, 370), plain(name, "", text(1), SIZE).spans) for name in ("prose", "copy")]
     walks = [Walk(MODELS, work, PARAMS, chunk=8) for work in works]
-    about = {"machine": "this", "command": "python -m benchmarks.acceptance", "model": "random"}
+    report_head = {"machine": "this", "command": "python -m benchmarks.acceptance", "model": "random"}
     plan = SweepConfig(context=300, positions=70, retrieval_budget=64)
     return (
-        about
+        report_head
         | plan.about()
         | {
             "acceptance": [acceptance(w, case) for w in walks for case in cases([32, 64], [8], [1], USUAL)],
@@ -148,7 +149,7 @@ def test_acceptance_page_shows_rows(report: dict[str, Any]) -> None:
     assert json.loads(dumps(report)) == report
     page = markdown(report)
     row = acceptance(walk(1), USUAL)
-    assert usual(report) == USUAL
+    assert default_case(report) == USUAL
     assert page.count(f"{row['rejection']:.3f} / {row['seeded']:.3f}") >= 4  # for each sweep, and among the workloads
     assert "| selection | prose | copy |" in page and "| budget | 32 | 64 |" in page
     assert "None" not in page and "nan" not in page
@@ -164,5 +165,6 @@ def test_acceptance_pictures_stay_small(report: dict[str, Any], tmp_path: Path) 
 
 
 def test_published_acceptance_page_equals_rows() -> None:
-    rows, page = ROOT / "benchmarks" / "results" / "acceptance.json", ROOT / "docs" / "results" / "acceptance.md"
+    rows = ROOT / "benchmarks" / "results" / "acceptance.json"
+    page = ROOT / "docs" / "results" / "acceptance.md"
     assert markdown(json.loads(rows.read_text(encoding="utf-8"))) == page.read_text(encoding="utf-8")

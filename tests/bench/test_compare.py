@@ -16,7 +16,7 @@ from benchmarks.compare import on_folder, processes
 from benchmarks.compare.engines import ENGINES
 from benchmarks.compare.on_folder import summary
 from benchmarks.compare.processes import speeds
-from benchmarks.compare.workers.clock import Clock, kept
+from benchmarks.compare.workers.clock import Clock, common_tokens
 
 ROOT = Path(__file__).parents[2]
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
@@ -29,7 +29,7 @@ def test_compare_runs_triforce_and_transformers_on_same_ids(
     file = tmp_path / "compare.json"
     fewer = {
         name: ENGINES[name]._replace(
-            variants=tuple(each for each in ENGINES[name].variants if each.name == variant), assisted=()
+            variants=tuple(spec for spec in ENGINES[name].variants if spec.name == variant), assisted=()
         )
         for name, variant in {"triforce": "ar", "transformers": "f32"}.items()
     }
@@ -51,7 +51,8 @@ def test_compare_missing_engine_row_names_extra(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An interpreter without anything, as -S would have it, stands for a machine without the engine."""
-    bare, file = tmp_path / "python", tmp_path / "compare.json"
+    bare = tmp_path / "python"
+    file = tmp_path / "compare.json"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
     asked = [*FEW, "--engines", "onnx,openvino", "--python", f"all={bare}", "--json", str(file)]
@@ -89,9 +90,12 @@ def test_compare_rows_with_idle_cores_are_rejected(busy: float, accepted: bool) 
 def test_compare_median_of_busy_rows_counts(
     busy: list[float], long: float, tries: int, counts: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Of three tries, or of the first that counts where it takes long; the busiest where none was busy enough."""
+    """The median is of three tries, or the first one that counts if it takes long; else the busiest try."""
     cores = iter(busy)
-    tried = ({"busy_cores": each, "accepted": each >= processes.BUSY, "tokens_per_second": each} for each in cores)
+    tried = (
+        {"busy_cores": cores_used, "accepted": cores_used >= processes.BUSY, "tokens_per_second": cores_used}
+        for cores_used in cores
+    )
     monkeypatch.setattr(on_folder, "_run", lambda *_: next(tried))
     monkeypatch.setattr(on_folder, "LONG", long)
     plan = on_folder.CompareConfig(tmp_path, None, ["triforce"], 8, 1, 60.0, {}, tmp_path)
@@ -108,14 +112,14 @@ def test_compare_summary_takes_best_setting() -> None:
     rows = [row("triforce", "ar", 60, 900), row("triforce", "auto", 120, 800), row("onnx", "fp32", 500, 1, False)]
     rows += [row("triforce", "ar, int8 KV", 100, 2000), row("triforce", "auto, int8 KV", 999, 700)]
     rows += [row("openvino", "u8", 30, 1000), row("openvino", "default", 40, 500), {"engine": "vllm", "context": 9}]
-    (found,) = summary(rows)
-    assert found["best"] == {"triforce": 120, "openvino": 40}
-    assert (found["decode"], found["plain"], found["plain_int8_kv"], found["prefill"]) == (3.0, 1.5, 2.5, 0.9)
+    (best,) = summary(rows)
+    assert best["best"] == {"triforce": 120, "openvino": 40}
+    assert (best["decode"], best["plain"], best["plain_int8_kv"], best["prefill"]) == (3.0, 1.5, 2.5, 0.9)
     assert summary(rows[:2])[0]["decode"] is None
 
 
 def test_compare_worker_warms_up_before_first_turn_that_works() -> None:
-    """With a short text of the end of its prompt, which is answered by nothing."""
+    """The warm-up is a short text from the end of the prompt; it has no answer."""
     program = """
 import sys, types
 
@@ -130,7 +134,7 @@ worker.load = load
 from benchmarks.compare.workers.turns import main
 main("made_up")
 """
-    turns = [{"ids": [1] * 600 + [last], "tokens": 3} for last in (0, 5, 6)]
+    turns = [{"ids": [1] * 600 + [last_token], "tokens": 3} for last_token in (0, 5, 6)]
     lines = "".join(f"{json.dumps(line)}\n" for line in ({}, *turns))
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input=lines, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -143,7 +147,7 @@ main("made_up")
 def test_compare_worker_is_found_wherever_command_starts(
     python: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its own `benchmarks` is looked through for an engine that has no worker, not one of the folder here."""
+    """A missing worker is searched in its own `benchmarks`, not in that of the current folder."""
     bare = tmp_path / "python"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     bare.chmod(0o755)
@@ -159,14 +163,16 @@ def test_compare_worker_is_found_wherever_command_starts(
 
 def test_compare_clock_separates_prefill() -> None:
     clock = Clock()
-    clock.began, clock.cpu_began, clock.ticks = 0.0, 0.5, [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
-    found = clock.result([1] * 9, "1")
-    assert (found["prefill_busy_cores"], found["version"]) == (1.5, "1")
-    assert (found["prefill_seconds"], found["seconds"], found["decoded"], found["busy_cores"]) == (3.0, 2.0, 7, 1.75)
+    clock.began = 0.0
+    clock.cpu_began = 0.5
+    clock.ticks = [(3.0, 5.0, 2), (4.0, 6.0, 4), (5.0, 8.5, 9)]
+    times = clock.result([1] * 9, "1")
+    assert (times["prefill_busy_cores"], times["version"]) == (1.5, "1")
+    assert (times["prefill_seconds"], times["seconds"], times["decoded"], times["busy_cores"]) == (3.0, 2.0, 7, 1.75)
 
 
 @pytest.mark.parametrize(
-    ("read", "ids", "fresh", "same"),
+    ("read", "ids", "fresh_prompt", "kept_count"),
     [
         ([], [1, 2], False, 0),
         ([1, 2, 3], [1, 2, 4, 5], False, 2),
@@ -174,8 +180,8 @@ def test_compare_clock_separates_prefill() -> None:
         ([1, 2, 3], [1, 2, 3], True, 0),
     ],
 )
-def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh: bool, same: int) -> None:
-    assert kept(read, {"ids": ids, "fresh": fresh}) == same
+def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh_prompt: bool, kept_count: int) -> None:
+    assert common_tokens(read, {"ids": ids, "fresh": fresh_prompt}) == kept_count
 
 
 @pytest.mark.parametrize(
@@ -215,7 +221,7 @@ def test_gguf_export_permutes_rotary_heads(pair: Path, tmp_path: Path) -> None:
     theirs = load_file(pair / "target" / "model.safetensors")
     for name, (heads, size) in {"q": (4, 16), "k": (2, 16)}.items():
         mine = np.array(tensors[f"blk.1.attn_{name}.weight"].data, dtype=np.float32).reshape(heads, size, -1)
-        wanted = theirs[f"model.layers.1.self_attn.{name}_proj.weight"].reshape(heads, size, -1)
+        expected_weight = theirs[f"model.layers.1.self_attn.{name}_proj.weight"].reshape(heads, size, -1)
         for n in range(size // 2):  # feature n of the first half and of the second are neighbours now
-            assert np.allclose(mine[:, 2 * n], wanted[:, n], atol=2e-3)
-            assert np.allclose(mine[:, 2 * n + 1], wanted[:, n + size // 2], atol=2e-3)
+            assert np.allclose(mine[:, 2 * n], expected_weight[:, n], atol=2e-3)
+            assert np.allclose(mine[:, 2 * n + 1], expected_weight[:, n + size // 2], atol=2e-3)

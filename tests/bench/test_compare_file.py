@@ -32,17 +32,17 @@ def compare(model: Written, texts: Path, tmp_path: Path) -> Callable[..., Report
         file = tmp_path / "rows.json"
         pythons = {"llamacpp": behaviour} | ({} if real else {"triforce": "works"})
         asked = [str(model.gguf), "--texts", str(texts), *FEW, "--engines", "llamacpp"]
-        for engine, each in pythons.items():
-            asked += ["--python", f"{engine}={interpreter(tmp_path, each)}"]
+        for engine, engine_python in pythons.items():
+            asked += ["--python", f"{engine}={interpreter(tmp_path, engine_python)}"]
         assert main(["bench", "compare", *asked, "--json", str(file), *options]) == 0
         return json.loads(file.read_text())
 
     return run
 
 
-def rows(report: Report, what: str, **wanted: Any) -> list[Report]:
-    found = [row for row in report["rows"] if row["what"] == what]
-    return [row for row in found if all(row.get(name) == value for name, value in wanted.items())]
+def rows(report: Report, what: str, **fields: Any) -> list[Report]:
+    report_rows = [row for row in report["rows"] if row["what"] == what]
+    return [row for row in report_rows if all(row.get(name) == value for name, value in fields.items())]
 
 
 @pytest.mark.slow
@@ -72,7 +72,7 @@ def test_compare_file_takes_best_settings_of_engine(
 def test_compare_file_ratios_are_of_turns(compare: Callable[..., Report]) -> None:
     report = compare("works", "--temperatures", "0", "--workload", "books", "--modes", "ngram")
     (ours,) = rows(report, "decoding", kind="ngram")
-    cell = next(each for each in report["summary"] if each["what"] == "decoding")
+    cell = next(row for row in report["summary"] if row["what"] == "decoding")
     assert set(cell["over"]) == {"ar", "ngram"}
     assert cell["over"]["ngram"]["llamacpp plain"] == pytest.approx(sum(ours["turns"]) / 200)
     assert cell["over"]["ngram"]["llamacpp lookup"] == pytest.approx(sum(ours["turns"]) / 400)
@@ -82,11 +82,11 @@ def test_compare_file_ratios_are_of_turns(compare: Callable[..., Report]) -> Non
 def test_compare_file_engine_that_dies_is_left_out(
     compare: Callable[..., Report], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its greedy texts are there, its others say why not, and ours went on."""
+    """Rows of its greedy texts exist, its other rows have the error, and triforce continues."""
     report = compare("dies")
     assert all(row["turns"] for row in rows(report, "decoding", engine="llamacpp", temperature=0, workload="books"))
-    lost = rows(report, "decoding", engine="llamacpp", temperature=0.6)
-    assert len(lost) == 4 and all("turns" not in row and "signal 9" in row["failed"] for row in lost)
+    dead_rows = rows(report, "decoding", engine="llamacpp", temperature=0.6)
+    assert len(dead_rows) == 4 and all("turns" not in row and "signal 9" in row["failed"] for row in dead_rows)
     assert all(len(row["turns"]) == 2 for row in rows(report, "decoding", engine="triforce"))
     assert "Not compared" in capsys.readouterr().out
 
@@ -104,8 +104,8 @@ def test_compare_file_useless_engine_says_why(
 ) -> None:
     patience = "1" if behaviour == "sleeps" else "60"  # a busy machine is late, too
     report = compare(behaviour, "--temperatures", "0", "--workload", "books", "--timeout", patience)
-    found = [row for row in rows(report, "setting", engine="llamacpp") if "failed" in row]
-    assert found and all(why in row["failed"] for row in found)
+    failed_rows = [row for row in rows(report, "setting", engine="llamacpp") if "failed" in row]
+    assert failed_rows and all(why in row["failed"] for row in failed_rows)
     assert not rows(report, "decoding", engine="llamacpp")
     assert len(rows(report, "decoding", engine="triforce")) == 2
     assert why in capsys.readouterr().out
@@ -138,11 +138,12 @@ def test_compare_file_build_without_instructions_is_noted(
 def test_compare_file_goes_on_behind_last_whole_context(
     compare: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its figures are taken over, and a file of other settings is left as it is."""
-    measured, options = on_file.rows, ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
+    """Rows are taken over, and a file of other settings is left as it is."""
+    measured = on_file.rows
+    options = ["--contexts", "160,128", "--temperatures", "0", "--workload", "books"]
 
-    def cut(*given: Any) -> Iterator[Report]:
-        for row in measured(*given):
+    def cut(*cut_args: Any) -> Iterator[Report]:
+        for row in measured(*cut_args):
             if row["context"] == 128 and row["what"] == "decoding":
                 raise KeyboardInterrupt
             yield row
@@ -150,15 +151,15 @@ def test_compare_file_goes_on_behind_last_whole_context(
     monkeypatch.setattr(on_file, "rows", cut)
     with pytest.raises(AssertionError, match="assert 130 == 0"):
         compare("works", *options)
-    first = json.loads((tmp_path / "rows.json").read_text())
-    assert {row["context"] for row in first["rows"]} == {160} and "summary" not in first
+    first_report = json.loads((tmp_path / "rows.json").read_text())
+    assert {row["context"] for row in first_report["rows"]} == {160} and "summary" not in first_report
     monkeypatch.setattr(on_file, "rows", measured)
     with pytest.raises(AssertionError, match="assert 2 == 0"):
         compare("works", *options, "--repeats", "1")
     assert "measured otherwise (repeats)" in capsys.readouterr().err
     report = compare("works", *options)
     assert "160 setting" not in capsys.readouterr().out
-    assert report["rows"][: len(first["rows"])] == first["rows"]
+    assert report["rows"][: len(first_report["rows"])] == first_report["rows"]
     assert {row["context"] for row in rows(report, "decoding")} == {128, 160} and len(report["summary"]) == 4
     compare("works", *options)
     assert "160 setting" in capsys.readouterr().out

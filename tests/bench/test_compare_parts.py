@@ -1,4 +1,4 @@
-"""What `triforce bench compare` of a GGUF file is made of: turns, choices, texts, builds, folders and one worker."""
+"""Parts of `triforce bench compare` of a GGUF file: turns, choices, texts, builds, folders and one worker."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def taken_by_three() -> list[str]:
     """The order in which three take turns, of whom b fails in the second one."""
     order: list[str] = []
 
-    def ask(each: Contender, turn: int) -> dict[str, Any]:
-        order.append(f"{each.engine}{turn}")
-        if (each.engine, turn) == ("b", 1):
+    def ask(contender: Contender, turn: int) -> dict[str, Any]:
+        order.append(f"{contender.engine}{turn}")
+        if (contender.engine, turn) == ("b", 1):
             raise EngineTrouble(failed="no more")
         return {"turn": turn}
 
-    found = crew.in_turns(contenders("a", "b", "c"), 3, ask)
-    lines = [f"{each.engine}: {len(mine.turns)} {mine.trouble.get('failed')}" for each, mine in found.items()]
+    takes = crew.in_turns(contenders("a", "b", "c"), 3, ask)
+    lines = [f"{engine.engine}: {len(mine.turns)} {mine.trouble.get('failed')}" for engine, mine in takes.items()]
     return order + lines
 
 
@@ -58,8 +58,8 @@ def test_turns_go_there_and_back_without_who_failed() -> None:
 
 
 def test_turns_end_when_they_take_long() -> None:
-    found = crew.in_turns(contenders("a"), 3, lambda *_: {}, lambda: False)
-    assert [len(mine.turns) for mine in found.values()] == [1]
+    takes = crew.in_turns(contenders("a"), 3, lambda *_: {}, lambda: False)
+    assert [len(mine.turns) for mine in takes.values()] == [1]
 
 
 def fastest() -> dict[str, str]:
@@ -70,7 +70,7 @@ def fastest() -> dict[str, str]:
         for part in (["prefill_"] if kind == "prefill" else [""])
     ]
     failed = {"engine": "e", "kind": "lookup", "load": LOAD, "way": "", "failed": "no lookup"}
-    return {each.kind: each.variant for each in crew.best([*rows, failed])}
+    return {best_row.kind: best_row.variant for best_row in crew.best([*rows, failed])}
 
 
 def test_best_setting_is_fastest_of_each_kind() -> None:
@@ -78,7 +78,7 @@ def test_best_setting_is_fastest_of_each_kind() -> None:
 
 
 def ratio() -> float | None:
-    """Of a machine that became four times as fast after the first turn."""
+    """Return the ratio on a machine that becomes four times as fast after the first turn."""
     return on_file_tables.over({"turns": [10.0, 40.0, 40.0]}, {"turns": [5.0, 20.0, 10.0]})
 
 
@@ -106,7 +106,7 @@ INFO = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 0 | REPACK = 1 | 
 
 
 @pytest.mark.parametrize(
-    ("built", "level", "said"),
+    ("built", "level", "lacking_parts"),
     [
         (INFO, "avx2", ()),
         (INFO, "avx512", ()),
@@ -117,9 +117,9 @@ INFO = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 0 | REPACK = 1 | 
         ("", "avx512bf16", ()),
     ],
 )
-def test_build_lacks_what_our_level_uses(built: str, level: str, said: tuple[str, ...]) -> None:
-    found = lacking(built, level)
-    assert all(part in found for part in said) and bool(found) == bool(said)
+def test_build_lacks_what_our_level_uses(built: str, level: str, lacking_parts: tuple[str, ...]) -> None:
+    missing_flags = lacking(built, level)
+    assert all(part in missing_flags for part in lacking_parts) and bool(missing_flags) == bool(lacking_parts)
 
 
 def places(sources: Sources) -> tuple[int, int]:
@@ -143,8 +143,8 @@ def places(sources: Sources) -> tuple[int, int]:
         choose(sources, ["books"], 200, writers)["books"].place
         for writers in ({"triforce": ours, "llamacpp": copies, "onnx": gone}, {"triforce": loops})
     )
-    first, second = chosen
-    return first, second
+    first_text, second = chosen
+    return first_text, second
 
 
 def test_text_chosen_repeats_little_with_any_engine(sources: Sources) -> None:
@@ -193,7 +193,7 @@ def test_unpacked_config_knows_scaling_of_llama_3(tmp_path: Path) -> None:
 
 
 def test_llamacpp_worker_makes_one_text_in_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever stood in the memory before: a text with guesses, of another prompt, or one that is read anew."""
+    """The cache holds a text with guesses, another prompt, or nothing before."""
     state = fake_llama_cpp.install(monkeypatch)
     (tmp_path / "it.gguf").touch()
     settings = {"flash": True, "ubatch": 512}
@@ -203,14 +203,14 @@ def test_llamacpp_worker_makes_one_text_in_all_ways(tmp_path: Path, monkeypatch:
     texts: dict[int, list[list[int]]] = {0: [], 1: []}
     for way in ({}, {"lookup": 3}, {"lookup": 10}, {"python": True}, {}):
         for number, ids in enumerate(prompts):
-            for fresh in (True, False):
+            for fresh_prompt in (True, False):
                 state.decoded.clear()
-                made = generate(turn_of(ids, 24, way, fresh=fresh))
-                texts[number].append(made["ids"][:24])
-                parts = 2 if fresh and "python" in way else 1
-                assert sum(state.decoded[:parts]) == (len(ids) if fresh else 1)
+                answer = generate(turn_of(ids, 24, way, fresh=fresh_prompt))
+                texts[number].append(answer["ids"][:24])
+                parts = 2 if fresh_prompt and "python" in way else 1
+                assert sum(state.decoded[:parts]) == (len(ids) if fresh_prompt else 1)
                 if "lookup" in way:
-                    assert len(state.decoded) < 24 <= len(made["ids"])
-    assert all(text == found[0] for found in texts.values() for text in found)
+                    assert len(state.decoded) < 24 <= len(answer["ids"])
+    assert all(text == way_texts[0] for way_texts in texts.values() for text in way_texts)
     assert state.freed == 24
-    assert made["built"] == "CPU : AVX2 = 1 | "
+    assert answer["built"] == "CPU : AVX2 = 1 | "

@@ -38,15 +38,15 @@ def test_shares_are_measured_at_each_context(folder: Path, tmp_path: Path, capsy
     out = tmp_path / "draft_acceptance.json"
     assert draft_acceptance.main(command(folder, "--json", str(out))) == 0
     rows = json.loads(out.read_text())["rows"]
-    found = [(row["kind"], row["context"], row["temperature"]) for row in rows]
+    measured_rows = [(row["kind"], row["context"], row["temperature"]) for row in rows]
     kinds = [(kind, context) for context in (96, 160) for kind in ("prose", "answers")]
-    assert found == [(*kind, temperature) for kind in kinds for temperature in ("0", "0.8")]
+    assert measured_rows == [(*kind, temperature) for kind in kinds for temperature in ("0", "0.8")]
     assert all(len(row["kept"]) == 3 and 0 <= min(row["kept"]) <= max(row["kept"]) <= 1 for row in rows)
     assert "Acceptance of a draft" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (["--draft", "none"], "--draft"),
         (["--contexts", "20"], "--contexts"),
@@ -56,7 +56,7 @@ def test_shares_are_measured_at_each_context(folder: Path, tmp_path: Path, capsy
     ],
 )
 def test_draft_acceptance_mistakes_exit_2(
-    folder: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    folder: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert draft_acceptance.main(command(folder, *options)) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

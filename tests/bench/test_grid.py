@@ -58,7 +58,7 @@ def test_grid_check_detects_missing_value() -> None:
 
 
 def test_grid_required_pairs_come_first() -> None:
-    """25 pairs of context and batch: fewer cells cannot do, and so many do."""
+    """25 pairs of context and batch: fewer cells cannot cover them, and 25 do."""
     assert not uncovered(covering(grid(), 25))
     with pytest.raises(ValueError, match="24 cells cannot cover"):
         covering(grid(), 24)

@@ -29,7 +29,7 @@ def test_kv_quality_measures_each_kind_of_kv(
     assert list(rows) == list(kv_quality.KINDS)
     bits = {name: row["bits"]["kinds"]["prose"]["target"] for name, row in rows.items()}
     assert len(set(bits.values())) == len(bits), "no kind is another by mistake"
-    assert all(abs(found / bits["bfloat16"] - 1) < 0.1 for found in bits.values())
+    assert all(abs(kind_bits / bits["bfloat16"] - 1) < 0.1 for kind_bits in bits.values())
     shown = capsys.readouterr().out
     assert "Loss by position" in shown and all(name in shown for name in rows)
 

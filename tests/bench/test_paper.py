@@ -19,7 +19,7 @@ QUICK = ["--quick", "--context", "1500", "--tokens", "4", "--positions", "14"]
 
 @pytest.fixture(scope="module")
 def measured(pair: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All of them, measured one after another into one file."""
+    """All experiments, measured one after another into one file."""
     file = tmp_path_factory.mktemp("paper") / "paper.json"
     models = ["--model", str(pair / "target"), "--draft", str(pair / "draft"), "--texts", str(texts)]
     fast = [name for name in EXPERIMENTS if name not in ("table4", "table7")]
@@ -30,9 +30,9 @@ def measured(pair: Path, texts: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 def test_paper_experiments_have_rows_and_table(measured: dict[str, Any]) -> None:
     assert set(measured) == set(EXPERIMENTS) - {"table4", "table7"}
-    for name, found in measured.items():
-        table = EXPERIMENTS[name].shown(found["rows"])
-        assert found["rows"] and table.rows and found["command"].startswith("python -m benchmarks.paper")
+    for name, report in measured.items():
+        table = EXPERIMENTS[name].shown(report["rows"])
+        assert report["rows"] and table.rows and report["command"].startswith("python -m benchmarks.paper")
         assert all(len(line) == len(table.header) for line in table.rows), name
 
 
@@ -44,7 +44,7 @@ def test_paper_figures_stand_beside_measured(measured: dict[str, Any], name: str
 
 
 def test_paper_batches_and_lengths_match_paper(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes longer is asked for, but not measured here."""
+    """Longer cells are requested, but not measured here."""
     asked: list[tuple[Any, ...]] = []
 
     def note(self: Setup, cell: Any, modes: Any, tokens: int | None = None, **how: Any) -> list[Any]:
@@ -88,18 +88,21 @@ def test_paper_impossible_experiments_raise(name: str, capsys: pytest.CaptureFix
 
 
 def test_paper_page_shows_measured_and_missing(measured: dict[str, Any], tmp_path: Path) -> None:
-    results, docs = tmp_path / "results", tmp_path / "docs"
+    results = tmp_path / "results"
+    docs = tmp_path / "docs"
     results.mkdir()
     (results / "paper.json").write_text(json.dumps(measured))
     assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
-    made = (docs / "benchmarks.md").read_text()
-    assert "Table 2" in made and "Not measured yet: `triforce bench speed" in made
-    assert "nan" not in made and "None" not in made
+    page_text = (docs / "benchmarks.md").read_text()
+    assert "Table 2" in page_text and "Not measured yet: `triforce bench speed" in page_text
+    assert "nan" not in page_text and "None" not in page_text
 
 
 def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    results, docs, rows = tmp_path / "results", tmp_path / "docs", []
+    results = tmp_path / "results"
+    docs = tmp_path / "docs"
+    rows = []
     results.mkdir()
     for context, upper in ((512, 0.9), (1024, 1.2)):
         cell = {"cell": f"{context}-cell", "context": context, "batch": 1, "temperature": 0.0, "workload": "books"}
@@ -109,16 +112,16 @@ def test_speed_page_names_lost_cells(tmp_path: Path) -> None:
     report = {"machine": "this", "command": "triforce bench speed", "rows": rows}
     (results / "speed.json").write_text(json.dumps(report))
     assert page.main(["--results", str(results), "--docs", str(docs), "--tables", str(docs / "benchmarks.md")]) == 0
-    made = (docs / "benchmarks.md").read_text()
-    assert "below 0.97): 512-cell." in made and "1.00 times the tokens/s" in made
+    page_text = (docs / "benchmarks.md").read_text()
+    assert "below 0.97): 512-cell." in page_text and "1.00 times the tokens/s" in page_text
     assert (docs / "pictures" / "speed.svg").stat().st_size < 100_000
 
 
 def test_page_of_published_rows_has_all_of_them() -> None:
     reports = {name: page.read(page.RESULTS / f"{name}.json") for name in page.SECTIONS}
-    made = page.page(reports)
-    assert all(reports.values()) and "Not measured yet" not in made
-    assert all(f"## {title}\n" in made for title, *_ in page.SECTIONS.values())
+    page_text = page.page(reports)
+    assert all(reports.values()) and "Not measured yet" not in page_text
+    assert all(f"## {title}\n" in page_text for title, *_ in page.SECTIONS.values())
 
 
 def test_published_acceptance_page_equals_rows() -> None:

@@ -40,11 +40,12 @@ def test_perplexity_tells_each_text_and_all(
 
 
 def test_losses_equal_those_of_one_decoder(file: Path) -> None:
-    decoders, text = precisions(LLM(file, None)), torch.tensor(ids(300))
-    found = losses(decoders, text)
-    assert found[EXACT][1].abs().max() < 1e-6
+    decoders = precisions(LLM(file, None))
+    text = torch.tensor(ids(300))
+    measured_losses = losses(decoders, text)
+    assert measured_losses[EXACT][1].abs().max() < 1e-6
     for name, decoder in decoders.items():
-        assert torch.allclose(found[name][0], nats(decoder, full_view(decoder, 300), text), atol=1e-4)
+        assert torch.allclose(measured_losses[name][0], nats(decoder, full_view(decoder, 300), text), atol=1e-4)
 
 
 @pytest.mark.parametrize("option", [["--length", "128"], ["--windows", "0"]])

@@ -36,16 +36,16 @@ def command(folder: Path, *options: str) -> list[str]:
 
 def test_plain_draft_is_trained_and_decoded(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert plain_draft.main(command(folder, "--json", str(tmp_path / "rows.json"))) == 0
-    found = json.loads((tmp_path / "rows.json").read_text())
-    rows = [(row["draft"], row["temperature"]) for row in found["rows"]]
+    report = json.loads((tmp_path / "rows.json").read_text())
+    rows = [(row["draft"], row["temperature"]) for row in report["rows"]]
     assert rows == [(name, temperature) for name in ("reads hidden states", "plain") for temperature in (0.0, 0.8)]
-    assert all(1 <= row["tokens"] <= 5 for row in found["rows"]) and found["updates"] > 0
-    assert found["bytes"] / 2 < 2 * found["plain_parameters"] <= found["bytes"]
+    assert all(1 <= row["tokens"] <= 5 for row in report["rows"]) and report["updates"] > 0
+    assert report["bytes"] / 2 < 2 * report["plain_parameters"] <= report["bytes"]
     assert "A plain draft" in capsys.readouterr().out
 
 
 def test_training_of_a_plain_draft_teaches(folder: Path) -> None:
-    """What it says becomes more like what the target says."""
+    """The draft's law comes closer to the target's."""
     from triforce.llm import LLM
 
     training = plain_draft.PlainTraining(LLM(folder / "target", None), {"a": text(9000)}, 60_000, 1)

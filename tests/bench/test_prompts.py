@@ -9,7 +9,8 @@ from triforce.bench.prompts import CUE, MAKERS, NAMES, Sources, numbers, prompts
 from triforce.bench.speed import WORKLOADS
 from triforce.errors import RequestError
 
-LENGTH, ROWS = 900, 4
+LENGTH = 900
+ROWS = 4
 
 
 def test_workloads_have_makers() -> None:
@@ -18,24 +19,24 @@ def test_workloads_have_makers() -> None:
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_batch_rows_share_document_and_differ_at_end(sources: Sources, workload: str) -> None:
-    made = prompts(sources, workload, LENGTH, ROWS)
-    assert [len(prompt) for prompt in made] == [LENGTH] * ROWS
-    assert len({tuple(prompt) for prompt in made}) == ROWS
-    assert shared(made) > LENGTH * 3 // 4
-    assert made[0] == prompts(sources, workload, LENGTH, ROWS)[0]
+    row_prompts = prompts(sources, workload, LENGTH, ROWS)
+    assert [len(prompt) for prompt in row_prompts] == [LENGTH] * ROWS
+    assert len({tuple(prompt) for prompt in row_prompts}) == ROWS
+    assert shared(row_prompts) > LENGTH * 3 // 4
+    assert row_prompts[0] == prompts(sources, workload, LENGTH, ROWS)[0]
 
 
 def test_book_and_code_prompts_begin_with_source(sources: Sources) -> None:
     for workload, ids in (("books", sources.prose), ("code", sources.code)):
-        first, second, *_ = prompts(sources, workload, LENGTH, ROWS)
-        assert first == ids[:LENGTH] != second
+        first_prompt, second, *_ = prompts(sources, workload, LENGTH, ROWS)
+        assert first_prompt == ids[:LENGTH] != second
 
 
 def test_needle_is_placed_once_and_asked_last(sources: Sources) -> None:
     for row, prompt in enumerate(prompts(sources, "needle", LENGTH, ROWS)):
         text = sources.tokenizer.decode(prompt)
-        told = f"The secret number of {NAMES[row]} is {numbers()[row]}."
-        assert text.count(told) == 1 and str(numbers()[row]) not in text[text.index(told) + len(told) :]
+        needle = f"The secret number of {NAMES[row]} is {numbers()[row]}."
+        assert text.count(needle) == 1 and str(numbers()[row]) not in text[text.index(needle) + len(needle) :]
         assert text.rstrip().endswith(f"The secret number of {NAMES[row]} is")
 
 

@@ -20,10 +20,11 @@ def test_start_times_each_mode_twice(pair: Path, tmp_path: Path, capsys: pytest.
     models = [str(pair / "target"), "--draft", str(pair / "draft")]
     asked = ["--modes", "ar,triforce", "--prompt-tokens", "700", "--repeats", "1", "--json", str(file)]
     assert main(["bench", "start", *models, *asked]) == 0
-    shown, report = capsys.readouterr().out, json.loads(file.read_text())
+    shown = capsys.readouterr().out
+    report = json.loads(file.read_text())
     assert "To the first token" in shown and json.loads(shown.splitlines()[-1])["rows"] == report["rows"]
-    alone, *rows = report["rows"]
-    assert alone["mode"] == "import torch" and alone["seconds"] > 0
+    import_row, *rows = report["rows"]
+    assert import_row["mode"] == "import torch" and import_row["seconds"] > 0
     assert [(row["mode"], row["process"]) for row in rows] == [
         (mode, process) for mode in ("ar", "triforce") for process in ("first", "second")
     ]
@@ -34,25 +35,25 @@ def test_start_times_each_mode_twice(pair: Path, tmp_path: Path, capsys: pytest.
 
 
 def test_start_first_process_is_cold_second_is_warm(monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[bool] = []
+    cold_flags: list[bool] = []
 
     def run(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
         if "-c" in command:
             return "", 2.0
         mark = Path(environment["XDG_CACHE_HOME"]) / "mark"
-        seen.append(mark.exists())
+        cold_flags.append(mark.exists())
         mark.touch()
         began = json.loads(command[-1])["began"]
-        steps = dict.fromkeys(start.STEPS[:-1], 1.0 + len(seen))
-        return json.dumps(steps | {"end": began + 5 * (1.0 + len(seen))}), 5 * (1.0 + len(seen)) + 0.5
+        steps = dict.fromkeys(start.STEPS[:-1], 1.0 + len(cold_flags))
+        return json.dumps(steps | {"end": began + 5 * (1.0 + len(cold_flags))}), 5 * (1.0 + len(cold_flags)) + 0.5
 
     monkeypatch.setattr(start, "_run", run)
-    alone, first, second = start.rows(["ar"], {"prompt": "x"}, repeats=3)
-    assert seen == [False, True] * 3
-    assert (alone["seconds"], alone["spread"]) == (2.0, 0.0)
-    assert (first["seconds"], second["seconds"]) == (pytest.approx(20.5), pytest.approx(25.5))
-    assert first["spread"] == pytest.approx(20) and first["of_import"] == pytest.approx(10.25)
-    assert first["steps"] == pytest.approx(dict.fromkeys(start.STEPS, 4.0) | {"exit": 0.5})
+    import_row, first_row, second = start.rows(["ar"], {"prompt": "x"}, repeats=3)
+    assert cold_flags == [False, True] * 3
+    assert (import_row["seconds"], import_row["spread"]) == (2.0, 0.0)
+    assert (first_row["seconds"], second["seconds"]) == (pytest.approx(20.5), pytest.approx(25.5))
+    assert first_row["spread"] == pytest.approx(20) and first_row["of_import"] == pytest.approx(10.25)
+    assert first_row["steps"] == pytest.approx(dict.fromkeys(start.STEPS, 4.0) | {"exit": 0.5})
 
 
 def test_start_failed_process_reports_last_line(pair: Path) -> None:

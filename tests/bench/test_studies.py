@@ -33,9 +33,10 @@ def test_overview_lists_each_study_in_one_line(capsys: pytest.CaptureFixture[str
 def test_acceptance_measures_what_was_asked(
     study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, docs = tmp_path / "acceptance.json", tmp_path / "docs"
+    file = tmp_path / "acceptance.json"
+    docs = tmp_path / "docs"
     swept = ["--budgets", "64", "--chunks", "16", "--full-layer-counts", "0", "--docs", str(docs)]
-    # too short for the needles, of which there are sixteen
+    # too short for the sixteen needles
     assert study("acceptance", *SHORT, *swept) == 2
     assert "too short to hide numbers in" in capsys.readouterr().err
     assert study("acceptance", *SHORT, "--context", "1900", *swept, "--json", str(file)) == 0
@@ -48,7 +49,8 @@ def test_acceptance_measures_what_was_asked(
 def test_unseen_texts_go_on_where_they_were_cut_off(
     study: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, short = tmp_path / "unseen.json", ["--tokens", "6", "--repeats", "1", "--quiet"]
+    file = tmp_path / "unseen.json"
+    short = ["--tokens", "6", "--repeats", "1", "--quiet"]
     arguments = [*short, "--contexts", "300,200", "--temperatures", "0,1", "--json", str(file)]
     assert study("unseen_texts", *arguments) == 0
     report = json.loads(file.read_text())
@@ -68,15 +70,16 @@ def test_unseen_texts_go_on_where_they_were_cut_off(
 
 @pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 def test_offload_measures_each_kv_dtype_in_as_many_tokens(tmp_path: Path) -> None:
-    file, short = tmp_path / "offload.json", ["--context", "2600", "--tokens", "4", "--skip-streaming"]
+    file = tmp_path / "offload.json"
+    short = ["--context", "2600", "--tokens", "4", "--skip-streaming"]
     assert offload.main([*short, "--memories", "8MiB", "--kv-dtypes", "auto,int8", "--json", str(file)]) == 0
     rows = [row for row in json.loads(file.read_text())["rows"] if row["what"] == "bus"]
     assert [(row["kv_dtype"], row["mode"]) for row in rows] == [
         (dtype, mode) for dtype in ("bfloat16", "int8") for mode in ("ar", "triforce")
     ]
     assert all(row["same_text_as_ar"] for row in rows)
-    whole, coded = (row["kv_bytes"] / row["kv_memory"] for row in (rows[0], rows[-1]))
-    assert whole == pytest.approx(coded, rel=1e-6) and whole > 1.8
+    plain_share, coded = (row["kv_bytes"] / row["kv_memory"] for row in (rows[0], rows[-1]))
+    assert plain_share == pytest.approx(coded, rel=1e-6) and plain_share > 1.8
 
 
 @pytest.mark.parametrize(

@@ -43,9 +43,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ours, "TURNS", 1)
 
 
-def measure(figure: str, folder: Path, *more: str, contexts: str = "512") -> list[dict[str, object]]:
-    few = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", contexts, "--tokens", "12"]
-    assert gpu.main([figure, "--out", str(folder), *few, *more]) == 0
+def measure(figure: str, folder: Path, *extra_options: str, contexts: str = "512") -> list[dict[str, object]]:
+    argv = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", contexts, "--tokens", "12"]
+    assert gpu.main([figure, "--out", str(folder), *argv, *extra_options]) == 0
     file = folder / f"gpu_{figure}.json"
     return json.loads(file.read_text()) if file.exists() else []
 
@@ -60,12 +60,13 @@ def test_gpu_benchmark_resumes_in_second_run(tmp_path: Path, capsys: pytest.Capt
     ]  # fmt: skip
     assert all(set(row) >= FIELDS and row["seconds"] > 0 for row in rows)  # type: ignore[operator]
     weights = 2 * (2 * 64 * (64 + 32) + 3 * 64 * 96) + 300 * 64
-    assert [row["bytes"] for row in rows[:3]] == [4 * (weights + 2 * 2 * 2 * 16 * seen) for seen in (512, 512, 256)]
+    assert [row["bytes"] for row in rows[:3]] == [4 * (weights + 2 * 2 * 2 * 16 * length) for length in (512, 512, 256)]
     assert [row["acceptance"] for row in rows[5:]] == ["paper", "ours", "none"]
     paper = rows[5]
     assert paper["speedup"] == pytest.approx(paper["plain_seconds"] / paper["seconds"])  # type: ignore[operator]
-    made, expected = paper["tokens_per_verification"], paper["expected_tokens_per_verification"]
-    assert paper["expected_speedup"] == pytest.approx(paper["speedup"] * expected / made)  # type: ignore[operator]
+    measured_tokens = paper["tokens_per_verification"]
+    expected = paper["expected_tokens_per_verification"]
+    assert paper["expected_speedup"] == pytest.approx(paper["speedup"] * expected / measured_tokens)  # type: ignore[operator]
     assert measure("a", tmp_path) == rows, "what was measured is measured again"
 
 
@@ -104,13 +105,13 @@ def test_gpu_benchmark_shipped_pair_has_rows(tmp_path: Path) -> None:
 def test_gpu_benchmark_shipped_pair_fits_its_context(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At 128K it has no more positions than that; here at 512."""
+    """At 128K the pair has no further positions; here at 512."""
     monkeypatch.setattr(hub, "SHIPPED", (tiny_pair(tmp_path, 512) / "target", tmp_path / "draft"))
     monkeypatch.setattr(model_loader, "SHIPPED", hub.SHIPPED)
     (row,) = measure("b", tmp_path, "--only", "temperature 0.6", contexts="512")
     assert row["context"] == 512 and row["same_text_as_ar"]
-    more = ["b", "--device", "cpu", "--only", "temperature 0.6", "--contexts", "513", "--out", str(tmp_path)]
-    assert gpu.main(more) == 2 and "the pair 512 positions" in capsys.readouterr().err
+    options = ["b", "--device", "cpu", "--only", "temperature 0.6", "--contexts", "513", "--out", str(tmp_path)]
+    assert gpu.main(options) == 2 and "the pair 512 positions" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
@@ -128,17 +129,17 @@ def test_gpu_benchmark_kernels_have_rows(what: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_benchmark_tries_each_tile_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each width one is what `attend` would do, in a GPU's type."""
+    """One piece of each width is the tile that `attend` takes, in a GPU's type."""
     monkeypatch.setattr(DeviceClock, "dtype", torch.bfloat16)
     pieces = FIGURES["g"](Setup(torch.device("cpu"), None, None, None, 1))
-    found = [piece.what for piece in pieces if piece.shape == "llama-3.1-8b" and piece.what.startswith("attention")]
-    tried = [what.removesuffix(", our own") for what in found]
+    names = [piece.what for piece in pieces if piece.shape == "llama-3.1-8b" and piece.what.startswith("attention")]
+    tried = [what.removesuffix(", our own") for what in names]
     assert len(set(tried)) == len(tried) == 3 * (8 + 2)
-    assert [what.split(",")[1] for what in found if what.endswith("our own")] == [" width 1", " width 8", " width 16"]
+    assert [what.split(",")[1] for what in names if what.endswith("our own")] == [" width 1", " width 8", " width 16"]
 
 
 def test_gpu_page_names_packages_of_its_tests() -> None:
-    """What the tests in tests/backends/cuda import, and what they import of ours, or what those packages bring."""
+    """Packages that tests/backends/cuda and the modules behind it import, or that those packages bring."""
     brought = {"numpy", "tokenizers", "safetensors", "huggingface_hub", "tqdm", "jinja2", "torch"}
     page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
     named = {name.replace("-", "_") for name in page.partition("torch's CUDA build, ")[2].partition(" (the")[0].replace(
@@ -149,27 +150,26 @@ def test_gpu_page_names_packages_of_its_tests() -> None:
 
 def packages(files: list[Path]) -> set[str]:
     """Return packages of others that these files import when they are imported, and what they import of ours."""
-    found, known = set(), set[Path]()
+    packages_found = set()
+    visited = set[Path]()
     while files:
         file = files.pop()
-        if file in known or not file.exists():
+        if file in visited or not file.exists():
             continue
-        known.add(file)
+        visited.add(file)
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if not isinstance(node, ast.Import | ast.ImportFrom):
                 continue
-            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [each.name for each in node.names]
-            names += [f"{node.module}.{each.name}" for each in node.names] if isinstance(node, ast.ImportFrom) else []
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+            names += [f"{node.module}.{alias.name}" for alias in node.names] if isinstance(node, ast.ImportFrom) else []
             for name in names:
-                top, path = (
-                    name.split(".")[0],
-                    ROOT / ("src" if name.startswith("triforce") else "") / name.replace(".", "/"),
-                )
+                top = name.split(".")[0]
+                path = ROOT / ("src" if name.startswith("triforce") else "") / name.replace(".", "/")
                 if top in ("triforce", "tests", "benchmarks"):
                     files += [path.with_suffix(".py"), path / "__init__.py"]
                 elif top not in sys.stdlib_module_names:
-                    found.add(top)
-    return found
+                    packages_found.add(top)
+    return packages_found
 
 
 def test_gpu_benchmark_paper_cards_match_paper() -> None:
@@ -187,16 +187,16 @@ def pieces_of(figure: str) -> Iterator[Piece]:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_run_list_commands_parse() -> None:
-    """Those of docs/data/gpu_runs.toml are understood, and their pieces and tests are there."""
+    """Commands of docs/data/gpu_runs.toml parse, and their pieces and tests exist."""
     runs = tomllib.loads((ROOT / "docs" / "data" / "gpu_runs.toml").read_text(encoding="utf-8"))["runs"]
     lines = [command.partition("PY -m ")[2] for run in runs for command in run["commands"] if "PY -m " in command]
     asked: dict[str, list[str]] = {}
     for module, *arguments in map(shlex.split, lines):
         if module == "benchmarks.gpu":
             options = study.parse("gpu", None, gpu.add_arguments, arguments)
-            found = [piece.what for piece in pieces_of(options.figure) if options.only in piece.what]
-            assert found, arguments
-            asked[options.figure] = asked.get(options.figure, []) + found
+            run_pieces = [piece.what for piece in pieces_of(options.figure) if options.only in piece.what]
+            assert run_pieces, arguments
+            asked[options.figure] = asked.get(options.figure, []) + run_pieces
         elif module == "triforce":
             parse(arguments)
         elif module == "pytest":

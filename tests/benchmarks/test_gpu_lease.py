@@ -29,8 +29,8 @@ def measured() -> Row:
     return {"seconds": 1e-3, "fraction_of_limit": None, "speedup": None}
 
 
-def leased(folder: Path, *more: str, device: str = "cpu") -> int:
-    return gpu.main(["lease", "--device", device, "--out", str(folder), *more])
+def leased(folder: Path, *extra_options: str, device: str = "cpu") -> int:
+    return gpu.main(["lease", "--device", device, "--out", str(folder), *extra_options])
 
 
 def rows(folder: Path, part: str) -> list[Row]:
@@ -40,7 +40,7 @@ def rows(folder: Path, part: str) -> list[Row]:
 
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch) -> PutParts:
-    """Put parts in the place of those that there are: a name, and what each of its pieces does. Returns its calls."""
+    """Replace the parts: a name, and what each of its pieces does. Returns the calls of pieces."""
 
     def put(**pieces_of: list[Run]) -> list[str]:
         calls = list[str]()
@@ -56,7 +56,7 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> PutParts:
 
             return Part(name, 60, pieces, gate=name == "doctor")
 
-        monkeypatch.setattr(lease, "PARTS", [part(*each) for each in pieces_of.items()])
+        monkeypatch.setattr(lease, "PARTS", [part(*piece_args) for piece_args in pieces_of.items()])
         return calls
 
     return put
@@ -73,29 +73,29 @@ def raising(error: Exception) -> Run:
 def test_lease_rehearsal_writes_file_of_each_part(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of whatever there is, the first pieces; in a second run nothing is measured again."""
+    """A rehearsal measures the first pieces of each part; a second run measures nothing again."""
     tiny = shapes.ModelShape(256, 256, 2, 4, 2, 320, 16, tied=False)
     monkeypatch.setitem(shapes.SHAPES, "tiny", tiny)
     monkeypatch.setattr(ours, "TURNS", 1)
     monkeypatch.setattr(machine_checks, "INT8_TESTS", {"codes": "codes_of_odd_rows"})
-    few = [Part(part.name, part.seconds, first(part), part.gate) for part in PARTS]
-    monkeypatch.setattr(lease, "PARTS", few)
+    short_parts = [Part(part.name, part.seconds, first(part), part.gate) for part in PARTS]
+    monkeypatch.setattr(lease, "PARTS", short_parts)
     assert leased(tmp_path, "--contexts", "64", "--kv-memory", "3MiB") == 0, capsys.readouterr().out
     assert {file.stem for file in tmp_path.glob("*.json")} == {f"lease_{part.name}" for part in PARTS}
-    found = {part.name: rows(tmp_path, part.name) for part in PARTS}
+    part_rows = {part.name: rows(tmp_path, part.name) for part in PARTS}
     fields = {"what", "shape", "context", "seconds", "command", *results_file.FIELDS}
-    assert all(set(row) >= fields and "error" not in row for rows in found.values() for row in rows)
-    assert found["int8_tests"][0]["passed"] == 2 and found["int8_tests"][0]["exit_code"] == 0
-    assert all(row["verifications"] for row in found["hosted"])
-    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}
+    assert all(set(row) >= fields and "error" not in row for rows in part_rows.values() for row in rows)
+    assert part_rows["int8_tests"][0]["passed"] == 2 and part_rows["int8_tests"][0]["exit_code"] == 0
+    assert all(row["verifications"] for row in part_rows["hosted"])
+    mtimes_before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}
     assert leased(tmp_path, "--contexts", "64", "--kv-memory", "3MiB") == 0
-    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}, "measured again"
+    assert mtimes_before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}, "measured again"
 
 
 def first(part: Part) -> Callable[[Setup], Iterator[Piece]]:
     def pieces(setup: Setup) -> Iterator[Piece]:
-        whole = [*part.pieces(setup)]
-        yield from whole[:: 2 if part.name == "hosted" else 8]
+        all_pieces = [*part.pieces(setup)]
+        yield from all_pieces[:: 2 if part.name == "hosted" else 8]
 
     return pieces
 
@@ -122,7 +122,7 @@ def test_lease_checks_again_at_another_commit(tmp_path: Path, parts: PutParts, m
 def test_lease_goes_on_behind_piece_that_fails(
     tmp_path: Path, parts: PutParts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as for want of memory. It is tried in one more run, and then no more."""
+    """A piece may fail for want of memory. One more run tries it, later ones do not."""
     calls = parts(
         doctor=[measured], hosted=[raising(torch.cuda.OutOfMemoryError("2 GiB")), measured], states=[measured]
     )
@@ -130,8 +130,8 @@ def test_lease_goes_on_behind_piece_that_fails(
         assert leased(tmp_path) == 1
         assert "1 pieces failed" in capsys.readouterr().out
     assert calls == ["doctor 0", "hosted 0", "hosted 1", "states 0", "hosted 0"]
-    broken, whole = rows(tmp_path, "hosted")
-    assert broken["error"] == "OutOfMemoryError: 2 GiB" and broken["tries"] == 2 and whole["seconds"]
+    broken, whole_rows = rows(tmp_path, "hosted")
+    assert broken["error"] == "OutOfMemoryError: 2 GiB" and broken["tries"] == 2 and whole_rows["seconds"]
 
 
 def test_lease_stops_at_lost_device_and_goes_on(
@@ -140,9 +140,10 @@ def test_lease_stops_at_lost_device_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Whatever is asked of the device then, it says the same."""
+    """A lost device gives the same error to any call."""
     with machine():
-        synchronize, answers = torch.cuda.synchronize, [True]
+        synchronize = torch.cuda.synchronize
+        answers = [True]
 
         def lose() -> Row:
             answers[0] = False
@@ -196,18 +197,19 @@ def test_rehearsal_stays_out_of_results(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_tokens_of_one_graph_equal_single_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the target, behind all of its KV: what a lease measures is plain decoding."""
+    """Tokens of the target, behind all of its KV: a lease measures plain decoding."""
     from benchmarks.on_gpu import token_time
 
     monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.ModelShape(32, 48, 2, 2, 1, 300, 16))
     setup = lease.rehearsed(Setup(torch.device("cpu"), None, None, [64], 8))
     with token_time._interpreted(setup):
         text = token_time.PlainDecoding(setup, lease.TINY, 64)
-        found = text.tokens_of(3)()[0].flatten().tolist()
-        tokens, prefix = [0], text.prefix
+        graph_tokens = text.tokens_of(3)()[0].flatten().tolist()
+        tokens = [0]
+        prefix = text.prefix
         for _ in range(3):
             logits_BJV = text.decoder(torch.tensor([tokens[-1:]]), ints([1]), text.view)
             drawn = text.sampling.verify(Draft.empty(1, 0), logits_BJV, prefix, np.ones(1, np.bool_), 0)
             prefix = prefix.append(drawn)
             tokens.append(int(drawn.tokens_BK[0, 0]))
-    assert found == tokens[1:]
+    assert graph_tokens == tokens[1:]

@@ -14,9 +14,9 @@ def test_trace_takes_place_of_one_of_its_name(tmp_path: Path) -> None:
     file = tmp_path / "traces.npz"
     for name, bits in (("b", 1), ("a", 2), ("b", 3)):
         acceptance_traces.add(file, name, np.full(4, bits, np.uint8), np.full((2, 6), bits, np.uint8))
-    with np.load(file) as kept:
-        assert kept["names"].tolist() == ["a", "b"]
-        assert kept["facts"].tolist() == [[2] * 4, [3] * 4] and kept["ngrams"].shape == (2, 2, 6)
+    with np.load(file) as traces_file:
+        assert traces_file["names"].tolist() == ["a", "b"]
+        assert traces_file["facts"].tolist() == [[2] * 4, [3] * 4] and traces_file["ngrams"].shape == (2, 2, 6)
 
 
 def test_row_takes_place_of_one_of_its_model_length_and_level(tmp_path: Path) -> None:

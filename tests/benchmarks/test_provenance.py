@@ -31,15 +31,18 @@ def recorded() -> tuple[History, dict[str, dict[str, Any]]]:
     """The history, and the versions of all results by file and commit."""
     texts = recorded_files.versions(RESULTS)
     return History.read(), {
-        path: {commit: json.loads(text) for commit, text in found.items()} for path, found in texts.items()
+        path: {commit: json.loads(text) for commit, text in commit_texts.items()}
+        for path, commit_texts in texts.items()
     }
 
 
 def file_at(name: str, commit: str) -> RecordedFile:
     """A file as it was recorded by a commit, behind its earlier versions."""
     history, versions = recorded()
-    before = history.before(commit) - {commit}
-    earlier = {each: report for each, report in versions[f"{RESULTS}/{name}"].items() if each in before}
+    earlier_commits = history.before(commit) - {commit}
+    earlier = {
+        ancestor: report for ancestor, report in versions[f"{RESULTS}/{name}"].items() if ancestor in earlier_commits
+    }
     return RecordedFile(versions[f"{RESULTS}/{name}"][commit], earlier, history)
 
 
@@ -58,11 +61,11 @@ def test_results_agree_with_their_history(name: str) -> None:
     ("gpu_e.json", {"triforce, 1 rows, ours acceptance": "0.0076080641698109625"}),
 ])  # fmt: skip
 def test_numbers_under_another_commit_are_found(name: str, numbers: dict[str, str]) -> None:
-    found = [fault for fault in file_at(name, FALSE).faults() if fault.startswith("(c)")]
-    assert [(fault.split(": ")[0], "stood first under e6f5e933, not b1afd740" in fault) for fault in found] == [
+    faults = [fault for fault in file_at(name, FALSE).faults() if fault.startswith("(c)")]
+    assert [(fault.split(": ")[0], "stood first under e6f5e933, not b1afd740" in fault) for fault in faults] == [
         (f"(c) {what}", True) for what in numbers
     ]
-    assert all(number in fault for number, fault in zip(numbers.values(), found, strict=True))
+    assert all(number in fault for number, fault in zip(numbers.values(), faults, strict=True))
 
 
 @with_history
@@ -71,8 +74,8 @@ def test_mended_rows_must_say_so(name: str) -> None:
     history, versions = recorded()
     report = json.loads((ROOT / RESULTS / name).read_text(encoding="utf-8"))
     silent = [{key: value for key, value in row.items() if key != "mended"} for row in report]
-    found = RecordedFile(silent, versions[f"{RESULTS}/{name}"], history).faults()
-    assert found and all(f"stands under b1afd740 in {FALSE}" in fault for fault in found)
+    faults_found = RecordedFile(silent, versions[f"{RESULTS}/{name}"], history).faults()
+    assert faults_found and all(f"stands under b1afd740 in {FALSE}" in fault for fault in faults_found)
 
 
 GOOD = {"command": "python -m benchmarks.gpu a", "machine": "this", "level": "sm_90", "commit": "cccccccc", "bench": 2}
@@ -87,7 +90,7 @@ FILES = {
 
 
 class MadeHistory(History):
-    """Four commits in a row, of which the third one has the bench and its version."""
+    """Four commits in a row; the third one has the bench and its version."""
 
     def __init__(self) -> None:
         names = ["dddddddd", "cccccccc", LAST_WITHOUT, "aaaaaaaa"]
@@ -98,8 +101,8 @@ class MadeHistory(History):
 
 
 def faults(row: dict[str, Any], **earlier: dict[str, Any]) -> str:
-    """What is wrong with a row behind earlier versions of one row."""
-    versions = {commit.strip("_"): [each] for commit, each in earlier.items()}
+    """Return the first fault of a row behind earlier versions of it, or an empty text."""
+    versions = {commit.strip("_"): [version] for commit, version in earlier.items()}
     return "; ".join(RecordedFile([row], versions, MadeHistory()).faults())
 
 
@@ -118,18 +121,19 @@ def test_new_row_without_a_field_is_refused(name: str) -> None:
 
 
 def test_old_row_must_stand_in_its_history() -> None:
-    old, mark = TIMES | {"command": "python -m benchmarks.gpu a"}, {"recorded_in": LAST_WITHOUT}
-    before = {f"_{LAST_WITHOUT}": old}
-    assert faults(old | mark, **before) == ""
-    assert faults(old | mark | {"seconds": 0.0123456788}, **before).startswith("(a) full pass: it does not stand")
+    old = TIMES | {"command": "python -m benchmarks.gpu a"}
+    mark = {"recorded_in": LAST_WITHOUT}
+    old_versions = {f"_{LAST_WITHOUT}": old}
+    assert faults(old | mark, **old_versions) == ""
+    assert faults(old | mark | {"seconds": 0.0123456788}, **old_versions).startswith("(a) full pass: it does not stand")
     assert faults(old | {"recorded_in": "dddddddd"}, dddddddd=old).startswith("(a) full pass: it does not stand")
     assert faults(old | GOOD | {"bench": "old bench"}).startswith("(a) full pass: no old bench made it")
 
 
 def test_commit_that_cannot_have_made_a_row_is_refused() -> None:
     assert "(b) full pass: eeeeeeee did not lead to dddddddd" in faults(TIMES | GOOD | {"commit": "eeeeeeee"})
-    late = faults(TIMES | GOOD, aaaaaaaa=TIMES)
-    assert late == "(b) full pass: cccccccc did not lead to aaaaaaaa, which recorded it"
+    late_faults = faults(TIMES | GOOD, aaaaaaaa=TIMES)
+    assert late_faults == "(b) full pass: cccccccc did not lead to aaaaaaaa, which recorded it"
     lacking = faults(TIMES | GOOD | {"commit": "dddddddd"})
     assert lacking == "(b) full pass: dddddddd lacks the bench of `python -m benchmarks.gpu a`"
     assert faults(TIMES | GOOD | {"command": "a script"}) == "(b) full pass: cccccccc lacks the bench of `a script`"
@@ -137,30 +141,31 @@ def test_commit_that_cannot_have_made_a_row_is_refused() -> None:
 
 
 def test_number_under_two_commits_is_refused() -> None:
-    again, said = TIMES | GOOD | {"commit": "dddddddd+"}, {"mended": "dddddddd had it under dddddddd+"}
-    first = "0.0123456789 stood first under cccccccc, not dddddddd+"
-    for row in (again, again | said):  # the first one is right
-        assert f"(c) full pass: {first}" in faults(row, cccccccc=TIMES | GOOD)
+    again = TIMES | GOOD | {"commit": "dddddddd+"}
+    mended_note = {"mended": "dddddddd had it under dddddddd+"}
+    first_fault = "0.0123456789 stood first under cccccccc, not dddddddd+"
+    for row in (again, again | mended_note):  # the first one is right
+        assert f"(c) full pass: {first_fault}" in faults(row, cccccccc=TIMES | GOOD)
     versions = {"cccccccc": TIMES | GOOD, "dddddddd": again}
     assert faults(TIMES | GOOD, **versions) == "(c) full pass: 0.0123456789 stands under dddddddd+ in dddddddd"
-    assert faults(TIMES | GOOD | said, **versions) == ""
-    both = RecordedFile([TIMES | GOOD, again | {"what": "width 8"}], {}, MadeHistory()).faults()
-    assert both == [f"(c) width 8: {first}"]
+    assert faults(TIMES | GOOD | mended_note, **versions) == ""
+    both_faults = RecordedFile([TIMES | GOOD, again | {"what": "width 8"}], {}, MadeHistory()).faults()
+    assert both_faults == [f"(c) width 8: {first_fault}"]
 
 
 def test_figures_of_a_command_say_where_they_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = about("triforce bench speed")
-    assert list(found) == ["command", *results_file.FIELDS] and found["command"] == "triforce bench speed"
-    assert f"kernels {found['level']}" in found["machine"] and found["bench"] == results_file.VERSION
+    origin = about("triforce bench speed")
+    assert list(origin) == ["command", *results_file.FIELDS] and origin["command"] == "triforce bench speed"
+    assert f"kernels {origin['level']}" in origin["machine"] and origin["bench"] == results_file.VERSION
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     on_gpu = results_file.provenance(torch.device("cuda", 1))
-    assert on_gpu | {"command": found["command"]} == found | {"machine": "GPU 1", "level": "sm_90"}
+    assert on_gpu | {"command": origin["command"]} == origin | {"machine": "GPU 1", "level": "sm_90"}
 
 
 @pytest.mark.skipif(which("git") is None, reason="there is no git here")
 def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a plus where what is measured differs from it; results and documents do not count."""
+    """The commit has a plus if measured code differs from it; results and documents do not count."""
     tmp_path = tmp_path.resolve()
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         monkeypatch.delenv(name)  # a hook's, say: they name another checkout
@@ -174,7 +179,7 @@ def test_commit_is_that_of_the_checkout(tmp_path: Path, monkeypatch: pytest.Monk
     assert commit() is None, "no commit"
     recorded_files.git("add", "src")
     settings = "user.name=a", "user.email=a@b", "commit.gpgsign=false"
-    recorded_files.git(*(part for each in settings for part in ("-c", each)), "commit", "-qm", "one")
+    recorded_files.git(*(part for setting in settings for part in ("-c", setting)), "commit", "-qm", "one")
     head = recorded_files.git("rev-parse", "HEAD").decode()[:8]
     for path in ("docs/page.md", "benchmarks/results/speed.json"):
         (tmp_path / path).write_text("{}")
@@ -197,16 +202,18 @@ def commit() -> str | None:
 
 
 def test_rows_before_a_cut_off_keep_their_source(tmp_path: Path) -> None:
-    file, row, now = tmp_path / "rows.json", {"cell": "a", "seconds": 1.0}, {"model": "m"} | GOOD
-    for head, kept in (
-        (now, {}),
-        (now | {"commit": "aaaaaaaa", "level": "sm_80"}, {"commit": "aaaaaaaa", "level": "sm_80"}),
+    file = tmp_path / "rows.json"
+    row = {"cell": "a", "seconds": 1.0}
+    new_head = {"model": "m"} | GOOD
+    for head, kept_source in (
+        (new_head, {}),
+        (new_head | {"commit": "aaaaaaaa", "level": "sm_80"}, {"commit": "aaaaaaaa", "level": "sm_80"}),
         ({"model": "m", "recorded_in": "aaaaaaaa"}, {**dict.fromkeys(results_file.FIELDS), "recorded_in": "aaaaaaaa"}),
     ):
         file.write_text(json.dumps(head | {"rows": [row]}))
-        results = ResultsFile(file, now, ["model"])
+        results = ResultsFile(file, new_head, ["model"])
         results.add([{"cell": "b"}])
-        assert json.loads(file.read_text()) == now | {"rows": [row | kept, {"cell": "b"}]}
-        assert ResultsFile(file, now | {"commit": "dddddddd"}, ["model"]).rows[0].get("commit", "none") == (
-            kept.get("commit", "cccccccc")
+        assert json.loads(file.read_text()) == new_head | {"rows": [row | kept_source, {"cell": "b"}]}
+        assert ResultsFile(file, new_head | {"commit": "dddddddd"}, ["model"]).rows[0].get("commit", "none") == (
+            kept_source.get("commit", "cccccccc")
         ), "what a row says of itself stays"

@@ -1,4 +1,4 @@
-"""Each mistake of a user, through the real command: exit code 2, one clear message, no traceback, nothing lost."""
+"""Mistakes of a user, through the real command: exit code 2, one clear message, no traceback, nothing lost."""
 
 from __future__ import annotations
 
@@ -27,121 +27,126 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(models: Path, tmp_path: Path) -> Path:
+def folder(models: Path, tmp_path: Path) -> Path:
     """A copy of the models to spoil."""
     shutil.copytree(models, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
-def weights(here: Path) -> Path:
-    return here / "target" / "model.safetensors"
+def weights(folder: Path) -> Path:
+    return folder / "target" / "model.safetensors"
 
 
-def truncated(here: Path) -> list[str]:
-    weights(here).write_bytes(weights(here).read_bytes()[:-100])
+def truncated(folder: Path) -> list[str]:
+    weights(folder).write_bytes(weights(folder).read_bytes()[:-100])
     return []
 
 
-def garbage(here: Path) -> list[str]:
-    weights(here).write_bytes(b"\xff" * 4096)
+def garbage(folder: Path) -> list[str]:
+    weights(folder).write_bytes(b"\xff" * 4096)
     return []
 
 
-def with_nan(here: Path) -> list[str]:
-    tensors = load_file(weights(here))
+def with_nan(folder: Path) -> list[str]:
+    tensors = load_file(weights(folder))
     tensors["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
-    save_file(tensors, weights(here))
+    save_file(tensors, weights(folder))
     return []
 
 
-def not_utf8(here: Path) -> list[str]:
-    (here / "prompt.txt").write_bytes(b"caf\xe9")
-    return ["--prompt-file", str(here / "prompt.txt")]
+def not_utf8(folder: Path) -> list[str]:
+    (folder / "prompt.txt").write_bytes(b"caf\xe9")
+    return ["--prompt-file", str(folder / "prompt.txt")]
 
 
-def too_long(here: Path) -> list[str]:
-    (here / "prompt.txt").write_text("zebra " * 200)
-    return ["--prompt-file", str(here / "prompt.txt")]
+def too_long(folder: Path) -> list[str]:
+    (folder / "prompt.txt").write_text("zebra " * 200)
+    return ["--prompt-file", str(folder / "prompt.txt")]
 
 
-def empty(here: Path) -> list[str]:
-    (here / "prompt.txt").write_text("")
-    return ["--prompt-file", str(here / "prompt.txt")]
+def empty(folder: Path) -> list[str]:
+    (folder / "prompt.txt").write_text("")
+    return ["--prompt-file", str(folder / "prompt.txt")]
 
 
-def saved(here: Path, model: str = "target") -> Path:
-    file = here / "prompt.kv"
+def saved(folder: Path, model: str = "target") -> Path:
+    file = folder / "prompt.kv"
     assert (
-        main(["generate", str(here / model), "the cat sat on the mat", "--max-tokens", "1", "--save-cache", str(file)])
+        main(
+            ["generate", str(folder / model), "the cat sat on the mat", "--max-tokens", "1", "--save-cache", str(file)]
+        )
         == 0
     )
     return file
 
 
-def flipped(here: Path) -> list[str]:
-    data = bytearray(saved(here).read_bytes())
+def flipped(folder: Path) -> list[str]:
+    data = bytearray(saved(folder).read_bytes())
     data[len(data) // 2] ^= 1
-    (here / "prompt.kv").write_bytes(data)
-    return ["--load-cache", str(here / "prompt.kv")]
+    (folder / "prompt.kv").write_bytes(data)
+    return ["--load-cache", str(folder / "prompt.kv")]
 
 
-def of_another_model(here: Path) -> list[str]:
-    file = saved(here)
-    tensors = load_file(weights(here))
-    save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, weights(here))
+def of_another_model(folder: Path) -> list[str]:
+    file = saved(folder)
+    tensors = load_file(weights(folder))
+    save_file({name: tensor * 1.01 for name, tensor in tensors.items()}, weights(folder))
     return ["--load-cache", str(file)]
 
 
 CASES: dict[str, tuple[Spoil, str]] = {
-    "missing folder": (lambda here: shutil.rmtree(here / "target") or [], "target"),
+    "missing folder": (lambda folder: shutil.rmtree(folder / "target") or [], "target"),
     "truncated safetensors": (truncated, "model.safetensors"),
     "corrupt safetensors": (garbage, "model.safetensors"),
     "NaN in weights": (with_nan, "model.layers.1.mlp.up_proj.weight"),
-    "draft with another vocabulary": (lambda here: ["--draft", str(here / "stranger")], "vocabulary"),
+    "draft with another vocabulary": (lambda folder: ["--draft", str(folder / "stranger")], "vocabulary"),
     "prompt longer than the context": (too_long, "context of 128"),
     "empty prompt": (empty, "empty"),
     "invalid UTF-8": (not_utf8, "UTF-8"),
-    "negative temperature": (lambda here: ["--temperature", "-0.5"], "temperature"),
-    "unwritable cache path": (lambda here: ["--save-cache", str(here / "no" / "such" / "folder")], "cannot be written"),
-    "missing saved cache": (lambda here: ["--load-cache", str(here / "nothing.kv")], "nothing.kv"),
+    "negative temperature": (lambda folder: ["--temperature", "-0.5"], "temperature"),
+    "unwritable cache path": (
+        lambda folder: ["--save-cache", str(folder / "no" / "such" / "folder")],
+        "cannot be written",
+    ),
+    "missing saved cache": (lambda folder: ["--load-cache", str(folder / "nothing.kv")], "nothing.kv"),
     "saved cache with a flipped byte": (flipped, "checksum"),
     "saved cache of another model": (of_another_model, "another model"),
-    "context that the model does not have": (lambda here: ["--context", "100000"], "--context"),
-    "mode that needs a draft": (lambda here: ["--mode", "triforce", "--draft", "none"], "--draft"),
-    "int8 of parts of pages": (lambda here: ["--lower-tiers", "int8", "--retrieval-chunk", "24"], "multiple of 16"),
+    "context that the model does not have": (lambda folder: ["--context", "100000"], "--context"),
+    "mode that needs a draft": (lambda folder: ["--mode", "triforce", "--draft", "none"], "--draft"),
+    "int8 of parts of pages": (lambda folder: ["--lower-tiers", "int8", "--retrieval-chunk", "24"], "multiple of 16"),
     "int8 of what has no native kernels": (
-        lambda here: ["--lower-tiers", "int8", "--dtype", "float16"],
+        lambda folder: ["--lower-tiers", "int8", "--dtype", "float16"],
         "--lower-tiers same",
     ),
-    "bias of a token that does not exist": (lambda here: ["--logit-bias", "9999=1"], "9999"),
+    "bias of a token that does not exist": (lambda folder: ["--logit-bias", "9999=1"], "9999"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_user_mistake_gives_one_clear_message(case: str, here: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_user_mistake_gives_one_clear_message(case: str, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     spoil, named = CASES[case]
-    options = spoil(here)
+    options = spoil(folder)
     capfd.readouterr()
     prompt = [] if "--prompt-file" in options else ["the cat sat on the mat"]
-    assert main(["generate", str(here / "target"), *prompt, "--max-tokens", "4", *options]) == 2
+    assert main(["generate", str(folder / "target"), *prompt, "--max-tokens", "4", *options]) == 2
     out, err = capfd.readouterr()
     assert out == ""
     assert err.startswith("triforce: error: ") and err.count("\n") == 1, err
     assert named in err and "Traceback" not in err
 
 
-def test_command_without_mistake_succeeds(here: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = ["generate", str(here / "target"), "the cat sat on the mat", "--max-tokens", "4", "--seed", "1"]
-    assert main([*command, "--draft", str(here / "draft"), "--retrieval-budget", "32", "--ignore-eos"]) == 0
+def test_command_without_mistake_succeeds(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    command = ["generate", str(folder / "target"), "the cat sat on the mat", "--max-tokens", "4", "--seed", "1"]
+    assert main([*command, "--draft", str(folder / "draft"), "--retrieval-budget", "32", "--ignore-eos"]) == 0
     assert capfd.readouterr().out
 
 
 @pytest.mark.filterwarnings("always::RuntimeWarning")
 def test_failed_save_keeps_earlier_file_and_text_and_exits_2(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = saved(here)
-    before = file.read_bytes()
+    file = saved(folder)
+    saved_bytes = file.read_bytes()
 
     def full_disk(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
@@ -149,7 +154,7 @@ def test_failed_save_keeps_earlier_file_and_text_and_exits_2(
     monkeypatch.setattr("os.fsync", full_disk)
     command = [
         "generate",
-        str(here / "target"),
+        str(folder / "target"),
         "the hat and the cat",
         "--max-tokens",
         "4",
@@ -162,4 +167,4 @@ def test_failed_save_keeps_earlier_file_and_text_and_exits_2(
     assert main(command) == 2
     out, err = capsys.readouterr()
     assert out.strip() and "triforce: error: cannot write the KV cache" in err and "Traceback" not in err
-    assert file.read_bytes() == before and [f.name for f in here.iterdir() if f.is_file()] == ["prompt.kv"]
+    assert file.read_bytes() == saved_bytes and [f.name for f in folder.iterdir() if f.is_file()] == ["prompt.kv"]

@@ -21,25 +21,25 @@ def cache(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def generate(pair: Path, cache: Path, *more: str) -> int:
+def generate(pair: Path, cache: Path, *extra_options: str) -> int:
     command = ["generate", "-m", str(pair / "target"), "--draft", str(pair / "draft"), "-p", PROMPT, "-n", "2"]
-    return main([*command, "--disk-cache", str(cache), *more])
+    return main([*command, "--disk-cache", str(cache), *extra_options])
 
 
 def test_second_process_starts_from_disk_and_says_so(
     cache: Path, pair: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate(pair, cache, "--json", "--disk-cache-size", "1GiB") == 0
-    said = capsys.readouterr()
-    assert json.loads(said.out)["cached_tokens"] >= 512 and json.loads(said.out)["reread"] == ""
-    assert f"prompts and answers from 512 tokens on are kept in {cache}, up to 1GiB" in said.err
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["cached_tokens"] >= 512 and json.loads(printed.out)["reread"] == ""
+    assert f"prompts and answers from 512 tokens on are kept in {cache}, up to 1GiB" in printed.err
 
 
 def test_cache_list_shows_models_and_prompts_without_text(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "list", str(cache)]) == 0
-    head, prompt, other = capsys.readouterr().out.splitlines()
+    head, prompt, other_line = capsys.readouterr().out.splitlines()
     assert head.startswith("target (") and "1 prompt, " in head
-    assert prompt.endswith(" tokens") and "1 entry of token ids" in other
+    assert prompt.endswith(" tokens") and "1 entry of token ids" in other_line
 
 
 def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,8 +48,8 @@ def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys
     file = next((tmp_path / "cache").glob("*.kv"))
     file.write_bytes(file.read_bytes()[:-1])
     assert main(["cache", "verify", str(tmp_path / "cache")]) == 1
-    said = capsys.readouterr()
-    assert "1 of them was damaged" in said.out and file.name in said.err and not file.exists()
+    printed = capsys.readouterr()
+    assert "1 of them was damaged" in printed.out and file.name in printed.err and not file.exists()
     assert main(["cache", "verify", str(tmp_path / "cache")]) == 0
     assert main(["cache", "clear", str(tmp_path / "cache")]) == 0
     assert not list((tmp_path / "cache").glob("*.kv"))
@@ -58,7 +58,7 @@ def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--disk-cache-size", "1GiB"], "--disk-cache"),
         (["--disk-cache-network"], "--disk-cache"),
@@ -66,12 +66,12 @@ def test_cache_verify_removes_what_is_damaged(pair: Path, tmp_path: Path, capsys
     ],
 )
 def test_disk_cache_mistakes_are_one_line(
-    llm: type[FakeLLM], tmp_path: Path, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+    llm: type[FakeLLM], tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = [str(tmp_path / "cache") if argument == "HERE" else argument for argument in arguments]
-    assert main(["generate", "-p", "x", "-q", *given]) == 2
+    cli_arguments = [str(tmp_path / "cache") if argument == "HERE" else argument for argument in arguments]
+    assert main(["generate", "-p", "x", "-q", *cli_arguments]) == 2
     lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("prompts and answers")]
-    assert len(lines) == 1 and lines[0].startswith("triforce: error: ") and said in lines[0]
+    assert len(lines) == 1 and lines[0].startswith("triforce: error: ") and message in lines[0]
 
 
 @pytest.mark.parametrize("size", ["much", "-1", "auto"])

@@ -1,4 +1,4 @@
-"""What is known to be wrong without a model is told before one, or torch, is loaded."""
+"""Mistakes that need no model are reported before a model, or torch, is loaded."""
 
 from __future__ import annotations
 
@@ -72,11 +72,12 @@ def test_document_of_megabytes_is_refused_by_its_beginning(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (tmp_path / "book").write_text("the cat sat on the mat " * 2_000_000)
-    read, encode = list[int](), Tokenizer.encode
+    read = list[int]()
+    encode = Tokenizer.encode
 
-    def counted(self: Tokenizer, text: str, *rest: Any, **more: Any) -> list[int]:
+    def counted(self: Tokenizer, text: str, *rest_args: Any, **keywords: Any) -> list[int]:
         read.append(len(text))
-        return encode(self, text, *rest, **more)
+        return encode(self, text, *rest_args, **keywords)
 
     monkeypatch.setattr(Tokenizer, "encode", counted)
     name, *options = command

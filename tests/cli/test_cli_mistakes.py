@@ -1,4 +1,4 @@
-"""What is said of mistakes, of bytes that are no text, and of pipes that close."""
+"""Messages about mistakes, bytes that are no text, and pipes that close."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OF_COMMANDS = {
     "a timeout that is no number": (["serve", "--timeout", "nan"], "--timeout nan"),
     "a latency without end": (["serve", "--max-itl", "inf"], "--max-itl inf"),
     "a host that is no name": (["serve", "--host", f"{'a' * 64}.org", "--api-key-file", "KEYS"], "--host"),
-    "a home that nobody has": (["info", "~nobody-of-that-name/model"], "no such home"),
+    "a home of no user": (["info", "~no-user-of-that-name/model"], "no such home"),
     "requests without a name": (["batch", ""], "an empty name"),
     "a model before the requests": (["batch", "smollm2", "a/x.txt"], "FILE comes first, and MODEL behind it: "),
     "a file of a model before the requests": (["batch", "no.gguf", "a/x.txt"], "triforce batch a/x.txt no.gguf\n"),

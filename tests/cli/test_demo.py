@@ -40,7 +40,7 @@ class Recorder(FakeLLM):
 
 @pytest.fixture
 def model(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """In place of a model; the pinned file is nowhere."""
+    """Replace the model with a recorder; the pinned file does not exist."""
     fake = type("LLM", (Recorder,), {"asked": []})
     monkeypatch.setattr(sys.modules["triforce.llm"], "LLM", fake)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -49,23 +49,23 @@ def model(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]
 
 
 @pytest.fixture
-def found(model: type[Recorder], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """The same, where the file was found."""
-    monkeypatch.setattr("triforce.cli.demo.find", lambda known: Path(known.file))
+def recorder(model: type[Recorder], monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
+    """The recorder, where the pinned file exists."""
+    monkeypatch.setattr("triforce.cli.demo.find", lambda published: Path(published.file))
     return model
 
 
-def test_demo_asks_real_model_in_two_modes(found: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_asks_real_model_in_two_modes(recorder: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo"]) == 0
     out, err = capsys.readouterr()
-    assert found.made["model"] == SMOLLM2.name and [mode for mode, *_ in found.asked] == ["ar", "auto"] * 2
+    assert recorder.made["model"] == SMOLLM2.name and [mode for mode, *_ in recorder.asked] == ["ar", "auto"] * 2
     prompts = [f"user: {part()}\n\n{text}" for text in (QUESTION, TASK)]
-    assert [prompt for _, prompt, _ in found.asked] == [prompts[0]] * 2 + [prompts[1]] * 2
-    assert [(params.temperature, params.ignore_eos) for *_, params in found.asked] == [(0, False)] * 2 + [
+    assert [prompt for _, prompt, _ in recorder.asked] == [prompts[0]] * 2 + [prompts[1]] * 2
+    assert [(params.temperature, params.ignore_eos) for *_, params in recorder.asked] == [(0, False)] * 2 + [
         (0.8, False)
     ] * 2
-    for told in ("135M parameters: often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast\n"):
-        assert told in out
+    for message in ("135M parameters: often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast\n"):
+        assert message in out
     assert "Speculation pays from 4,096 tokens on.\nIn all" in out
     assert out.count("texts       identical") == 2 and not err
 
@@ -74,24 +74,24 @@ def test_demo_asks_real_model_in_two_modes(found: type[Recorder], capsys: pytest
     ("arguments", "name"), [([], "smollm2"), (["--prompt-tokens", "9"], "the pair that comes with triforce")]
 )
 def test_demo_says_what_is_loading(
-    found: type[Recorder], monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
+    recorder: type[Recorder], monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
 ) -> None:
     monkeypatch.setattr(sys, "stderr", tty := Tty())
-    assert main(["demo", *arguments]) == 0 and found.asked
+    assert main(["demo", *arguments]) == 0 and recorder.asked
     assert tty.getvalue().startswith(f"loading {name} ...\n")
 
 
-def test_demo_texts_that_differ_are_code_one(found: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
-    found.fast = "hallo"
+def test_demo_texts_that_differ_are_code_one(recorder: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
+    recorder.fast = "hallo"
     assert main(["demo"]) == 1 and capsys.readouterr().out.count("NOT IDENTICAL") == 2
 
 
-def test_demo_loop_is_told_beside_the_ratio(found: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
-    """Whichever of the two texts it is in."""
-    found.fast = "the ship's name " * 8
+def test_demo_loop_is_told_beside_the_ratio(recorder: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:
+    """The loop may be in either of the two texts."""
+    recorder.fast = "the ship's name " * 8
     assert main(["demo"]) == 1
-    told = "1.00 times as fast: the text repeats itself (87% of its 8-grams), so this ratio says little\n"
-    assert capsys.readouterr().out.count(told) == 2
+    message = "1.00 times as fast: the text repeats itself (87% of its 8-grams), so this ratio says little\n"
+    assert capsys.readouterr().out.count(message) == 2
 
 
 def test_demo_without_file_shows_pair(model: type[Recorder], capsys: pytest.CaptureFixture[str]) -> None:

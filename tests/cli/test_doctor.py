@@ -41,24 +41,25 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def report(file: str = "triforce-doctor.json") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
-    return found
+    report_json: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
+    return report_json
 
 
-def named(found: dict[str, Any]) -> list[str]:
-    return [check["name"] for check in found["checks"]]
+def named(doctor_report: dict[str, Any]) -> list[str]:
+    return [check["name"] for check in doctor_report["checks"]]
 
 
 def test_doctor_on_cpu_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--out", "figures.json"]) == 0
-    found, out = report("figures.json"), capsys.readouterr().out
-    assert named(found) == CHECKS and all(check["passed"] for check in found["checks"])
+    figures = report("figures.json")
+    out = capsys.readouterr().out
+    assert named(figures) == CHECKS and all(check["passed"] for check in figures["checks"])
     lines = out.splitlines()
     assert [line[3:16].strip() for line in lines[:-1]] == CHECKS and lines[-1] == "figures: figures.json"
     assert "cores, kernels" in lines[0] and "iB free" in lines[1]
-    assert all(error < 1e-3 for error in found["checks"][2]["figures"].values() if error < 1e-2)
-    assert len(found["checks"][4]["figures"]["token_ids"]) == 3
-    assert found["checks"][7]["figures"].keys() == {"ar_seconds_per_token", "triforce_seconds_per_token"}
+    assert all(error < 1e-3 for error in figures["checks"][2]["figures"].values() if error < 1e-2)
+    assert len(figures["checks"][4]["figures"]["token_ids"]) == 3
+    assert figures["checks"][7]["figures"].keys() == {"ar_seconds_per_token", "triforce_seconds_per_token"}
 
 
 def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,15 +74,16 @@ def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
 def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its models are left to the slow version."""
+    """Models are left to the slow test."""
     monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
     for name in ("kernels", "same_text", "offloaded", "speed"):
         monkeypatch.setattr(checkup.Checkup, name, lambda self, *_: ("as it should be", {}))
-    with stub.machine() as made:
+    with stub.machine() as machine:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
-    found, lines = report(), capsys.readouterr().out.splitlines()
-    assert named(found) == GPU_CHECKS and [line[3:16].strip() for line in lines[:-1]] == GPU_CHECKS
-    assert found["device"] == "cuda:0" and {"_peaks", "_cut", "race_parts"} <= {name for name, *_ in made.launches}
+    figures = report()
+    lines = capsys.readouterr().out.splitlines()
+    assert named(figures) == GPU_CHECKS and [line[3:16].strip() for line in lines[:-1]] == GPU_CHECKS
+    assert figures["device"] == "cuda:0" and {"_peaks", "_cut", "race_parts"} <= {name for name, *_ in machine.launches}
     assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
 
 
@@ -95,16 +97,17 @@ def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr(checkup, "LLM", partial(checkup.LLM, speculative_tokens=2))
     for name in ("ALONE_INTERPRETED", "BLOCK_INTERPRETED"):
         monkeypatch.setattr(sampler, name, 512)
-    with stub.machine() as made:
+    with stub.machine() as machine:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
         gc.collect()
-    found, lines = report(), capsys.readouterr().out.splitlines()
-    assert named(found) == GPU_CHECKS and all(check["passed"] for check in found["checks"])
-    assert found["device"] == "cuda:0"
+    figures = report()
+    lines = capsys.readouterr().out.splitlines()
+    assert named(figures) == GPU_CHECKS and all(check["passed"] for check in figures["checks"])
+    assert figures["device"] == "cuda:0"
     assert "Made up 0, capability 9.0, driver 999.1" in lines[1] and "70.0GiB of 80.0GiB free" in lines[2]
     expected = {"_splits", "_go_on", "_decide", "_peaks", "_carry"}
-    assert expected <= {name for name, *_ in made.launches} and made.captured > 3
-    assert "pin with device 0" in made.log
+    assert expected <= {name for name, *_ in machine.launches} and machine.captured > 3
+    assert "pin with device 0" in machine.log
 
 
 def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +143,7 @@ def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "name", "told"),
+    ("fault", "name", "message"),
     [
         (broken_logits, "kernels", "CheckFailed: logits in float32 are 0.1 from torch's"),
         (broken_picks, "sampler", "CheckFailed: picks are"),
@@ -149,14 +152,15 @@ def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_doctor_stops_at_first_failure(
-    fault: Any, name: str, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: Any, name: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fault(monkeypatch)
     assert main(["doctor"]) == 1
-    captured, found = capsys.readouterr(), report()
+    captured = capsys.readouterr()
+    figures = report()
     at = CHECKS.index(name)
-    assert named(found) == CHECKS[: at + 1]
-    assert [check["passed"] for check in found["checks"]] == [True] * at + [False]
+    assert named(figures) == CHECKS[: at + 1]
+    assert [check["passed"] for check in figures["checks"]] == [True] * at + [False]
     lines = captured.out.splitlines()
-    assert f"FAILED: {told}" in lines[at] and lines[at + 1].startswith("stopped there; report triforce-doctor.json")
-    assert "Traceback" not in captured.out + captured.err and "Traceback" in found["checks"][at]["traceback"]
+    assert f"FAILED: {message}" in lines[at] and lines[at + 1].startswith("stopped there; report triforce-doctor.json")
+    assert "Traceback" not in captured.out + captured.err and "Traceback" in figures["checks"][at]["traceback"]

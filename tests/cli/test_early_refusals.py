@@ -1,4 +1,4 @@
-"""What is refused before a model's weights are read, which take seconds."""
+"""Requests that are refused before a model's weights are read, which takes seconds."""
 
 from __future__ import annotations
 

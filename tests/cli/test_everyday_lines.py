@@ -31,7 +31,8 @@ def test_everyday_line_has_its_answer(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Code, what stderr and stdout have, what the engine was asked, and which files are new; a mistake is one line."""
-    engine, line = None, case["line"]
+    engine = None
+    line = case["line"]
     if TARGET in line:
         models = request.getfixturevalue("pair")
         draft = [] if "--draft" in line else ["--draft", "none"]
@@ -41,21 +42,21 @@ def test_everyday_line_has_its_answer(
         engine.called = {}
     shutil.copytree(EVERYDAY / "files", tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
-    before = {path.name for path in Path().iterdir()}
+    names_before = {path.name for path in Path().iterdir()}
     stdin(Path(case["stdin"]).read_bytes() if "stdin" in case else b"")
     capfd.readouterr()  # of models that are made for the first line that needs them
     code = exit_code(line)
     out, err = capfd.readouterr()
     assert code == case.get("code", 0), err
-    assert all(told in err for told in case.get("says", [])), err
-    assert all(told in out for told in case.get("out", [])), out
+    assert all(message in err for message in case.get("says", [])), err
+    assert all(message in out for message in case.get("out", [])), out
     assert err == case.get("err", err) and "Traceback" not in err
-    assert {path.name for path in Path().iterdir()} - before == set(case.get("leaves", []))
+    assert {path.name for path in Path().iterdir()} - names_before == set(case.get("leaves", []))
     if code == 2:
         assert not out and err.startswith("triforce: error: ") and err.count("\n") == 1, err
         assert engine is None or not engine.called
     if "prompt" in case:
         assert engine.called["prompt"] == case["prompt"] and engine.made["model"] == case.get("model")
     for name, value in case.get("params", {}).items():
-        found = getattr(engine.called["params"], name)
-        assert (list(found) if isinstance(found, tuple) else found) == value
+        actual = getattr(engine.called["params"], name)
+        assert (list(actual) if isinstance(actual, tuple) else actual) == value

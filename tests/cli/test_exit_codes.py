@@ -97,7 +97,7 @@ def run(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> It
     """Runs a line, and remembers what came of it."""
     command = [sys.executable, "-m", "tests.helpers.broken_streams"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    known: dict[str, Came] = {}
+    finished_runs: dict[str, Came] = {}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, cwd=ROOT, text=True, **pipes) as process:
         assert process.stdin and process.stdout
@@ -106,13 +106,13 @@ def run(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> It
             case |= {"line": [str(places.get(word, word)) for word in line.split()], "stdin": STDIN.get(name, "")}
             case |= {"stands_in": name in SLOW}
             asked = json.dumps(case)
-            if asked not in known:
+            if asked not in finished_runs:
                 folder = str(tmp_path_factory.mktemp("case"))
                 assert process.stdin and process.stdout
                 process.stdin.write(json.dumps(case | {"folder": folder}) + "\n")
                 process.stdin.flush()
-                known[asked] = Came(*json.loads(process.stdout.readline()))
-            return known[asked]
+                finished_runs[asked] = Came(*json.loads(process.stdout.readline()))
+            return finished_runs[asked]
 
         yield go
         process.stdin.close()
@@ -120,8 +120,8 @@ def run(places: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.mark.parametrize("name", LINES | ELSEWHERE)
 def test_command_ends_with_0(name: str, run: Run) -> None:
-    assert (came := run((LINES | ELSEWHERE)[name], name)).code == 0, came.err
-    assert bool(came.out) == (name in LINES)
+    assert (run_result := run((LINES | ELSEWHERE)[name], name)).code == 0, run_result.err
+    assert bool(run_result.out) == (name in LINES)
 
 
 @pytest.mark.parametrize("fault", ["full", "closed"])
@@ -134,13 +134,13 @@ def test_output_that_cannot_be_delivered_is_2_and_named(name: str, fault: str, r
 
 
 def test_server_that_cannot_tell_its_address_ends_in_order(pair: Path) -> None:
-    """Its engine is closed: else native memory is reported as leaked when the interpreter ends."""
+    """The engine is closed: otherwise native memory is reported as leaked when the interpreter ends."""
     command = [sys.executable, "-m", "triforce", "serve", str(pair / "target"), "--draft", "none", "--port", "0"]
     environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}", "OMP_NUM_THREADS": "1"}
     with open("/dev/full", "w") as full:
-        came = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
-    told = [line for line in came.stderr.splitlines() if not line.startswith("loading ")]
-    assert came.returncode == 2 and len(told) == 1 and "stdout cannot be written" in told[0], came.stderr
+        done = subprocess.run(command, env=environment, stdout=full, stderr=subprocess.PIPE, text=True)
+    lines = [line for line in done.stderr.splitlines() if not line.startswith("loading ")]
+    assert done.returncode == 2 and len(lines) == 1 and "stdout cannot be written" in lines[0], done.stderr
 
 
 @pytest.mark.parametrize("name", LINES)

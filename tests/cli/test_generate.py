@@ -70,7 +70,7 @@ def test_generate_tells_of_a_stdin_that_is_not_read(
 ) -> None:
     """Where it has data, and nothing waits for some."""
     (tmp_path / "prompt").write_text("a prompt")
-    told = "stdin is not read, as {} is given; leave that out, and stdin is the prompt\n"
+    message = "stdin is not read, as {} is given; leave that out, and stdin is the prompt\n"
 
     def said(data: bytes, *line: str) -> str:
         if kind == "pipe":
@@ -78,15 +78,16 @@ def test_generate_tells_of_a_stdin_that_is_not_read(
             os.write(writing, data)
         else:
             (tmp_path / "stdin").write_bytes(data)
-            reading, writing = os.open(tmp_path / "stdin", os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
-        with open(reading, encoding="utf-8") as given, open(writing, "wb"):
-            monkeypatch.setattr(sys, "stdin", given)
+            reading = os.open(tmp_path / "stdin", os.O_RDONLY)
+            writing = os.open(os.devnull, os.O_WRONLY)
+        with open(reading, encoding="utf-8") as source, open(writing, "wb"):
+            monkeypatch.setattr(sys, "stdin", source)
             assert main(["generate", *line]) == 0 and llm.called["prompt"]
             return capsys.readouterr().err
 
-    assert said(b"text", "a prompt").startswith(told.format("a PROMPT"))
+    assert said(b"text", "a prompt").startswith(message.format("a PROMPT"))
     assert said(b"text", "org/model", "--prompt-file", str(tmp_path / "prompt")).startswith(
-        told.format("--prompt-file")
+        message.format("--prompt-file")
     )
     assert said(b"text", "a prompt", "-q") == "" and "not read" not in said(b"", "a prompt")
 
@@ -96,8 +97,8 @@ def test_generate_tells_of_a_stdin_that_is_not_read(
 def test_generate_tells_of_no_device_as_stdin(
     device: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with open(device, "rb", buffering=0) as given:
-        monkeypatch.setattr(sys, "stdin", given)
+    with open(device, "rb", buffering=0) as source:
+        monkeypatch.setattr(sys, "stdin", source)
         assert main(["generate", "a prompt"]) == 0
     assert "not read" not in capsys.readouterr().err
 
@@ -105,7 +106,7 @@ def test_generate_tells_of_no_device_as_stdin(
 def test_generate_word_is_prompt_where_nothing_is_piped(
     llm: type[FakeLLM], stdin: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of a word that may be either; with a text on stdin it is the model."""
+    """A word may be a prompt or a model; with a text on stdin it is the model."""
     stdin(b"")
     assert main(["generate", "word"]) == 0 and "'word' is taken for the PROMPT" in capsys.readouterr().err
     assert (llm.made["model"], llm.called["prompt"]) == (None, "word")
@@ -131,29 +132,29 @@ CHATS: list[tuple[dict[str, float], str, SamplingParams, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("named", "given", "wanted", "said"), CHATS)
+@pytest.mark.parametrize(("named", "options", "expected", "message"), CHATS)
 def test_generate_chat_has_usual_sampling_where_files_name_none(
     named: dict[str, float],
-    given: str,
-    wanted: SamplingParams,
-    said: str,
+    options: str,
+    expected: SamplingParams,
+    message: str,
     llm: type[FakeLLM],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is told on a terminal."""
+    """A terminal shows the sampling."""
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     monkeypatch.setattr(llm, "sampling_defaults", named)
     monkeypatch.setattr(Characters, "chats", True)
-    assert main(["generate", "M", "-p", "Who is it?", *given.split()]) == 0
-    assert llm.called["params"] == wanted
-    assert said in tty.getvalue() and ("sampling: " in tty.getvalue()) == bool(said)
+    assert main(["generate", "M", "-p", "Who is it?", *options.split()]) == 0
+    assert llm.called["params"] == expected
+    assert message in tty.getvalue() and ("sampling: " in tty.getvalue()) == bool(message)
 
 
 def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:
     engine = "--mode retrieval --draft none --retrieval-budget 3% --retrieval-refresh auto"
     engine += " --speculative-tokens 4 --context 99 --dtype float32"
     assert main(["generate", "org/model", "word", *engine.split(), "--save-cache", "kv"]) == 0
-    wanted = {
+    expected = {
         "model": "org/model",
         "draft": None,
         "mode": "retrieval",
@@ -161,7 +162,7 @@ def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:
         "retrieval_refresh": "auto",
         "context": 99,
     }
-    assert {name: llm.made[name] for name in wanted} == wanted
+    assert {name: llm.made[name] for name in expected} == expected
     assert (llm.called["prompt"], llm.called["save_cache"], llm.called["load_cache"]) == ("word", "kv", None)
 
 
@@ -216,9 +217,11 @@ def test_generate_colours_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_generate_colours_follow_held_back_text() -> None:
     painter = Painter(Characters(), [])  # type: ignore[arg-type]
-    first, second = Piece("ab", ["draft", "full"]), Piece("cd", ["draft", "full"])
-    first.text, second.text = "a", "bcd."
-    painted = painter(first) + painter(second)  # type: ignore[arg-type]
+    first_piece = Piece("ab", ["draft", "full"])
+    second = Piece("cd", ["draft", "full"])
+    first_piece.text = "a"
+    second.text = "bcd."
+    painted = painter(first_piece) + painter(second)  # type: ignore[arg-type]
     assert painted == "".join(
         f"\033[{color}m{text}\033[0m" for text, color in [("a", 32), ("b", 31), ("c", 32), ("d.", 31)]
     )
@@ -236,14 +239,15 @@ def test_progress_without_terminal_is_silent(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize(
-    ("mode", "coupling", "told"), [("auto", "rejection", True), ("auto", "seeded", False), ("ar", "rejection", False)]
+    ("mode", "coupling", "clocked"),
+    [("auto", "rejection", True), ("auto", "seeded", False), ("ar", "rejection", False)],
 )
-def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, told: bool) -> None:
+def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, clocked: bool) -> None:
     output = answer("a")
-    said = report(
+    report_text = report(
         RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
     )
-    assert ("the text of a seed depends on the clock" in said) == told
+    assert ("the text of a seed depends on the clock" in report_text) == clocked
 
 
 SCHEMA = '{"type": "object"}'
@@ -252,13 +256,14 @@ SCHEMA = '{"type": "object"}'
 def test_json_schema_is_file_or_argument(
     llm: type[FakeLLM], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, other = tmp_path / "schema.json", tmp_path / "other.txt"
+    file = tmp_path / "schema.json"
+    other_file = tmp_path / "other.txt"
     file.write_text(SCHEMA)
-    other.write_text("hello")
+    other_file.write_text("hello")
     for schema in (SCHEMA, f" {SCHEMA}", str(file)):
         assert main(["generate", "a prompt", "--json-schema", schema]) == 0
         assert json.loads(llm.called["params"].grammar.source) == json.loads(SCHEMA)
     capsys.readouterr()
-    for schema, named in ((str(other), str(other)), ("{", "the schema of --json-schema")):
+    for schema, named in ((str(other_file), str(other_file)), ("{", "the schema of --json-schema")):
         assert main(["generate", "a prompt", "--json-schema", schema]) == 2
         assert capsys.readouterr().err.startswith(f"triforce: error: {named} is not JSON (")

@@ -1,4 +1,4 @@
-"""What people type who come from llama.cpp, Ollama or vLLM."""
+"""Options that users of llama.cpp, Ollama or vLLM are used to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triforce.cli.parser import parse
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("generate -hf user/repo x", "triforce chat user/repo"),
         ("-hf user/repo", "triforce chat user/repo"),
@@ -33,12 +33,12 @@ from triforce.cli.parser import parse
     ],
 )
 def test_parser_habits_of_other_programs_name_the_right_thing(
-    line: str, told: str, capsys: pytest.CaptureFixture[str]
+    line: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as end:
         main(line.split())
     err = capsys.readouterr().err
-    assert end.value.code == 2 and told in err and err.count("\n") == 1 and "did you mean" not in err
+    assert end.value.code == 2 and message in err and err.count("\n") == 1 and "did you mean" not in err
 
 
 def test_parser_habits_leave_values_and_own_options_alone() -> None:

@@ -1,4 +1,4 @@
-"""What a folder holds and no command reads: each tells of it on one line, and why."""
+"""Files of a folder that no command reads: each command names them on one line, with the reason."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Deny a path to whoever opens or lists it, as root would not be denied it."""
+    """Deny opening and listing a path, which the system does not deny to root."""
 
     def denied(path: Path) -> None:
         for name in ("open", "scandir", "listdir"):
             real = getattr(os, name)
 
-            def call(where: Any, *rest: Any, _real: Any = real, **how: Any) -> Any:
+            def call(where: Any, *rest_args: Any, _real: Any = real, **how: Any) -> Any:
                 if not isinstance(where, int) and Path(where) == path:
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(where))
-                return _real(where, *rest, **how)
+                return _real(where, *rest_args, **how)
 
             monkeypatch.setattr(os, name, call)
 
     return denied
 
 
-def told(folder: Path) -> str:
+def skip_lines(folder: Path) -> str:
     left_out = SkippedFiles()
     files_of(folder, (), left_out)
     return left_out.summary
@@ -56,7 +56,7 @@ def test_unreadable_files_and_folders_are_told(folder: Path, deny: Callable[[Pat
     (folder / "secret.txt").write_text("secret")
     deny(folder / "secret.txt")
     deny(folder / "sub")
-    assert told(folder) == "secret.txt, sub (Permission denied)"
+    assert skip_lines(folder) == "secret.txt, sub (Permission denied)"
 
 
 def test_unreadable_folder_is_not_called_empty(folder: Path, deny: Callable[[Path], None]) -> None:
@@ -88,22 +88,22 @@ def test_reasons_stand_behind_names_and_others_are_counted(folder: Path, monkeyp
     os.mkfifo(folder / "pipe")
     (folder / ".hidden").write_bytes(b"\xff")
     (folder / "empty.txt").touch()
-    assert told(folder) == (
+    assert skip_lines(folder) == (
         "link.txt, linked (a link, which is not followed); large.txt (larger than 1 MiB); pipe (no regular file); "
         "0.png, 1.png, 2.png and 3 more (not UTF-8 text)"
     )
 
 
 def test_folders_that_git_cannot_read_are_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = b"warning: could not open directory 'sub/': Permission denied\n"
-    done = subprocess.CompletedProcess([], 0, b"a.txt\0", said)
+    warning = b"warning: could not open directory 'sub/': Permission denied\n"
+    done = subprocess.CompletedProcess([], 0, b"a.txt\0", warning)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: done)
-    assert told(folder) == "sub (Permission denied)"
+    assert skip_lines(folder) == "sub (Permission denied)"
 
 
 def test_vanished_file_is_not_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "gone.txt"]))
-    assert told(folder) == ""
+    assert skip_lines(folder) == ""
 
 
 def test_texts_of_a_folder_leave_out_what_is_none(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from triforce.errors import ModelError
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "message"),
     [
         ("chatt", "'chatt' is not known (did you mean chat?); choose from generate,"),
         ("bench sped", "'sped' is not known (did you mean speed?)"),
@@ -63,11 +63,11 @@ from triforce.errors import ModelError
         ("chat -m a b", "there are two models"),
     ],
 )
-def test_parser_mistakes_are_one_helpful_line(line: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parser_mistakes_are_one_helpful_line(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as end:
         main(line.split())
     err = capsys.readouterr().err
-    assert end.value.code == 2 and err.startswith("triforce: error: ") and told in err and err.count("\n") == 1
+    assert end.value.code == 2 and err.startswith("triforce: error: ") and message in err and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,8 @@ def test_parser_single_argument_is_model_by_its_shape(
     (tmp_path / "two words").mkdir()
     for terminal in (True, False):
         monkeypatch.setattr(sys, "stdin", Tty() if terminal else io.StringIO())
-        options, taken = parse(["generate", argument]), not terminal if model is None else model
+        options = parse(["generate", argument])
+        taken = not terminal if model is None else model
         assert (options.model, options.prompt) == ((argument, None) if taken else (None, argument))
         assert not capsys.readouterr().err
 
@@ -155,7 +156,7 @@ PAIR = "loading the pair that comes with triforce ...\n"
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("line", "notice"),
     [
         ("generate some/model x", "loading some/model ...\n"),
         ("generate word", WORD + PAIR),
@@ -176,36 +177,36 @@ PAIR = "loading the pair that comes with triforce ...\n"
     ],
 )
 def test_loading_is_told_once_arguments_are_checked(
-    line: str, told: str, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    line: str, notice: str, llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """On a terminal, and before the model is loaded."""
+    """The notice appears on a terminal, before the model is loaded."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", Tty())
     monkeypatch.setattr(sys, "stderr", tty := Tty())
-    said: list[str] = []
+    notices: list[str] = []
 
     def load(self: FakeLLM, model: str | None, **settings: Any) -> None:
-        said.append(tty.getvalue())
+        notices.append(tty.getvalue())
         raise ModelError("that is enough")
 
     monkeypatch.setattr(llm, "__init__", load)
     assert main(line.split()) == 2
-    before, mistake = tty.getvalue().rsplit("triforce: error: ", 1)
-    assert before == told and said == ([told] if "that is enough" in mistake else [])
+    shown, mistake = tty.getvalue().rsplit("triforce: error: ", 1)
+    assert shown == notice and notices == ([notice] if "that is enough" in mistake else [])
     assert not list(tmp_path.iterdir()), "nothing is written"
 
 
 def test_choice_of_gguf_file_is_printed_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
-    for quiet, said in ((False, "taking a-Q4_0.gguf of 2 models in folder\n"), (True, "")):
+    for quiet, message in ((False, "taking a-Q4_0.gguf of 2 models in folder\n"), (True, "")):
         announce(Namespace(command="generate", model="folder", quiet=quiet))
         choose_gguf(["a-Q4_0.gguf", "a-Q8_0.gguf"], "", "folder")
-        assert capsys.readouterr() == ("", said)
+        assert capsys.readouterr() == ("", message)
 
 
 def test_progress_bar_stays_until_first_text(
     llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is on the terminal when the first piece comes, and that it is gone then."""
+    """The bar is on the terminal until the first piece comes."""
     monkeypatch.setattr(sys, "stderr", tty := Tty())
     with Prefill() as bar:
         bar(1, 2)
@@ -213,20 +214,20 @@ def test_progress_bar_stays_until_first_text(
         assert "writing: 100%" in tty.getvalue().rpartition("\r")[2]
     assert not tty.getvalue().rpartition("\r")[2].strip()
     with Prefill(quiet=True) as bar:
-        seen = tty.getvalue()
+        shown = tty.getvalue()
         bar(2, 2)
-    assert tty.getvalue() == seen
+    assert tty.getvalue() == shown
 
 
 @pytest.mark.parametrize(
-    ("line", "wanted"),
+    ("line", "expected_word"),
     [("triforce generate --mode tr", "triforce"), ("triforce ch", "chat"), ("triforce chat --sys", "--system")],
 )
-def test_shell_completion_lists_options(line: str, wanted: str, tmp_path: Path) -> None:
-    """As a shell asks: what may follow comes through a file."""
-    found = tmp_path / "found"
+def test_shell_completion_lists_options(line: str, expected_word: str, tmp_path: Path) -> None:
+    """Completions are requested as a shell does, and come through a file."""
+    words_file = tmp_path / "found"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "_ARGCOMPLETE_IFS": "\n"}
-    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(found), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(words_file), "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     code = "import sys; from triforce.cli import main; sys.argv[0] = 'triforce'; main()"
     subprocess.run([sys.executable, "-c", code], env=os.environ | asked, check=True, capture_output=True)
-    assert found.read_text().split() == [wanted]
+    assert words_file.read_text().split() == [expected_word]

@@ -33,8 +33,8 @@ def test_odd_model_and_cache_are_told_with_escapes(pair: Path, tmp_path: Path, m
     report_loading(str(tmp_path / ODD))
     command = ["generate", str(tmp_path / ODD), "-p", "the cat", "--max-tokens", "1", "--draft", "none"]
     assert main([*command, "--disk-cache", str(tmp_path / f"cache{ODD}")]) == 0
-    told = sys.stderr.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b[31m" not in told and told.count(r"\n\x1b[31mname.txt") >= 3
+    stderr = sys.stderr.getvalue()  # type: ignore[attr-defined]
+    assert "\x1b[31m" not in stderr and stderr.count(r"\n\x1b[31mname.txt") >= 3
 
 
 def test_odd_names_in_output_of_info_and_in_tables_are_escaped(
@@ -43,5 +43,5 @@ def test_odd_names_in_output_of_info_and_in_tables_are_escaped(
     (tmp_path / ODD).symlink_to(pair / "target")
     assert main(["info", str(tmp_path / ODD)]) == 0
     table = Table(ODD, "a note", ["text", "tokens"], [[ODD, "1"]]).plain()
-    for said in (capsys.readouterr().out, table):
-        assert "\x1b" not in said and r"odd\n\x1b[31mname.txt" in said
+    for printed in (capsys.readouterr().out, table):
+        assert "\x1b" not in printed and r"odd\n\x1b[31mname.txt" in printed

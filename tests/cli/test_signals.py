@@ -62,7 +62,7 @@ def test_little_is_imported_before_sigint_is_heard() -> None:
 
 
 def test_sigint_ignored_by_parent_ends_command(tmp_path: Path) -> None:
-    """As of `triforce serve &` in a script, where shells have it ignored."""
+    """Shells ignore SIGINT for `triforce serve &` in a script."""
     (tmp_path / "moment.py").write_text(SELF + MOMENTS["work"])
     command = [sys.executable, "-c", RUN, str(tmp_path), "doctor"]
     shell = ["sh", "-c", 'trap "" INT; exec "$@"', "sh", *command]
@@ -73,7 +73,8 @@ def test_sigint_ignored_by_parent_ends_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [["serve", "--port", "0"], ["generate", "a prompt"], ["info"]])
 def test_sigint_in_first_second_exits_130(arguments: list[str]) -> None:
     """Not before Python itself has started: no program in Python can have it otherwise."""
-    began, delay = time.monotonic(), 0.2
+    began = time.monotonic()
+    delay = 0.2
     while delay < 1.5 and time.monotonic() - began < 120:
         command = [sys.executable, "-m", "triforce", *arguments]
         process = subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -85,7 +86,7 @@ def test_sigint_in_first_second_exits_130(arguments: list[str]) -> None:
 
 
 def test_second_signal_ends_at_once_and_quietly(pair: Path) -> None:
-    """With an answer on its way. The log says once that the server stops."""
+    """An answer is being made. The log says once that the server stops."""
     body = {"prompt": "the cat", "max_tokens": 20_000, "ignore_eos": True, "stream": True}
     with served(pair, "--shutdown-timeout", "500") as (process, url):
         how: dict[str, Any] = {"json": body, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 60}

@@ -15,8 +15,8 @@ from triforce.errors import CacheError
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that may be written as little as anything in it, as root may write all."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in which `os.access` denies all writing, since root may write anywhere."""
     (tmp_path / "requests.jsonl").write_text("{}\n")
     (tmp_path / "kept.jsonl").touch()
     monkeypatch.chdir(tmp_path)
@@ -25,7 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (["doctor"], "triforce-doctor.json cannot be written (permission denied in the folder .); name a file in a "
                      "folder of yours with --out"),
@@ -39,15 +39,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )  # fmt: skip
 def test_reason_and_option_are_named(
-    line: list[str], said: str, here: Path, capsys: pytest.CaptureFixture[str]
+    line: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(line) == 2
     err = capsys.readouterr().err
-    assert said in err and err.count("\n") == 1
+    assert message in err and err.count("\n") == 1
 
 
 def test_read_only_file_system_is_named(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert main(["doctor"]) == 2

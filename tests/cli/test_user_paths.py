@@ -20,20 +20,20 @@ def leaves(parser: Parser) -> Iterator[Parser]:
     """Yield the parsers that no command follows."""
     if not parser.commands:
         yield parser
-    for each in parser.commands.values():
-        yield from leaves(each)
+    for subparser in parser.commands.values():
+        yield from leaves(subparser)
 
 
 def test_paths_of_all_options_are_read_alike() -> None:
-    """One that is not is a path in which `~` stays; the other way round, an option that names files says so."""
-    found = {
+    """In a path that is not expanded `~` stays; and every option that names files declares it."""
+    options = {
         (parser.prog, action.dest): action
         for parser in leaves(build_parser())
         for action in parser._actions
         if str(action.metavar) in PATHS
     }
-    assert len(found) > 30
-    assert [name for name, action in found.items() if action.type not in (path, path_or_standard)] == []
+    assert len(options) > 30
+    assert [name for name, action in options.items() if action.type not in (path, path_or_standard)] == []
 
 
 @pytest.mark.parametrize("read", [path, path_or_standard])
@@ -43,7 +43,7 @@ def test_home_folder_is_expanded(read: object, tmp_path: Path, monkeypatch: pyte
     assert read("~/notes.txt") == str(tmp_path / "notes.txt") and read("~") == str(tmp_path)
     assert [read(name) for name in ("./-", "a/~/b", "./~b")] == ["./-", "a/~/b", "./~b"]
     with pytest.raises(argparse.ArgumentTypeError, match="no such home folder; write the path without ~"):
-        read("~nobody-of-that-name/notes.txt")
+        read("~no-user-of-that-name/notes.txt")
 
 
 def test_prompt_in_home_folder_is_read(

@@ -28,7 +28,7 @@ TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encodi
 
 
 def understood(line: str) -> bool:
-    """Whether a line of a shell block names what exists; other programs are taken at their word."""
+    """Return whether a line of a shell block names existing commands; other programs are not checked."""
     program, *arguments = shlex.split(line, comments=True) or ["true"]
     match program.rpartition("/")[2], arguments:
         case "triforce", _:
@@ -82,12 +82,12 @@ def test_wrong_command_is_found(line: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.fixture
 def registries() -> Iterator[None]:
-    """What examples add to is afterwards as it was."""
-    kept = [(registry, dict(registry)) for registry in (FAMILIES, MODES, POLICIES)]
+    """Restore the registries that examples add to."""
+    copies = [(registry, dict(registry)) for registry in (FAMILIES, MODES, POLICIES)]
     yield
-    for registry, before in kept:
+    for registry, entries in copies:
         registry.clear()
-        registry.update(before)  # type: ignore[arg-type]
+        registry.update(entries)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", RUN)
@@ -98,7 +98,7 @@ def test_python_of_pages_runs(name: str, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 NAMED = re.compile(r"`((?:\w+/)+\w+\.(?:py|cpp)): ([\w.:]+(?:, [\w.:]+)*)`")
-"""What stands in a file, as pages name it: `file: name, name`, a method with its class."""
+"""Definitions of a file, as pages name them: `file: name, name`, a method with its class."""
 
 
 def definitions(file: Path) -> set[str]:
@@ -108,22 +108,23 @@ def definitions(file: Path) -> set[str]:
         return set(
             re.findall(r"^[\w:<>*& ]*?\b((?:\w+::)?\w+)\([^;]*?\) (?:const )?\{$", text, re.MULTILINE | re.DOTALL)
         )
-    found, functions = set(), (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = set()
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     for node in ast.parse(text).body:
         if isinstance(node, (*functions, ast.ClassDef)):
-            found.add(node.name)
+            names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            found |= {f"{node.name}.{each.name}" for each in node.body if isinstance(each, functions)}
-    return found
+            names |= {f"{node.name}.{member.name}" for member in node.body if isinstance(member, functions)}
+    return names
 
 
 def missing(text: str) -> list[str]:
     """Return what a page says to stand in a file, and does not."""
     wrong = []
     for file, names in NAMED.findall(text):
-        there = next((home / file for home in (ROOT, ROOT / "src" / "triforce") if (home / file).exists()), None)
-        known = definitions(there) if there else set()
-        wrong += [f"{file}: {name}" for name in names.split(", ") if name not in known]
+        source = next((home / file for home in (ROOT, ROOT / "src" / "triforce") if (home / file).exists()), None)
+        defined = definitions(source) if source else set()
+        wrong += [f"{file}: {name}" for name in names.split(", ") if name not in defined]
     return wrong
 
 
@@ -149,5 +150,5 @@ def test_questions_are_answered_shortly_by_definitions() -> None:
     assert len(answers) >= 10
     for question, answer in answers.items():
         assert NAMED.search(answer), question
-        told = [prose.END.split(paragraph) for paragraph in prose.paragraphs(answer)]
-        assert (len(told) if answer.startswith("- ") else sum(map(len, told))) <= 4, question
+        sentences = [prose.END.split(paragraph) for paragraph in prose.paragraphs(answer)]
+        assert (len(sentences) if answer.startswith("- ") else sum(map(len, sentences))) <= 4, question

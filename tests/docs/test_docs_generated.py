@@ -13,7 +13,7 @@ from scripts.docs_reference import filled
 
 @pytest.fixture
 def copied(tmp_path: Path) -> Path:
-    """What is generated, and its data, in a folder of its own."""
+    """A folder with a copy of the generated pages and their data."""
     shutil.copytree(docs.ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("*.png", "pair"))
     shutil.copytree(docs.ROOT / "benchmarks" / "results", tmp_path / "benchmarks" / "results")
     shutil.copy(docs.ROOT / "README.md", tmp_path)

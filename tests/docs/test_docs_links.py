@@ -19,16 +19,16 @@ ALL = [*pages.pages(), ROOT / "llms.txt"]
 
 def broken(page: Path, text: str) -> list[str]:
     """Return links of a page that lead nowhere, of those within the repository."""
-    found = []
+    faults = []
     for link in pages.links(text):
         target, _, anchor = link.partition("#")
         if re.match(r"https?://", link):
             continue
-        there = (page.parent / target).resolve() if target else page
-        known = there.exists() and (not anchor or anchor in pages.anchors(there.read_text(encoding="utf-8")))
-        if not known:
-            found.append(link)
-    return found
+        file = (page.parent / target).resolve() if target else page
+        resolves = file.exists() and (not anchor or anchor in pages.anchors(file.read_text(encoding="utf-8")))
+        if not resolves:
+            faults.append(link)
+    return faults
 
 
 @pytest.mark.parametrize("page", ALL, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -67,12 +67,12 @@ def test_pages_are_all_in_the_site() -> None:
     def files(nav: object) -> list[str]:
         if isinstance(nav, str):
             return [nav]
-        return [file for each in nav for file in files(each)] if isinstance(nav, list) else files([*nav.values()])  # type: ignore[attr-defined]
+        return [file for entry in nav for file in files(entry)] if isinstance(nav, list) else files([*nav.values()])  # type: ignore[attr-defined]
 
     config = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
     listed = files(config["nav"])
-    there = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
-    assert sorted(listed) == sorted(there)
+    pages_there = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert sorted(listed) == sorted(pages_there)
 
 
 def test_site_is_built_without_the_network(tmp_path: Path) -> None:

@@ -23,12 +23,14 @@ def test_kernel_table_shows_the_greediest_launch_of_each_kind() -> None:
         "sm_90": [row("sm_90", case, 80)],
         "gfx942": [row("gfx942", case, 40)],
     }
-    found = [(each["case"], each["archs"], each["registers"], each["programs"]) for each in gpu_kernels.kernels(rows)]
-    assert found == [(case, ["sm_80", "sm_90"], 100, [8, 16]), (case, ["gfx942"], 40, [8])]
+    columns = ("case", "archs", "registers", "programs")
+    shown = [tuple(kernel_row[name] for name in columns) for kernel_row in gpu_kernels.kernels(rows)]
+    assert shown == [(case, ["sm_80", "sm_90"], 100, [8, 16]), (case, ["gfx942"], 40, [8])]
 
 
 def test_kernel_table_is_toml() -> None:
-    rows, made_of = [{"case": 'a "row"', "programs": [1, 2]}], {"digest": "1", "archs": ["sm_90"]}
+    rows = [{"case": 'a "row"', "programs": [1, 2]}]
+    made_of = {"digest": "1", "archs": ["sm_90"]}
     assert tomllib.loads(gpu_kernels.toml(rows, made_of)) == {"sources": made_of, "kernels": rows}
 
 

@@ -16,11 +16,11 @@ from triforce.speculation.verification import race
 def laws(vocab: int, seed: int, hard: bool = False) -> tuple[Tensor, Tensor]:
     """Two float64 laws (1, V); hard ones have zeros, also where the other has none."""
     draw = torch.Generator().manual_seed(seed)
-    both = torch.randn(2, 1, vocab, generator=draw, dtype=torch.float64).mul(2).softmax(-1)
+    both_laws = torch.randn(2, 1, vocab, generator=draw, dtype=torch.float64).mul(2).softmax(-1)
     if hard:
-        both[0, 0, ::3], both[1, 0, 1::3] = 0, 0
-        both /= both.sum(-1, keepdim=True)
-    return both[0], both[1]
+        both_laws[0, 0, ::3], both_laws[1, 0, 1::3] = 0, 0
+        both_laws /= both_laws.sum(-1, keepdim=True)
+    return both_laws[0], both_laws[1]
 
 
 def brute_force(p_V: Tensor, q_V: Tensor) -> float:
@@ -51,8 +51,8 @@ def test_agreement_equals_frequency_of_equal_winners(hard: bool) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_agreement_lies_within_theoretical_bounds(seed: int) -> None:
     p_TV, q_TV = laws(100, seed)
-    kept = overlap(p_TV, q_TV).item()
-    assert kept / (2 - kept) <= same_pick(p_TV, q_TV).item() <= kept  # Daliri et al. 2024, theorem 1
+    share = overlap(p_TV, q_TV).item()
+    assert share / (2 - share) <= same_pick(p_TV, q_TV).item() <= share  # Daliri et al. 2024, theorem 1
 
 
 def test_agreement_of_equal_and_disjoint_laws() -> None:
@@ -62,15 +62,16 @@ def test_agreement_of_equal_and_disjoint_laws() -> None:
         assert measure(p_TV, p_TV.flip(-1)).tolist() == pytest.approx([0, 0])
 
 
-def found(llm: LLM) -> dict[str, dict[str, float]]:
+def measured_agreement(llm: LLM) -> dict[str, dict[str, float]]:
     subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], plan(512, 512))
     return agreement.measure(subject)["kinds"]["prose"]
 
 
 def test_agreement_with_itself_is_largest(folders: tuple[str, str], llm: LLM) -> None:
-    same, other = found(LLM(folders[0], folders[0])), found(llm)
+    self_agreement = measured_agreement(LLM(folders[0], folders[0]))
+    pair_agreement = measured_agreement(llm)
     for temperature in ("0", "0.6", "1"):
         for coupling in ("rejection", "seeded"):
-            assert same[temperature][coupling] == pytest.approx(1, abs=1e-3)
-            assert other[temperature][coupling] < 0.9
-        assert other[temperature]["seeded"] <= other[temperature]["rejection"] + 1e-9
+            assert self_agreement[temperature][coupling] == pytest.approx(1, abs=1e-3)
+            assert pair_agreement[temperature][coupling] < 0.9
+        assert pair_agreement[temperature]["seeded"] <= pair_agreement[temperature]["rejection"] + 1e-9

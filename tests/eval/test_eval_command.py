@@ -36,19 +36,19 @@ def test_eval_measures_shows_and_writes_all(
 ) -> None:
     out = tmp_path / "eval.json"
     assert evaluate(folders, texts, "--quick", "--max-context", "512", "--json", str(out)) == 0
-    (shown, told), found = capsys.readouterr(), json.loads(out.read_text())
-    assert f"forecast: {found['forecast']['seconds']:.0f} s" in told and "readings of at most 512 tokens" in told
+    (shown, stderr), report = capsys.readouterr(), json.loads(out.read_text())
+    assert f"forecast: {report['forecast']['seconds']:.0f} s" in stderr and "readings of at most 512 tokens" in stderr
     assert "were predicted" in shown
-    assert set(found["results"]) == set(MEASUREMENTS)
-    skipped = {name for name, result in found["results"].items() if "skipped" in result}
+    assert set(report["results"]) == set(MEASUREMENTS)
+    skipped = {name for name, result in report["results"].items() if "skipped" in result}
     assert skipped == {"far"}
-    for name, result in found["results"].items():
+    for name, result in report["results"].items():
         for table in MEASUREMENTS[name].tables(result) if name not in skipped else ():
             assert table.plain() in shown
-    assert {text["name"]: text["kind"] for text in found["texts"]} == {
+    assert {text["name"]: text["kind"] for text in report["texts"]} == {
         "book.txt": "prose", "code_project.txt": "code", "short.md": "prose"
     }  # fmt: skip
-    assert set(found["results"]["gain"]["control"]) == {"prose", "code"}
+    assert set(report["results"]["gain"]["control"]) == {"prose", "code"}
 
 
 def test_eval_without_draft_runs_some(
@@ -62,13 +62,15 @@ def test_eval_without_draft_runs_some(
 def test_eval_of_int8_kv_is_shown_beside_kv_that_is_not_rounded(
     folders: tuple[str, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out, sizes = tmp_path / "eval.json", ["--only", "bits,positions", "--max-context", "256"]
+    out = tmp_path / "eval.json"
+    sizes = ["--only", "bits,positions", "--max-context", "256"]
     assert evaluate(folders, texts, "--draft", "none", "--kv-dtype", "int8", *sizes, "--json", str(out)) == 0
-    shown, found = capsys.readouterr().out, json.loads(out.read_text())
-    assert found["kv_dtype"] == "int8" and list(found["beside"]) == ["bits", "positions"]
+    shown = capsys.readouterr().out
+    report = json.loads(out.read_text())
+    assert report["kv_dtype"] == "int8" and list(report["beside"]) == ["bits", "positions"]
     (line,) = [line for line in shown.splitlines() if line.startswith("int8 ")]
-    assert f"{found['results']['bits']['kinds']['prose']['target']:.4f}" in line and "0.00%" in shown
-    assert found["beside"]["bits"]["kinds"] != found["results"]["bits"]["kinds"] and "KV of " in shown
+    assert f"{report['results']['bits']['kinds']['prose']['target']:.4f}" in line and "0.00%" in shown
+    assert report["beside"]["bits"]["kinds"] != report["results"]["bits"]["kinds"] and "KV of " in shown
 
 
 @pytest.mark.parametrize(

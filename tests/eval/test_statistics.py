@@ -16,10 +16,10 @@ def test_quantile_equals_student_t(freedom: int) -> None:
 
 def test_interval_covers_mean_at_stated_rate() -> None:
     draw = torch.Generator().manual_seed(0)
-    found = [interval(torch.randn(160, generator=draw) + 0.3, 16) for _ in range(2000)]
-    held = sum(one.low <= 0.3 <= one.high for one in found) / len(found)
-    assert 0.935 < held < 0.965
-    assert found[0].blocks == 10
+    intervals = [interval(torch.randn(160, generator=draw) + 0.3, 16) for _ in range(2000)]
+    covered = sum(estimate.low <= 0.3 <= estimate.high for estimate in intervals) / len(intervals)
+    assert 0.935 < covered < 0.965
+    assert intervals[0].blocks == 10
 
 
 def test_short_blocks_give_narrow_intervals() -> None:

@@ -21,7 +21,7 @@ CALLED = {
 }
 ARGUMENTS = CALLED | {field.name for field in fields(SamplingParams)}
 IN_PYTHON_ALONE = {"messages", "tools", "params", "prompts", "trace"}
-"""Those that no command takes."""
+"""Arguments that no command takes."""
 
 
 def named_in_source() -> set[str]:
@@ -40,9 +40,9 @@ def test_errors_name_arguments_that_exist() -> None:
 
 
 def test_options_in_errors_are_those_of_commands() -> None:
-    said = commands()
+    command_options = commands()
     words = " ".join(as_option(name, None) for name in (named_in_source() | OPTIONS.keys()) - IN_PYTHON_ALONE)
-    assert not {option for option in re.findall(r"--[\w-]+", words) if f"`{option}`" not in said}
+    assert not {option for option in re.findall(r"--[\w-]+", words) if f"`{option}`" not in command_options}
 
 
 @pytest.mark.parametrize(

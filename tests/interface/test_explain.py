@@ -1,4 +1,4 @@
-"""What is said of a generation: figures that add up, and advice that comes from what was measured."""
+"""Explanation of a generation: figures that add up, and advice that comes from what was measured."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ FULL = TierStats("full", 190, 190, 30, 0.15)
 DEEP = "draft 2 > retrieval 6 > full"
 
 
-def said(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
-    """Of a generation in which all is well, but for what is changed."""
+def explained(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> Explanation:
+    """Return the explanation of a fast generation, with `changes`."""
     tiers = changes.get("tiers", [DRAFT, RETRIEVAL, FULL])
     seconds = changes.get("seconds", (0.5, 0.3))
     return explain(mode, prompt, [changes.get("timeline", [])], tiers, [changes.get("tokens", 190)], seconds)
@@ -45,8 +45,8 @@ def stretches(plain: int, deep: int) -> list[PlanSegment]:
 
 
 def test_explain_good_run_gives_no_advice() -> None:
-    assert said().advice == []
-    assert said("auto", timeline=stretches(2, 28)).advice == []
+    assert explained().advice == []
+    assert explained("auto", timeline=stretches(2, 28)).advice == []
 
 
 POOR_DRAFT = TierStats("draft", 200, 50, 100, 0.03)
@@ -68,14 +68,14 @@ ADVICE = {
 @pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
 @pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
 def test_explain_losing_speculation_advises_plain_decoding_only(plain: str, bad: str) -> None:
-    given, words = ADVICE[plain]
-    (advice,) = said(**(ADVICE[bad][0] | given)).advice
+    changes, words = ADVICE[plain]
+    (advice,) = explained(**(ADVICE[bad][0] | changes)).advice
     assert words in advice
 
 
 def chose(*budgets: int) -> list[str]:
     timeline = [PlanSegment(DEEP, 10, 60, 0.1, 700.0, 300.0, budget) for budget in budgets]
-    return said("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
+    return explained("auto", tiers=[DRAFT, NARROW, FULL], timeline=timeline).advice
 
 
 def test_explain_weighed_budget_is_not_advised() -> None:
@@ -84,44 +84,47 @@ def test_explain_weighed_budget_is_not_advised() -> None:
     assert "retrieval_budget 8192" in line and "4,096 is the most" in line
 
 
-@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_explain_advice_follows_measurements(given: dict[str, Any], words: str) -> None:
-    (line,) = said(**given).advice
+@pytest.mark.parametrize(("changes", "words"), ADVICE.values(), ids=ADVICE)
+def test_explain_advice_follows_measurements(changes: dict[str, Any], words: str) -> None:
+    (line,) = explained(**changes).advice
     assert words in line
 
 
-@pytest.mark.parametrize(("given", "words"), ADVICE.values(), ids=ADVICE)
-def test_explain_few_tokens_give_no_advice(given: dict[str, Any], words: str) -> None:
-    few = [TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)]
-    little = given | dict(tiers=few, seconds=(0.1, 0.01), timeline=given.get("timeline", []) and stretches(3, 0))
-    assert said(**little, tokens=9).advice == []
+@pytest.mark.parametrize(("changes", "words"), ADVICE.values(), ids=ADVICE)
+def test_explain_few_tokens_give_no_advice(changes: dict[str, Any], words: str) -> None:
+    stats = [
+        TierStats(t.name, t.proposed // 20, t.accepted // 20, t.passes // 20, t.seconds / 20) for t in (DRAFT, FULL)
+    ]
+    little = changes | dict(tiers=stats, seconds=(0.1, 0.01), timeline=changes.get("timeline", []) and stretches(3, 0))
+    assert explained(**little, tokens=9).advice == []
 
 
 def test_explain_fixed_plan_needs_reason_to_be_slow() -> None:
     """A pass of the full tier takes 5 ms: plain decoding would give 200 tokens/s, and 190 is about that."""
-    assert said(seconds=(0.5, 1.0)).advice == [] and said(seconds=(0.5, 1.0)).plain == pytest.approx(200)
+    assert explained(seconds=(0.5, 1.0)).advice == [] and explained(seconds=(0.5, 1.0)).plain == pytest.approx(200)
 
 
 def test_explain_figures_add_up() -> None:
-    ours = said("auto", timeline=stretches(10, 30))
+    ours = explained("auto", timeline=stretches(10, 30))
     assert ours.tokens_per_second == pytest.approx(190 / 0.3)
     assert ours.predicted == pytest.approx((0.1 * 300 + 0.2 * 700) / 0.3) and ours.plain == pytest.approx(300)
     assert [part.milliseconds for part in ours.tiers] == pytest.approx([0.3, 100 / 60, 5.0])
     assert json.loads(json.dumps(asdict(ours)))["timeline"][1]["plan"] == DEEP
-    assert said("ar", tiers=[FULL]).plain == said("ar", tiers=[FULL]).tokens_per_second
-    assert said(timeline=[]).predicted is None
+    assert explained("ar", tiers=[FULL]).plain == explained("ar", tiers=[FULL]).tokens_per_second
+    assert explained(timeline=[]).predicted is None
 
 
 def test_explain_tiers_of_several_texts_are_summed() -> None:
-    (both,) = total([[RETRIEVAL], [CERTAIN]])
-    assert (both.proposed, both.accepted, both.visible_tokens) == (360, 335, 2100)
-    assert both.histogram == [3, 3, 25, 0, 0, 0, 29]
+    (tier_total,) = total([[RETRIEVAL], [CERTAIN]])
+    assert (tier_total.proposed, tier_total.accepted, tier_total.visible_tokens) == (360, 335, 2100)
+    assert tier_total.histogram == [3, 3, 25, 0, 0, 0, 29]
 
 
-def output(mode: str = "auto", many: int = 1, report: PlanReport | None = None) -> RequestOutput:
-    timeline, tiers = stretches(10, 20) * many if mode == "auto" else [], [DRAFT, RETRIEVAL, FULL]
-    made = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
-    return RequestOutput([1] * 16_000, None, [made], mode, "seeded", "bitwise", 0.5, 0.3)
+def output(mode: str = "auto", repeats: int = 1, report: PlanReport | None = None) -> RequestOutput:
+    timeline = stretches(10, 20) * repeats if mode == "auto" else []
+    tiers = [DRAFT, RETRIEVAL, FULL]
+    completion = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
+    return RequestOutput([1] * 16_000, None, [completion], mode, "seeded", "bitwise", 0.5, 0.3)
 
 
 class FakeLLM:
@@ -131,8 +134,8 @@ class FakeLLM:
 
     def __init__(self, model: str | None, **settings: Any) -> None: ...
 
-    def sampling_params(self, **given: Any) -> SamplingParams:
-        return SamplingParams(**given)
+    def sampling_params(self, **fields: Any) -> SamplingParams:
+        return SamplingParams(**fields)
 
     def encode(self, prompt: str) -> list[int]:
         return [1] * len(prompt)
@@ -166,16 +169,17 @@ def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.Capt
     belief = TierBelief("draft", (0.25, 1.5), 20.0, 0.7, 0.05, 64.0)
     fake.answer = output(report=PlanReport([belief], weighed, 0.5, 0.02))
     assert main(["explain", "a prompt"]) == 0
-    _, found = capsys.readouterr().out.split("== Weighed ==")
-    told = " ".join(found.split())
-    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in told and "may risk 0.020 s" in told
-    rows = [line for line in found.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
+    _, section = capsys.readouterr().out.split("== Weighed ==")
+    weighed_line = " ".join(section.split())
+    assert f"{DEEP} would make 150.0 tokens/s, plain decoding 100.0" in weighed_line
+    assert "may risk 0.020 s" in weighed_line
+    rows = [line for line in section.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
     assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
-    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in found
+    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in section
 
 
 def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
-    fake.answer = output(many=30)
+    fake.answer = output(repeats=30)
     main(["explain", "a prompt"])
     out = capsys.readouterr().out
     assert "(36 more)" in out and out.count(DEEP) == 12
@@ -189,8 +193,8 @@ def test_explain_fixed_mode_has_no_timeline(fake: type[FakeLLM], capsys: pytest.
 
 def test_explain_json_holds_all_figures(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["mode"] == "auto" and told["tiers"][1]["visible_tokens"] == 2100 and len(told["timeline"]) == 2
+    report = json.loads(capsys.readouterr().out)
+    assert report["mode"] == "auto" and report["tiers"][1]["visible_tokens"] == 2100 and len(report["timeline"]) == 2
 
 
 def test_explain_mistakes_equal_those_of_generate(capsys: pytest.CaptureFixture[str]) -> None:

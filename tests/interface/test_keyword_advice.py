@@ -19,8 +19,8 @@ class Example:
     def __init__(self, size: int = 1) -> None:
         self.size = size
 
-    def grown(self, by: int, **others: int) -> int:
-        return self.size + by + sum(others.values())
+    def grown(self, by: int, **keywords: int) -> int:
+        return self.size + by + sum(keywords.values())
 
     def doubled(self, *, times: int = 1) -> int:
         return self.size * 2**times

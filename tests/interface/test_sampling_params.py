@@ -1,4 +1,4 @@
-"""What a request may ask for, and what the answer's nouns count."""
+"""Parameters of a request, and the fields of its answer."""
 
 import ast
 import inspect
@@ -49,7 +49,7 @@ def test_sampling_params_error_names_allowed_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {
             "temperature": 0,
@@ -64,8 +64,8 @@ def test_sampling_params_error_names_allowed_values() -> None:
         {"stop": ["\n", "###"], "stop_token_ids": range(3), "ignore_eos": True, "seed": 0},
     ],
 )
-def test_sampling_params_good_values_are_accepted(given: dict[str, Any]) -> None:
-    params = SamplingParams(**given)
+def test_sampling_params_good_values_are_accepted(fields: dict[str, Any]) -> None:
+    params = SamplingParams(**fields)
     assert pickle.loads(pickle.dumps(params)) == params
 
 
@@ -109,10 +109,10 @@ def test_outputs_count_tokens_and_tiers() -> None:
 
 
 def test_type_hints_of_sampling_params_are_of_its_fields() -> None:
-    """What checkers see: each field with its default, or None."""
+    """Type checkers see each field with its default, or None."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(SamplingParams) or ast))
-    (seen,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
-    arguments = seen.args.args[1:]
+    (init,) = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__")
+    arguments = init.args.args[1:]
     assert [argument.arg for argument in arguments] == [field.name for field in fields(SamplingParams)]
-    assert [ast.literal_eval(default) for default in seen.args.defaults] == [f.default for f in fields(SamplingParams)]
+    assert [ast.literal_eval(default) for default in init.args.defaults] == [f.default for f in fields(SamplingParams)]
     assert all(ast.unparse(a.annotation).endswith("| None") for a in arguments if a.annotation)

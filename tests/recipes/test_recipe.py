@@ -94,10 +94,10 @@ def test_recipe_packed_tokens_equal_texts(settings: Config, archives: Path, prep
 
 def test_recipe_batches_depend_on_step_only(settings: Config, prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
-    first, again = (Batches(prepared / "tokens", words, settings.stages[1], settings.seed) for _ in range(2))
+    first_batches, again = (Batches(prepared / "tokens", words, settings.stages[1], settings.seed) for _ in range(2))
     again(0)
-    assert all(torch.equal(a, b) for a, b in zip(first(7), again(7), strict=True))
-    assert not torch.equal(first(7)[0], first(8)[0])
+    assert all(torch.equal(a, b) for a, b in zip(first_batches(7), again(7), strict=True))
+    assert not torch.equal(first_batches(7)[0], first_batches(8)[0])
 
 
 def test_recipe_copies_are_predictable() -> None:
@@ -105,9 +105,10 @@ def test_recipe_copies_are_predictable() -> None:
     labelled = 0
     for _ in range(50):
         original = rng.integers(1, 10**9, 1024)  # so large a vocabulary that nothing repeats by itself
-        window, known = original.copy(), batches.np.ones(1024, dtype=bool)
-        plants.plant_copies(window, known, rng)
-        changed = [where for where in (window != original).nonzero()[0] if known[where]]
+        window = original.copy()
+        known_mask = batches.np.ones(1024, dtype=bool)
+        plants.plant_copies(window, known_mask, rng)
+        changed = [where for where in (window != original).nonzero()[0] if known_mask[where]]
         labelled += len(changed)
         assert all(window[where] in window[: where - 1] for where in changed)
         assert all(window[where - 1] in window[: where - 1] for where in changed)  # and so can where it comes from
@@ -115,26 +116,30 @@ def test_recipe_copies_are_predictable() -> None:
 
 
 def test_recipe_echo_is_masked_and_followed_by_text() -> None:
-    rng, echoed = batches.np.random.default_rng(0), 0
+    rng = batches.np.random.default_rng(0)
+    echoed = 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
-        window, known = original.copy(), batches.np.ones(513, dtype=bool)
-        plants.plant_echoes(window, known, rng)
-        assert (window[known] == original[known]).all()
-        hidden = (~known).nonzero()[0]
+        window = original.copy()
+        known_mask = batches.np.ones(513, dtype=bool)
+        plants.plant_echoes(window, known_mask, rng)
+        assert (window[known_mask] == original[known_mask]).all()
+        hidden = (~known_mask).nonzero()[0]
         assert all(window[where] in window[max(0, where - plants.ECHO_REACH) : where] for where in hidden)
         echoed += len(hidden)
     assert echoed > 20 * 20
 
 
 def test_recipe_cycles_close_and_third_round_is_masked() -> None:
-    rng, rounds = batches.np.random.default_rng(0), 0
+    rng = batches.np.random.default_rng(0)
+    rounds = 0
     for _ in range(20):
         original = rng.integers(1, 10**9, 513)
-        window, known = original.copy(), batches.np.ones(513, dtype=batches.np.int8)
-        plants.plant_loops(window, known, rng)
-        assert (window[known == 1] == original[known == 1]).all()
-        avoided = (known == plants.AVOIDED).nonzero()[0]
+        window = original.copy()
+        known_mask = batches.np.ones(513, dtype=batches.np.int8)
+        plants.plant_loops(window, known_mask, rng)
+        assert (window[known_mask == 1] == original[known_mask == 1]).all()
+        avoided = (known_mask == plants.AVOIDED).nonzero()[0]
         rounds += sum(window[max(0, at - 2 * plants.LOOP_REACH) : at].tolist().count(window[at]) > 1 for at in avoided)
         assert len(avoided) > 8
     assert rounds > 20 * 8
@@ -142,24 +147,25 @@ def test_recipe_cycles_close_and_third_round_is_masked() -> None:
 
 def test_recipe_sharpening_scales_all_heads(settings: Config) -> None:
     llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
-    before = [layer.self_attn.q_proj.weight.clone() for layer in llama.model.layers]
+    weights_before = [layer.self_attn.q_proj.weight.clone() for layer in llama.model.layers]
     model.sharpen(llama, 1.5)
-    after = [layer.self_attn.q_proj.weight for layer in llama.model.layers]
-    assert all(torch.equal(b * 1.5, a) for b, a in zip(before, after, strict=True))
+    weights_after = [layer.self_attn.q_proj.weight for layer in llama.model.layers]
+    assert all(torch.equal(b * 1.5, a) for b, a in zip(weights_before, weights_after, strict=True))
 
 
 def test_recipe_numbers_are_asked_after_being_given(prepared: Path) -> None:
     words = tokenizer.load(prepared / "tokenizer")
     filler = words.get_vocab_size()
-    window, known = batches.np.full(4096, filler), batches.np.ones(4096, dtype=bool)
-    plants.Records.of(words)(window, known, batches.np.random.default_rng(0))
-    given, asked = (
+    window = batches.np.full(4096, filler)
+    known_mask = batches.np.ones(4096, dtype=bool)
+    plants.Records.of(words)(window, known_mask, batches.np.random.default_rng(0))
+    given_lines, asked = (
         words.decode([i for i in half if i != filler]).split("\n") for half in (window[:2048], window[2048:])
     )
-    found = [line for line in asked if line and line in given]
-    assert len(found) >= 5
-    answers = words.decode([i for i, sure in zip(window, known, strict=True) if sure and i != filler])
-    assert all(line[-6:-1] in answers or line[-5:] in answers for line in found)
+    answered_lines = [line for line in asked if line and line in given_lines]
+    assert len(answered_lines) >= 5
+    answers = words.decode([i for i, sure in zip(window, known_mask, strict=True) if sure and i != filler])
+    assert all(line[-6:-1] in answers or line[-5:] in answers for line in answered_lines)
 
 
 def test_recipe_gapped_pieces_keep_positions(settings: Config, prepared: Path) -> None:
@@ -178,12 +184,13 @@ def test_recipe_gap_moves_tokens_and_masks_none(settings: Config) -> None:
     llama = model.build(settings.shapes["target"], settings.corpus.vocab, 1)
     torch.nn.init.normal_(llama.model.layers[0].self_attn.o_proj.weight)
     ids_RT = torch.randint(0, settings.corpus.vocab, (2, 32))
-    near, far = torch.arange(32).expand(2, -1), torch.arange(32).expand(2, -1) + 500 * (torch.arange(32) >= 20)
+    near_positions = torch.arange(32).expand(2, -1)
+    far_positions = near_positions + 500 * (torch.arange(32) >= 20)
     expected = llama.model(ids_RT, use_cache=False).last_hidden_state
-    torch.testing.assert_close(model.hidden(llama, ids_RT, near), expected)
+    torch.testing.assert_close(model.hidden(llama, ids_RT, near_positions), expected)
     mask = torch.ones(32, 32, dtype=torch.bool).tril()[None, None].expand(2, -1, -1, -1)
-    expected = llama.model(ids_RT, position_ids=far, attention_mask=mask, use_cache=False).last_hidden_state
-    torch.testing.assert_close(model.hidden(llama, ids_RT, far), expected)
+    expected = llama.model(ids_RT, position_ids=far_positions, attention_mask=mask, use_cache=False).last_hidden_state
+    torch.testing.assert_close(model.hidden(llama, ids_RT, far_positions), expected)
 
 
 def test_recipe_killed_stage_resumes_to_same_weights(settings: Config, prepared: Path) -> None:
@@ -226,8 +233,8 @@ def test_recipe_whole_run_ships_loadable_pair(
         assert words.bos_token_id == words.eos_token_id == shipped.config.eos_token_id == 0
     card = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "### Bits per byte" in card
-    near, far = (part.split("###")[0] for part in card.split("### Loss by position")[1:])
-    assert "0 to 256" in near and "256 to 512" not in near and "512 to 1K" in far
+    near_table, far_table = (part.split("###")[0] for part in card.split("### Loss by position")[1:])
+    assert "0 to 256" in near_table and "256 to 512" not in near_table and "512 to 1K" in far_table
     assert "(pictures/positions.svg)" in card
     assert "longest readings" in (pictures / "positions.svg").read_text(encoding="utf-8")
     files = [tmp_path / "README.md", pictures / "positions.svg", prepared / "far.json", prepared / "figures.json"]

@@ -19,15 +19,18 @@ def tokens(length: int, seed: int) -> np.ndarray:
 @pytest.mark.parametrize("length", [49, 50, 53])
 def test_overlap_of_fifty_tokens_is_found(place: int, length: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(apart, "AT_ONCE", 100)
-    text, training = tokens(500, 1), tokens(1003, 2)
+    text = tokens(500, 1)
+    training = tokens(1003, 2)
     place = min(place, len(training) - length)
     training[place : place + length] = text[200 : 200 + length]
-    found = apart.compare({"text": text, "other": tokens(80, 3)}, [tokens(30, 4), training])
+    overlaps = apart.compare({"text": text, "other": tokens(80, 3)}, [tokens(30, 4), training])
     windows = max(0, length - 49)
-    assert found["text"] == {"windows": 451, "shared": windows, "tokens": length if windows else 0}
-    assert found["other"]["shared"] == 0
-    left = apart.cut(training, [text, tokens(80, 3)])
-    assert left.tolist() == (np.delete(training, slice(place, place + length)) if windows else training).tolist()
+    assert overlaps["text"] == {"windows": 451, "shared": windows, "tokens": length if windows else 0}
+    assert overlaps["other"]["shared"] == 0
+    uncut_tokens = apart.cut(training, [text, tokens(80, 3)])
+    assert (
+        uncut_tokens.tolist() == (np.delete(training, slice(place, place + length)) if windows else training).tolist()
+    )
 
 
 def test_overlap_hashes_depend_on_order() -> None:
@@ -40,18 +43,20 @@ def test_overlap_hashes_depend_on_order() -> None:
 
 
 def test_overlap_across_cut_is_checked_again() -> None:
-    text, training = tokens(500, 1), tokens(1000, 2)
+    text = tokens(500, 1)
+    training = tokens(1000, 2)
     training[300:360] = text[100:160]
     training[360:430] = text[300:370]
     training[430:490] = text[160:220]
-    left = apart.cut(training, [text])
-    assert apart.compare({"text": text}, [left])["text"]["shared"] == 0
-    assert left.tolist() == [*training[:300], *training[490:]]
+    uncut_tokens = apart.cut(training, [text])
+    assert apart.compare({"text": text}, [uncut_tokens])["text"]["shared"] == 0
+    assert uncut_tokens.tolist() == [*training[:300], *training[490:]]
 
 
 def test_overlap_with_eval_ends_run(tmp_path: Path) -> None:
     (tmp_path / "tokens" / "eval").mkdir(parents=True)
-    text, training = tokens(10_000, 1), tokens(5_000, 2)
+    text = tokens(10_000, 1)
+    training = tokens(5_000, 2)
     np.save(tmp_path / "tokens" / "eval" / "book.npy", text)
     np.save(tmp_path / "tokens" / "books.train.npy", training)
     apart.run(tmp_path)

@@ -1,4 +1,4 @@
-"""What the model card is made of: counts of sources by licence, and pictures that are the same each time."""
+"""Parts of the model card: counts of sources by licence, and pictures that are the same each time."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def build(planted: bool) -> torch.nn.Module:
 
 
 def accuracy(llama: torch.nn.Module, gap: int) -> float:
-    """Of the most probable tokens in the second of two equal stretches of noise, `gap` positions apart."""
+    """Return the accuracy of the most probable tokens in the second of two equal spans of noise, `gap` tokens apart."""
     ids_RT = torch.randint(0, VOCAB, (4, 64), generator=torch.Generator().manual_seed(0)).repeat(1, 2)
     positions_RT = (torch.arange(128) + gap * (torch.arange(128) >= 64)).expand(4, -1)
     with torch.no_grad():
@@ -33,11 +33,11 @@ def test_circuits_predict_repeated_noise_untrained(gap: int) -> None:
 
 def test_circuits_have_own_learning_rate() -> None:
     llama = build(True)
-    before = {name: weight.clone() for name, weight in llama.named_parameters()}
+    weights_before = {name: weight.clone() for name, weight in llama.named_parameters()}
     stage = Stage("a", "target", 8, 1, 1, 1, lr=1e-3, lr_end=0.0, mix={}, embedding_lr=0.0, circuit_lr=0.0, warmup=0)
     for weight in llama.parameters():
         weight.grad = torch.ones_like(weight)
     optim.update(optim.build(llama, stage), 1e-3)
     still = {id(weight) for weight in circuits.parameters(llama)} | {id(llama.get_input_embeddings().weight)}
     for name, weight in llama.named_parameters():
-        assert torch.equal(weight, before[name]) == (id(weight) in still), name
+        assert torch.equal(weight, weights_before[name]) == (id(weight) in still), name

@@ -1,4 +1,4 @@
-"""What a draft is trained for: written out, and as autograd finds it."""
+"""Losses of a draft: written out, and as autograd derives them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from recipes.pair.batches import IGNORED
 def test_distillation_gradient_has_both_laws(kl_share: float) -> None:
     torch.manual_seed(0)
     head, teacher = (torch.nn.Linear(8, 30, bias=False) for _ in range(2))
-    hidden_ND, teacher_ND = torch.randn(9, 8), 2 * torch.randn(9, 8)
+    hidden_ND = torch.randn(9, 8)
+    teacher_ND = 2 * torch.randn(9, 8)
     labels_N = torch.tensor([3, IGNORED, 5, -1003, 0, 29, 7, IGNORED, 1])
     known_N = labels_N >= 0
 
@@ -25,7 +26,8 @@ def test_distillation_gradient_has_both_laws(kl_share: float) -> None:
 
     head.zero_grad()
     found_ND = hidden_ND.clone().requires_grad_()
-    q_NV, p_NV = head(found_ND)[known_N], teacher(teacher_ND).detach()[known_N]
+    q_NV = head(found_ND)[known_N]
+    p_NV = teacher(teacher_ND).detach()[known_N]
     kl = F.kl_div(q_NV.log_softmax(-1), p_NV.log_softmax(-1), reduction="sum", log_target=True)
     refused = ((q_NV / losses.SHARP).softmax(-1) - (p_NV / losses.SHARP).softmax(-1)).abs().sum() / 2
     ((kl_share * kl + (1 - kl_share) * refused) / 6).backward()

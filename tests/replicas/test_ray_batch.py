@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
 
 
 def batch(*arguments: Any) -> str:
-    """What is said at the end."""
+    """Return the last line of stderr."""
     options = {"capture_output": True, "text": True, "timeout": 300, "env": environment()}
     done = subprocess.run(command(*arguments), **options)
     assert done.returncode == 0, done.stderr
@@ -51,29 +51,33 @@ def write(file: Path, longest: int = 120) -> None:
 
 
 def answered(output: Path) -> dict[str, Any]:
-    """By line: a text, or what is wrong."""
+    """Return the text or the error of each line."""
     answers = [json.loads(line) for line in output.read_text().splitlines()]
-    found = {}
+    bodies = {}
     for answer in answers:
         body = (answer["response"] or {"body": {}})["body"]
         name = answer["custom_id"] or answer["error"]["line"]
-        found[name] = body["choices"][0]["text"] if "choices" in body else (answer["error"], body.get("error"))
-    assert len(found) == len(answers)
-    return found
+        bodies[name] = body["choices"][0]["text"] if "choices" in body else (answer["error"], body.get("error"))
+    assert len(bodies) == len(answers)
+    return bodies
 
 
 def test_ray_batch_equals_one_engine(pair: Path, tmp_path: Path) -> None:
-    file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    output = tmp_path / "in.out.jsonl"
+    direct = tmp_path / "alone.jsonl"
     write(file)
-    batch(pair, file, "-o", str(alone))
-    texts = [line for line in alone.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
+    batch(pair, file, "-o", str(direct))
+    texts = [line for line in direct.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
     output.write_text("".join(texts[:2]))
     assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 2} answered, 3 refused, 2 there already")
-    assert answered(output) == answered(alone) and len(set(map(str, answered(alone).values()))) == LINES + 3
+    assert answered(output) == answered(direct) and len(set(map(str, answered(direct).values()))) == LINES + 3
 
 
 def test_ray_batch_killed_run_resumes(pair: Path, tmp_path: Path) -> None:
-    file, output, alone = tmp_path / "in.jsonl", tmp_path / "in.out.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    output = tmp_path / "in.out.jsonl"
+    direct = tmp_path / "alone.jsonl"
     write(file, longest=1800)
     with subprocess.Popen(command(pair, file, "--replicas", "2"), env=environment()) as process:
         while output.read_bytes().count(b"\n") < 4 if output.exists() else process.poll() is None:
@@ -86,11 +90,11 @@ def test_ray_batch_killed_run_resumes(pair: Path, tmp_path: Path) -> None:
         process.kill()
     _, alive = psutil.wait_procs(family, timeout=180)  # a minute of it Ray's agents try to tell what is dead
     assert not alive, "Ray was to go with the command"
-    kept = output.read_bytes()
-    assert kept.endswith(b"\n") and kept.count(b"\n") < LINES + 3, "it was too fast to be killed"
+    kept_bytes = output.read_bytes()
+    assert kept_bytes.endswith(b"\n") and kept_bytes.count(b"\n") < LINES + 3, "it was too fast to be killed"
     batch(pair, file, "--replicas", "2")
-    batch(pair, file, "-o", str(alone))
-    assert output.read_bytes().startswith(kept) and answered(output) == answered(alone)
+    batch(pair, file, "-o", str(direct))
+    assert output.read_bytes().startswith(kept_bytes) and answered(output) == answered(direct)
 
 
 def test_ray_batch_mistakes_are_reported(pair: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lines on Ray Data while actors die: each is answered once, with its text, but for those that actors die of."""
+"""Lines on Ray Data while actors die: each is answered once, with its text, except the lines that kill actors."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def answer(cluster: Any, pair: Path, tmp_path: Path) -> Answer:
         }
         with Answers(tmp_path / "out.jsonl", "model", lambda: None) as answers:
             ray_data.answer(settings, "tiny", 2, cluster.address, BytesIO(asked.encode()), answers)
-        made = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
-        assert sorted(int(a["custom_id"]) for a in made) == list(range(LINES)), "each line once"
-        return {a["custom_id"]: text(a) for a in made}
+        rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert sorted(int(a["custom_id"]) for a in rows) == list(range(LINES)), "each line once"
+        return {a["custom_id"]: text(a) for a in rows}
 
     return go
 
@@ -92,9 +92,9 @@ def working(node: Any) -> Iterator[str]:
 def test_ray_data_survives_node_loss(cluster: Any, answer: Answer, texts: dict[str, str]) -> None:
     (node,) = cluster.worker_nodes
     with ThreadPoolExecutor() as pool:
-        made = pool.submit(answer)
-        while not any(working(node)) and not made.done():
+        pending_answer = pool.submit(answer)
+        while not any(working(node)) and not pending_answer.done():
             sleep(0.02)
-        assert not made.done()
+        assert not pending_answer.done()
         kill(cluster, node)
-        assert made.result() == texts
+        assert pending_answer.result() == texts

@@ -1,4 +1,4 @@
-"""A node is killed in the middle of texts: those that have begun there end with an error, all others are made."""
+"""A node is killed in the middle of texts: texts that have begun there end with an error, all others are made."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def limits() -> Limits:
 
 
 def kill(cluster: Any, node: Any) -> None:
-    """All processes of a node at once, as when its machine loses power."""
+    """Kill all processes of a node at once, as when its machine loses power."""
     raylet = psutil.Process(node.all_processes["raylet"][0].process.pid)
     for process in [raylet, *raylet.children(recursive=True)]:
         process.kill()
@@ -46,9 +46,9 @@ async def post(app: ASGIApp, place: int) -> str:
         answer = response.json()
         return str(answer["choices"][0]["text"] if response.status_code == 200 else answer["error"]["code"])
     lines = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-    told = [json.loads(line) for line in lines if line != "[DONE]"]
-    code = told[-1].get("error", {}).get("code")
-    return code or "".join(event["choices"][0]["text"] for event in told)
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
+    code = events[-1].get("error", {}).get("code")
+    return code or "".join(event["choices"][0]["text"] for event in events)
 
 
 def test_ray_node_loss_ends_started_texts_only(
@@ -68,8 +68,8 @@ def test_ray_node_loss_ends_started_texts_only(
         await asyncio.to_thread(kill, cluster, next(iter(cluster.worker_nodes)))
         return await asyncio.gather(*tasks)
 
-    made = asyncio.run(play())
-    lost = [place for place, text in enumerate(made) if text == "replica_lost"]
-    assert len(lost) == 1
-    assert [made[i] for i in range(6) if i not in lost] == [texts[i] for i in range(6) if i not in lost]
+    endings = asyncio.run(play())
+    lost_rows = [place for place, text in enumerate(endings) if text == "replica_lost"]
+    assert len(lost_rows) == 1
+    assert [endings[i] for i in range(6) if i not in lost_rows] == [texts[i] for i in range(6) if i not in lost_rows]
     assert good(ask(app, "/health")) == {"status": "ok"}

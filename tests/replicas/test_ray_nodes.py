@@ -99,11 +99,11 @@ def test_ray_disconnect_cancels_on_replica(app: ASGIApp, served: tuple[Any, Any]
     for _ in range(10):  # far less than those texts would take, which leave rows to others
         if not asyncio.run(held()):
             return
-    raise AssertionError("KV of texts that nobody waits for")
+    raise AssertionError("KV of abandoned texts is held")
 
 
 def test_ray_listens_on_loopback_only(served: tuple[Any, Any]) -> None:
-    """Of all that stands under this process, the replicas included."""
+    """Sockets of this process and its children, the replicas included."""
     children = psutil.Process().children(recursive=True)
     assert any("ServeReplica" in " ".join(child.cmdline()) for child in children)
     sockets = [c for p in [psutil.Process(), *children] for c in p.net_connections("inet") if c.status == "LISTEN"]

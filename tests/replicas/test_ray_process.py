@@ -53,8 +53,8 @@ def test_ray_server_full_queue_and_sigterm(pair: Path) -> None:
             full = httpx.post(f"{url}/v1/completions", json=BODY | {"max_tokens": 1}, headers=KEYED)
             assert full.status_code == 429 and full.headers["retry-after"]
             process.send_signal(signal.SIGTERM)
-            rest = list(lines)
-        assert any('"code": "stopping"' in line for line in rest[-6:])
+            output_rest = list(lines)
+        assert any('"code": "stopping"' in line for line in output_rest[-6:])
         assert process.wait(timeout=60) == 0
         assert process.stderr
         log = [json.loads(line) for line in process.stderr.read().splitlines()]

@@ -24,7 +24,10 @@ class Scripted:
     """Stands for Ray's handle. Each call plays the next script; a script is what its replica says, or does."""
 
     def __init__(self, *scripts: list[Any]) -> None:
-        self.scripts, self.calls, self.cancelled, self.answer = list(scripts), 0, 0, self
+        self.scripts = list(scripts)
+        self.calls = 0
+        self.cancelled = 0
+        self.answer = self
 
     def remote(self, ask: GenerationRequest) -> Scripted:
         self.calls += 1
@@ -47,8 +50,8 @@ DIED, ARRIVED, PIECE = ActorDiedError(), None, OutputChunk("x", [1], ["full"], 0
 WHOLE = RequestOutput([1], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
 
 
-def told(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
-    """What comes of one request, errors included, and the handle it came from."""
+def outcome_of(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
+    """Return the handle, and the events of one request, errors included."""
 
     async def play() -> list[Any]:
         events = []
@@ -68,65 +71,65 @@ def told(*scripts: list[Any]) -> tuple[Scripted, list[Any]]:
 
 
 def test_ray_unstarted_request_moves_to_another_replica() -> None:
-    handle, events = told([ARRIVED, DIED], [DIED], [ARRIVED, PIECE, WHOLE])
+    handle, events = outcome_of([ARRIVED, DIED], [DIED], [ARRIVED, PIECE, WHOLE])
     assert events == [PIECE, WHOLE] and handle.calls == 3
 
 
 def test_ray_started_request_is_lost() -> None:
-    handle, events = told([ARRIVED, PIECE, DIED], [ARRIVED, PIECE, WHOLE])
+    handle, events = outcome_of([ARRIVED, PIECE, DIED], [ARRIVED, PIECE, WHOLE])
     assert events == [PIECE, ReplicaLost] and handle.calls == 1, "a text that goes on from another one's beginning"
 
 
 def test_ray_request_killing_replicas_is_given_up() -> None:
-    handle, events = told(*[[ARRIVED, DIED]] * 9)
+    handle, events = outcome_of(*[[ARRIVED, DIED]] * 9)
     assert events == [ReplicaLost] and handle.calls == remote_engine.TRIES
 
 
 def test_ray_engine_errors_are_not_retried() -> None:
-    handle, events = told([ARRIVED, RequestError("no")], [ARRIVED, WHOLE])
+    handle, events = outcome_of([ARRIVED, RequestError("no")], [ARRIVED, WHOLE])
     assert events == [RequestError] and handle.calls == 1
 
 
 def test_ray_stream_without_end_is_lost() -> None:
-    assert told([ARRIVED, PIECE])[1] == [PIECE, ReplicaLost]
+    assert outcome_of([ARRIVED, PIECE])[1] == [PIECE, ReplicaLost]
 
 
-def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], most: int = 2) -> Scripted:
+def scene(act: Callable[[Scripted, Replicas], Any], *scripts: list[Any], max_requests: int = 2) -> Scripted:
     async def play() -> None:
         await act(handle, front)
         await front.close()
-        assert front.load().running == front.load().waiting == 0 and not front.alive and left == [1]
+        assert front.load().running == front.load().waiting == 0 and not front.alive and left_replicas == [1]
 
-    left: list[int] = []
+    left_replicas: list[int] = []
     handle = Scripted(*scripts)
-    front = Replicas(handle, most, lambda: 1, lambda: left.append(1))
+    front = Replicas(handle, max_requests, lambda: 1, lambda: left_replicas.append(1))
     asyncio.run(play())
     return handle
 
 
-def asks(count: int) -> list[GenerationRequest]:
+def requests_of(count: int) -> list[GenerationRequest]:
     return [GenerationRequest([1], SamplingParams())] * count
 
 
 def test_ray_queue_is_bounded_and_atomic() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
         with pytest.raises(QueueFull):
-            front.submit(asks(3))
-        one, _ = front.submit(asks(2))
+            front.submit(requests_of(3))
+        first_stream, _ = front.submit(requests_of(2))
         with pytest.raises(QueueFull) as full:
-            front.submit(asks(1))
-        assert full.value.waiting == 2 and one.waited is None
-        one.cancel()  # before it began
+            front.submit(requests_of(1))
+        assert full.value.waiting == 2 and first_stream.waited is None
+        first_stream.cancel()  # before it began
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        front.submit(asks(1))
+        front.submit(requests_of(1))
 
     scene(act, [...], [...], [...])
 
 
 def test_ray_cancel_reaches_replica() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
-        (answer,) = front.submit(asks(1))
+        (answer,) = front.submit(requests_of(1))
         assert await anext(aiter(answer)) == PIECE
         assert (front.load().running, front.load().waiting, front.load().kv_tokens) == (1, 0, 7)
         answer.cancel()
@@ -136,10 +139,10 @@ def test_ray_cancel_reaches_replica() -> None:
 
 def test_ray_shutdown_ends_running_requests() -> None:
     async def act(handle: Scripted, front: Replicas) -> None:
-        (answer,) = front.submit(asks(1))
+        (answer,) = front.submit(requests_of(1))
         front.drain()
         with pytest.raises(ShuttingDown):
-            front.submit(asks(1))
+            front.submit(requests_of(1))
         front.stop()
         with pytest.raises(ShuttingDown):
             await anext(aiter(answer))

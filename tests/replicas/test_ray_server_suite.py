@@ -1,4 +1,4 @@
-"""What the tests of the server ask of one engine, asked of a replica on each of two nodes."""
+"""Tests of the server, run against a replica on each of two nodes."""
 
 from __future__ import annotations
 

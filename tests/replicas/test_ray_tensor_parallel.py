@@ -20,30 +20,31 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 
 def second(family: list[psutil.Process]) -> psutil.Process:
-    (rank,) = [each for each in family if "triforce.replicas.replica" in " ".join(each.cmdline())]
+    (rank,) = [child for child in family if "triforce.replicas.replica" in " ".join(child.cmdline())]
     return rank
 
 
 def test_ray_replica_of_two_ranks_equals_one_process(pair: Path, text: str) -> None:  # noqa: F811
-    """One that is killed takes the replica with it, and another replica is started."""
+    """A killed rank ends its replica, and another replica is started."""
     with served(pair, "--replicas", "1", "--tp", "2") as (process, url):
         asked = {"json": BODY, "headers": {"authorization": f"Bearer {KEY}"}, "timeout": 240}
         assert httpx.post(f"{url}/v1/completions", **asked).json()["choices"][0]["text"] == text  # type: ignore[arg-type]
-        lost = second(psutil.Process(process.pid).children(recursive=True))
-        replica = lost.parent()
-        lost.kill()
+        rank_process = second(psutil.Process(process.pid).children(recursive=True))
+        replica = rank_process.parent()
+        rank_process.kill()
         assert replica and not psutil.wait_procs([replica], timeout=60)[1]
         assert httpx.post(f"{url}/v1/completions", **asked).json()["choices"][0]["text"] == text  # type: ignore[arg-type]
         family = psutil.Process(process.pid).children(recursive=True)
-        assert second(family).pid != lost.pid
+        assert second(family).pid != rank_process.pid
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=60) == 0
     assert not psutil.wait_procs(family, timeout=30)[1], "all were to go with the server"
 
 
 def test_ray_batch_of_two_ranks_equals_one_process(pair: Path, tmp_path: Path) -> None:
-    file, alone = tmp_path / "in.jsonl", tmp_path / "alone.jsonl"
+    file = tmp_path / "in.jsonl"
+    engine_output = tmp_path / "alone.jsonl"
     write(file)
-    batch(pair, file, "-o", str(alone))
+    batch(pair, file, "-o", str(engine_output))
     batch(pair, file, "--replicas", "1", "--tp", "2")
-    assert answered(tmp_path / "in.out.jsonl") == answered(alone)
+    assert answered(tmp_path / "in.out.jsonl") == answered(engine_output)

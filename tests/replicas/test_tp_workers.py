@@ -31,23 +31,23 @@ def replica(pair: Path, *, temporary: Path) -> Iterator[tuple[subprocess.Popen[s
         try:
             assert process.stdout
             text = bytes.fromhex(process.stdout.readline()).decode()
-            (other,) = psutil.Process(process.pid).children()
-            yield process, other, text
+            (worker,) = psutil.Process(process.pid).children()
+            yield process, worker, text
         finally:
             process.kill()
 
 
 def test_killed_worker_ends_replica(pair: Path, llm: LLM, tmp_path: Path) -> None:
     params = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True)
-    with replica(pair, temporary=tmp_path) as (process, other, text):
+    with replica(pair, temporary=tmp_path) as (process, worker, text):
         assert text == llm.generate(PROMPT, params)[0].outputs[0].text
         assert not list(tmp_path.iterdir()), "where they met is to be gone"
-        other.kill()
+        worker.kill()
         assert process.wait(60) == 1
 
 
 @pytest.mark.slow
 def test_killed_replica_ends_workers(pair: Path, tmp_path: Path) -> None:
-    with replica(pair, temporary=tmp_path) as (process, other, _):
+    with replica(pair, temporary=tmp_path) as (process, worker, _):
         process.kill()
-        assert not psutil.wait_procs([other], timeout=30)[1]
+        assert not psutil.wait_procs([worker], timeout=30)[1]

@@ -30,7 +30,7 @@ def test_access_log_is_json_without_user_text(llm: LLM, monkeypatch: pytest.Monk
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
     logs.LOG.setLevel(logging.INFO)
     response = ask(app, PATH + "?q=secret", {"prompt": "the secret cat", **SAMPLED, "user": "secret"})
-    made = good(response)["choices"][0]["text"]
+    answer_text = good(response)["choices"][0]["text"]
     good(ask(app, PATH, {"prompt": "the cat", "max_tokens": 0, "echo": True, "logprobs": 0}))
     ask(app, "/secret", {"prompt": "secret"})
     ask(app, PATH, {"prompt": "secret", "secret": "secret"})
@@ -43,10 +43,10 @@ def test_access_log_is_json_without_user_text(llm: LLM, monkeypatch: pytest.Monk
     monkeypatch.setattr(engine, "submit", lambda asks: {}["the secret cat"])
     assert "its log" in refused(ask(app, PATH, {"prompt": "secret"}), 500)
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert "secret" not in out.getvalue() and made not in out.getvalue()
-    first = next(line for line in lines if line["event"] == "request")
-    assert first["request"] == response.headers["x-request-id"] and first["route"] == PATH
-    assert first["status"] == 200 and first["new_tokens"] == 24 and first["prompt_tokens"] > 0
+    assert "secret" not in out.getvalue() and answer_text not in out.getvalue()
+    request_line = next(line for line in lines if line["event"] == "request")
+    assert request_line["request"] == response.headers["x-request-id"] and request_line["route"] == PATH
+    assert request_line["status"] == 200 and request_line["new_tokens"] == 24 and request_line["prompt_tokens"] > 0
     scored = [line for line in lines if line["event"] == "request"][1]
     assert scored["new_tokens"] == 0 and scored["prompt_tokens"] > 0, "a prompt that is only scored"
     broken = next(line for line in lines if line["level"] == "error")

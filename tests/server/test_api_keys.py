@@ -95,10 +95,10 @@ def test_loopback_address_needs_no_key() -> None:
 
 
 def test_api_key_has_own_prefix_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So nobody learns by timing what another has asked; and without keys there is one."""
-    seen: list[str] = []
+    """No key learns by timing what another one has asked. Without keys there is one scope."""
+    scopes: list[str] = []
     engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
-    monkeypatch.setattr(engine, "submit", lambda asks: (seen.extend(a.scope for a in asks), plain(engine, asks))[1])
+    monkeypatch.setattr(engine, "submit", lambda asks: (scopes.extend(a.scope for a in asks), plain(engine, asks))[1])
     for key in (KEY, OTHER, KEY):
         ask(guarded, PATH, {"prompt": "x", "max_tokens": 1}, headers={"authorization": f"Bearer {key}"})
-    assert seen[0] == seen[2] != seen[1] and KEY not in "".join(seen)
+    assert scopes[0] == scopes[2] != scopes[1] and KEY not in "".join(scopes)

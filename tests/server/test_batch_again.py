@@ -1,4 +1,4 @@
-"""`triforce batch` again: answers of other requests, models or settings are not taken for those that are asked for."""
+"""`triforce batch` again: answers of other requests, models or settings are not taken for the requested ones."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from triforce.cli import main
 from triforce.server.batch import sole_writer
 
 
-def batch(folder: Path, pair: Path, lines: list[str], *more: str) -> int:
+def batch(folder: Path, pair: Path, lines: list[str], *extra_options: str) -> int:
     """The exit code of a batch of lines."""
     (folder / "in.jsonl").write_text("".join(lines))
-    return main(arguments(pair, folder / "in.jsonl", folder / "out.jsonl", *more))
+    return main(arguments(pair, folder / "in.jsonl", folder / "out.jsonl", *extra_options))
 
 
 def short(name: str, prompt: str) -> str:
@@ -31,41 +31,41 @@ def test_batch_answers_of_something_else_are_not_taken(
 ) -> None:
     lines = [short("a", "the cat"), short("b", "the hat"), short("c", "the mat")]
     assert batch(tmp_path, pair, lines) == 0
-    before = answers(tmp_path)
-    more: list[str] = {"context": ["--context", "64"], "coupling": ["--coupling", "block"]}.get(change, [])
+    old_answers = answers(tmp_path)
+    extra_options: list[str] = {"context": ["--context", "64"], "coupling": ["--coupling", "block"]}.get(change, [])
     if change == "request":
         lines[1] = short("b", "the dog")
     elif change == "KV type":
         if dispatch.native is None:
             pytest.skip("the native kernels were not built")
-        more = ["--kv-dtype", "int8"]
+        extra_options = ["--kv-dtype", "int8"]
     elif change == "model":
         pair = other_model(pair, tmp_path)
     written = (tmp_path / "out.jsonl").read_bytes()
     capsys.readouterr()
-    assert batch(tmp_path, pair, lines, *more) == 2
+    assert batch(tmp_path, pair, lines, *extra_options) == 2
     assert (tmp_path / "out.jsonl").read_bytes() == written
     count = 1 if change == "request" else 3
-    told = capsys.readouterr().err
-    assert f"{count} of the 3 answers in" in told and "--again" in told
-    assert batch(tmp_path, pair, lines, "--again", *more) == 0
-    after = answers(tmp_path)
-    assert [answer["custom_id"] for answer in after] == [answer["custom_id"] for answer in before]
-    kept = {new["custom_id"] for new, old in zip(after, before, strict=True) if new == old}
-    assert kept == ({"a", "c"} if count == 1 else set())
+    stderr = capsys.readouterr().err
+    assert f"{count} of the 3 answers in" in stderr and "--again" in stderr
+    assert batch(tmp_path, pair, lines, "--again", *extra_options) == 0
+    new_answers = answers(tmp_path)
+    assert [answer["custom_id"] for answer in new_answers] == [answer["custom_id"] for answer in old_answers]
+    kept_ids = {new["custom_id"] for new, old in zip(new_answers, old_answers, strict=True) if new == old}
+    assert kept_ids == ({"a", "c"} if count == 1 else set())
     assert f"{count} answered, 0 refused, {3 - count} there already" in capsys.readouterr().err
-    assert batch(tmp_path, pair, lines, *more) == 0
-    assert answers(tmp_path) == after
+    assert batch(tmp_path, pair, lines, *extra_options) == 0
+    assert answers(tmp_path) == new_answers
 
 
 def other_model(pair: Path, folder: Path) -> Path:
     """A pair whose target has other weights."""
-    other = Path(shutil.copytree(pair, folder / "other"))
-    file = other / "target" / "model.safetensors"
+    other_folder = Path(shutil.copytree(pair, folder / "other"))
+    file = other_folder / "target" / "model.safetensors"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    return other
+    return other_folder
 
 
 def test_batch_mode_and_limits_make_no_other_answers(pair: Path, tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_batch_refuses_an_output_that_another_batch_writes(
     with sole_writer(tmp_path / named):
         assert batch(tmp_path, pair, [short("a", "the cat")]) == 2
         assert not (tmp_path / "out.jsonl").exists()
-    told = capsys.readouterr().err
-    assert "out.jsonl is being written by another triforce batch; wait for it" in told and told.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert "out.jsonl is being written by another triforce batch; wait for it" in stderr and stderr.count("\n") == 1
     (tmp_path / "out.jsonl.lock").touch()
     assert batch(tmp_path, pair, [short("a", "the cat")]) == 0
     assert len(answers(tmp_path)) == 1 and not (tmp_path / "out.jsonl.lock").exists()

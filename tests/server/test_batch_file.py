@@ -41,8 +41,8 @@ def run(pair: Path, tmp_path: Path) -> Run:
     return go
 
 
-def told(body: dict[str, Any]) -> Any:
-    """What does not change from one time to another."""
+def stable_fields(body: dict[str, Any]) -> Any:
+    """Return the fields of an answer that do not change between runs."""
     if "choices" in body:
         return body["choices"], body["usage"]
     return [item["content"] for item in body["output"]], body["usage"]
@@ -50,13 +50,13 @@ def told(body: dict[str, Any]) -> Any:
 
 def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> None:
     assert run(*(line(f"job {url}", url, body) for url, body in BODIES.items()), "\n") == 0
-    found = {answer["custom_id"]: answer for answer in answers(tmp_path)}
+    by_id = {answer["custom_id"]: answer for answer in answers(tmp_path)}
     for url, body in BODIES.items():
-        answer = found.pop(f"job {url}")
+        answer = by_id.pop(f"job {url}")
         assert answer.keys() == {"id", "custom_id", "response", "error", "digest"} and answer["error"] is None
         assert answer["response"]["status_code"] == 200 and answer["response"]["request_id"]
-        assert told(answer["response"]["body"]) == told(good(ask(app, url, body)))
-    assert not found
+        assert stable_fields(answer["response"]["body"]) == stable_fields(good(ask(app, url, body)))
+    assert not by_id
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
@@ -64,15 +64,18 @@ def test_batch_with_int8_kv_answers_as_its_model(pair: Path, tmp_path: Path) -> 
     """Texts are so long that those of KV as it is differ."""
     body = BODIES["/v1/completions"] | {"n": 1, "max_tokens": 300, "temperature": 2.0}
     (tmp_path / "in.jsonl").write_text("".join(line(str(n), "/v1/completions", body | {"seed": n}) for n in range(2)))
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    output = tmp_path / "out.jsonl"
     assert main(arguments(pair, source, output, "--kv-dtype", "int8")) == 0
     params = [SamplingParams(temperature=2.0, seed=n, max_tokens=300, ignore_eos=True) for n in range(2)]
     rounded, exact = (
-        [llm.generate("the cat", each, mode="ar")[0].outputs[0].text for each in params]
+        [llm.generate("the cat", sampling, mode="ar")[0].outputs[0].text for sampling in params]
         for llm in (LLM(pair / "target", kv_dtype=kind) for kind in ("int8", "auto"))
     )
-    found = {each["custom_id"]: each["response"]["body"]["choices"][0]["text"] for each in answers(tmp_path)}
-    assert [found["0"], found["1"]] == rounded != exact
+    texts_by_id = {
+        answer["custom_id"]: answer["response"]["body"]["choices"][0]["text"] for answer in answers(tmp_path)
+    }
+    assert [texts_by_id["0"], texts_by_id["1"]] == rounded != exact
 
 
 GOOD = line("good", "/v1/completions", BODIES["/v1/completions"] | {"max_tokens": 3})
@@ -98,18 +101,18 @@ def test_batch_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest
     ]
     source = tmp_path / "in.jsonl"
     source.write_bytes("".join([GOOD, *refused, *(bad.strip() + "\n" for bad in BAD)]).encode(errors="surrogateescape"))
-    before = source.read_bytes()
+    source_bytes = source.read_bytes()
     for _ in range(2):  # the second time what is good is there
         assert main(arguments(pair, source, tmp_path / "out.jsonl")) == 1
-        found = answers(tmp_path)
-        assert len(found) == 3 + len(BAD)
-    assert source.read_bytes() == before
+        lines = answers(tmp_path)
+        assert len(lines) == 3 + len(BAD)
+    assert source.read_bytes() == source_bytes
     assert "0 answered, 13 refused, 1 there already" in capsys.readouterr().err
-    named = {answer["custom_id"]: answer for answer in found}
+    named = {answer["custom_id"]: answer for answer in lines}
     assert named["good"]["response"]["status_code"] == 200
     assert [named[name]["response"]["status_code"] for name in ("unserved", "nameless")] == [400, 404]
     assert "no such field" in named["unserved"]["response"]["body"]["error"]["message"]
-    errors = [answer["error"] for answer in found if answer["error"]]
+    errors = [answer["error"] for answer in lines if answer["error"]]
     assert all(error["code"] == "invalid_line" for error in errors)
     for says in BAD.values():
         assert any(says in error["message"] for error in errors), says
@@ -121,15 +124,15 @@ def test_batch_refused_lines_name_reason_and_are_retried(
     body = BODIES["/v1/completions"] | {"max_tokens": 3}
     lines = [line(str(i), "/v1/completions", body | {"model": "gpt"}) for i in range(3)]
     assert run(GOOD, "[5]\n", *lines) == 1
-    told = capsys.readouterr().err
-    assert "1 answered, 4 refused, 0 there already" in told
-    assert "3 lines for the commonest reason, the first: 0: model 'gpt' is not served here" in told
-    (first,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
+    stderr = capsys.readouterr().err
+    assert "1 answered, 4 refused, 0 there already" in stderr
+    assert "3 lines for the commonest reason, the first: 0: model 'gpt' is not served here" in stderr
+    (good_answer,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
     assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
     assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err
-    found = answers(tmp_path)
-    assert sorted(answer["custom_id"] for answer in found) == ["0", "1", "2", "good"] and first in found
-    assert {answer["response"]["status_code"] for answer in found} == {200}
+    retried = answers(tmp_path)
+    assert sorted(answer["custom_id"] for answer in retried) == ["0", "1", "2", "good"] and good_answer in retried
+    assert {answer["response"]["status_code"] for answer in retried} == {200}
     assert not list(tmp_path.glob("*.new"))
 
 
@@ -147,15 +150,15 @@ def test_batch_killed_run_resumes(pair: Path, run: Run, tmp_path: Path) -> None:
             time.sleep(0.01)
         process.kill()
     assert process.returncode == -signal.SIGKILL
-    first = output.read_bytes()
-    kept = first[: first.rindex(b"\n") + 1] if b"\n" in first else b""
-    assert kept.count(b"\n") < len(lines), "it was too fast to be killed"
-    output.write_bytes(kept + kept[:40])  # torn, as a kill may leave it
+    output_bytes = output.read_bytes()
+    kept_bytes = output_bytes[: output_bytes.rindex(b"\n") + 1] if b"\n" in output_bytes else b""
+    assert kept_bytes.count(b"\n") < len(lines), "it was too fast to be killed"
+    output.write_bytes(kept_bytes + kept_bytes[:40])  # torn, as a kill may leave it
     assert run(*lines) == 0
-    assert output.read_bytes().startswith(kept)
-    found = answers(tmp_path)
-    assert sorted(int(answer["custom_id"]) for answer in found) == list(range(30))
-    assert len({answer["response"]["body"]["choices"][0]["text"] for answer in found}) > 20
+    assert output.read_bytes().startswith(kept_bytes)
+    answer_lines = answers(tmp_path)
+    assert sorted(int(answer["custom_id"]) for answer in answer_lines) == list(range(30))
+    assert len({answer["response"]["body"]["choices"][0]["text"] for answer in answer_lines}) > 20
 
 
 @pytest.mark.parametrize("content", [b"my notes", b"my notes\n", b'{"a": 1}\n', b'{"id": "x"}'])

@@ -1,4 +1,4 @@
-"""What `triforce batch` tells of lines that are refused, and answers that go into a pipe."""
+"""Messages of `triforce batch` about refused lines, and answers that go into a pipe."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_refused_lines_are_counted_by_kind(pair: Path, tmp_path: Path, capsys: p
     hot = [line(f"hot{n}", "/v1/completions", {"prompt": "x", "temperature": -1.5 - n}) for n in range(3)]
     (tmp_path / "in").write_text("\n".join(["", "[1] 2", "{", *"{{{{", ""]) + "".join(hot))
     assert main(arguments(pair, tmp_path / "in", tmp_path / "out")) == 1
-    told = capsys.readouterr().err
-    assert "5 lines for the commonest reason, the first: line 3 is not JSON: Expecting" in told
-    assert "at column 2" in told and "line 1" not in told
+    stderr = capsys.readouterr().err
+    assert "5 lines for the commonest reason, the first: line 3 is not JSON: Expecting" in stderr
+    assert "at column 2" in stderr and "line 1" not in stderr
 
 
 def test_refused_lines_with_other_values_are_of_one_kind() -> None:
@@ -43,6 +43,6 @@ def test_answers_go_into_a_pipe(output: str, pair: Path, tmp_path: Path) -> None
     (tmp_path / "in.jsonl").write_text(line("a", "/v1/completions", body))
     command = [sys.executable, "-m", "triforce", *arguments(pair, tmp_path / "in.jsonl", Path(output))]
     paths = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    made = subprocess.run(command, capture_output=True, timeout=300, check=True, env=os.environ | {"PYTHONPATH": paths})
-    (answer,) = (json.loads(answer) for answer in made.stdout.splitlines())
+    done = subprocess.run(command, capture_output=True, timeout=300, check=True, env=os.environ | {"PYTHONPATH": paths})
+    (answer,) = (json.loads(answer) for answer in done.stdout.splitlines())
     assert answer["custom_id"] == "a" and answer["response"]["status_code"] == 200

@@ -1,4 +1,4 @@
-"""What is no HTTP is refused in the shape of all errors; upgrades of the protocol are left alone."""
+"""Broken HTTP is refused in the shape of all errors; upgrades of the protocol are ignored."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ POST = b"POST /quick HTTP/1.1\r\nHost: localhost\r\n"
     ],
 )
 def test_broken_http_is_refused_as_all_errors_are(sent: bytes) -> None:
-    async def play(it: Scene) -> None:
-        reader, _ = await it.connect(sent)
+    async def play(scene: Scene) -> None:
+        reader, _ = await scene.connect(sent)
         head, _, body = (await reader.read()).partition(b"\r\n\r\n")
         error = json.loads(body)["error"]
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n")
         assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
         assert "no request of HTTP/1.1" in error["message"]
-        assert await it.ask() == b"HTTP/1.1 200 OK\r\n"
+        assert await scene.ask() == b"HTTP/1.1 200 OK\r\n"
 
     scene(play)
 
@@ -39,21 +39,21 @@ def test_broken_http_is_refused_as_all_errors_are(sent: bytes) -> None:
 def test_broken_body_does_not_write_into_an_answer() -> None:
     """The answer had begun, so that the connection is closed without another one."""
 
-    async def play(it: Scene) -> None:
+    async def play(scene: Scene) -> None:
         chunked = b"GET /endless HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-        reader, writer = await it.connect(chunked)
+        reader, writer = await scene.connect(chunked)
         assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
         writer.write(b"no length\r\n")
         assert b"HTTP/1.1 400" not in await reader.read()
-        await it.release.wait()
+        await scene.release.wait()
 
     scene(play)
 
 
 def test_upgrade_is_answered_without_advice_to_install(caplog: pytest.LogCaptureFixture) -> None:
-    async def play(it: Scene) -> None:
+    async def play(scene: Scene) -> None:
         upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
-        reader, _ = await it.connect((HEAD % b"quick").removesuffix(b"\r\n") + upgrade)
+        reader, _ = await scene.connect((HEAD % b"quick").removesuffix(b"\r\n") + upgrade)
         assert await reader.readline() == b"HTTP/1.1 200 OK\r\n"
 
     with caplog.at_level(logging.WARNING):

@@ -1,4 +1,4 @@
-"""Whether a client can tell that another key has read a document: from text, usage, progress, events and what is read.
+"""A client cannot tell that another key has read a document: from text, usage, progress, events and reads of the disk.
 
 Times are not compared: what a machine's load tells is said in docs/design/disk-cache.md.
 """
@@ -43,27 +43,27 @@ OF_THE_REQUEST = ("id", "created", "time_ms", "seconds")
 
 
 class Observation(NamedTuple):
-    """All that a client is told, tokens that the models were fed for it, and which entries were there."""
+    """The answer that a client gets, tokens that the models were fed for it, and whether each entry was on disk."""
 
-    told: Any
+    response: Any
     fed: tuple[int, int]
-    found: list[bool]
+    disk_reads: list[bool]
 
 
 def without(value: Any) -> Any:
     """Return a JSON value without what differs between any two requests."""
     if isinstance(value, list):
-        return [without(each) for each in value]
+        return [without(element) for element in value]
     if isinstance(value, dict):
-        return {name: without(each) for name, each in value.items() if name not in OF_THE_REQUEST}
+        return {name: without(element) for name, element in value.items() if name not in OF_THE_REQUEST}
     return value
 
 
 class Host:
     """A server with keys and a disk cache."""
 
-    def __init__(self, pair: Path, cache: Path, **more: Any) -> None:
-        how: dict[str, Any] = dict(mode="triforce", retrieval_budget=64, searched_layers="none") | more
+    def __init__(self, pair: Path, cache: Path, **options: Any) -> None:
+        how: dict[str, Any] = dict(mode="triforce", retrieval_budget=64, searched_layers="none") | options
         self.llm = LLM(pair / "target", pair / "draft", disk_cache=cache, **how)
         self.worker = Worker(self.llm, Limits())
         self.app = create_app(self.llm, self.worker, "tiny", keys=[KEY, OTHER])
@@ -72,18 +72,20 @@ class Host:
         response = ask(self.app, path, SAMPLED | body, headers={"authorization": f"Bearer {key}"})
         if not body.get("stream"):
             return good(response)
-        told = events(response)
-        reports = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+        stream_events = events(response)
+        reports = [event["prompt_progress"] for event in stream_events if "prompt_progress" in event]
         # How many of them there are depends on the clock.
         progress = sorted({report["cache"] for report in reports}), reports[-1]["processed"]
-        return [*(event for event in told if "prompt_progress" not in event), {"choices": [], "progress": progress}]
+        text_events = [event for event in stream_events if "prompt_progress" not in event]
+        return [*text_events, {"choices": [], "progress": progress}]
 
     def observe(self, key: str, path: str, body: dict[str, Any]) -> Observation:
-        target, draft = self.llm.models.target, self.llm.models.draft
+        target = self.llm.models.target
+        draft = self.llm.models.draft
         assert draft
-        with spied_reads() as found, counted(target) as full, counted(draft) as small:
-            told = self.ask(key, path, body)
-        return Observation(without(told), (sum(full), sum(small)), found)
+        with spied_reads() as disk_reads, counted(target) as full, counted(draft) as small:
+            stream_events = self.ask(key, path, body)
+        return Observation(without(stream_events), (sum(full), sum(small)), disk_reads)
 
     def stop(self) -> None:
         asyncio.run(self.worker.close())
@@ -94,15 +96,15 @@ class Host:
 def host(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Host]]:
     """Makes servers, by the name of their disk cache."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
-    made: list[Host] = []
+    hosts: list[Host] = []
 
     def make(name: str, **how: Any) -> Host:
-        made.append(Host(pair, tmp_path / name, **how))
-        return made[-1]
+        hosts.append(Host(pair, tmp_path / name, **how))
+        return hosts[-1]
 
     yield make
-    for each in made:
-        each.stop()
+    for created_host in hosts:
+        created_host.stop()
 
 
 def read_by(host: Host, key: str) -> None:
@@ -122,7 +124,7 @@ def test_other_key_cannot_tell_what_was_read(host: Callable[[str], Host], where:
         asked = host("read")
     never = host("never").observe(OTHER, path, body)
     assert asked.observe(OTHER, path, body) == never
-    assert not any(never.found)
+    assert not any(never.disk_reads)
 
 
 def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) -> None:
@@ -131,32 +133,37 @@ def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) ->
     learns: dict[str, Any] = dict(mode="auto", searched_layers="auto")
     asked = host("read", **learns)
     read_by(asked, KEY)
-    seen, never = asked.observe(OTHER, path, body), host("never", **learns).observe(OTHER, path, body)
-    assert (text_of(seen), usage_of(seen), seen.found) == (text_of(never), usage_of(never), never.found)
-    assert not any(seen.found)
+    observed = asked.observe(OTHER, path, body)
+    never = host("never", **learns).observe(OTHER, path, body)
+    assert (text_of(observed), usage_of(observed), observed.disk_reads) == (
+        text_of(never),
+        usage_of(never),
+        never.disk_reads,
+    )
+    assert not any(observed.disk_reads)
 
 
-def usage_of(seen: Observation) -> Any:
-    """What a client is told of tokens, but for who has guessed them."""
-    (usage,) = (event["usage"] for event in seen.told if event.get("usage"))
+def usage_of(observation: Observation) -> Any:
+    """Return the usage of an answer without the tiers."""
+    (usage,) = (event["usage"] for event in observation.response if event.get("usage"))
     return {name: value for name, value in usage.items() if name != "tiers"}
 
 
 def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:
-    """What is compared above does show it."""
+    """The comparison above would show it."""
     path, body = REQUESTS["stream"]
     asked = host("read")
-    first = asked.observe(KEY, path, body)
+    first_answer = asked.observe(KEY, path, body)
     again = asked.observe(KEY, path, body)
     asked.stop()
     restarted = host("read").observe(KEY, path, body)
-    for later in (again, restarted):
-        assert later.told != first.told and sum(later.fed) < sum(first.fed)
-    assert any(restarted.found) and text_of(first) == text_of(again) == text_of(restarted)
+    for later_answer in (again, restarted):
+        assert later_answer.response != first_answer.response and sum(later_answer.fed) < sum(first_answer.fed)
+    assert any(restarted.disk_reads) and text_of(first_answer) == text_of(again) == text_of(restarted)
 
 
-def text_of(seen: Observation) -> str:
-    return "".join(choice.get("text", "") for event in seen.told for choice in event["choices"])
+def text_of(observation: Observation) -> str:
+    return "".join(choice.get("text", "") for event in observation.response for choice in event["choices"])
 
 
 def test_no_answer_to_another_key_names_what_was_read(host: Callable[[str], Host]) -> None:

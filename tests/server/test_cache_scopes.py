@@ -54,23 +54,25 @@ def cache(tmp_path: Path, pair: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def cached(answer: dict[str, Any]) -> int:
-    found: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-    return found
+    cached_count: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached_count
 
 
-def told(answer: dict[str, Any]) -> dict[str, Any]:
-    """All that a client is told, but for the number and the time of its request."""
+def stable_answer(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return an answer without the number and the time of its request."""
     return {key: value for key, value in answer.items() if key not in ("id", "created")}
 
 
 def test_key_finds_its_prompt_after_restart_and_another_does_not(cache: Path, pair: Path) -> None:
-    """What another key is told is what it would be told if nobody had asked: text, usage, all of it."""
-    server, never = Server(pair, cache), Server(pair, cache.with_name("never"))
-    foreign, own = server.ask(OTHER), server.ask(KEY)
-    assert told(foreign) == told(never.ask(OTHER))
-    assert cached(own) >= 512 and own["choices"] == foreign["choices"]
-    for each in (server, never):
-        each.stop()
+    """Another key gets the answer of a fresh server: the same text and the same usage."""
+    server = Server(pair, cache)
+    never = Server(pair, cache.with_name("never"))
+    foreign = server.ask(OTHER)
+    own_answer = server.ask(KEY)
+    assert stable_answer(foreign) == stable_answer(never.ask(OTHER))
+    assert cached(own_answer) >= 512 and own_answer["choices"] == foreign["choices"]
+    for host in (server, never):
+        host.stop()
 
 
 def test_salt_separates_requests_of_a_key(cache: Path, pair: Path) -> None:
@@ -83,18 +85,20 @@ def test_salt_separates_requests_of_a_key(cache: Path, pair: Path) -> None:
 
 
 def test_request_kept_out_finds_and_leaves_nothing(cache: Path, pair: Path) -> None:
-    server, before = Server(pair, cache), sorted(cache.glob("*.kv"))
+    server = Server(pair, cache)
+    files_before = sorted(cache.glob("*.kv"))
     answers = [server.ask(cache=False, prompt=prompt) for prompt in (PROMPT, PROMPT, "x" + PROMPT, "x" + PROMPT)]
     assert [cached(answer) for answer in answers] == [0] * 4
     server.stop()
-    assert sorted(cache.glob("*.kv")) == before
+    assert sorted(cache.glob("*.kv")) == files_before
 
 
 def test_reason_for_reading_again_is_told_in_usage_and_log(
     cache: Path, pair: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions and counts, and no text."""
-    out, server = io.StringIO(), Server(pair, cache)
+    out = io.StringIO()
+    server = Server(pair, cache)
     handler = logging.StreamHandler(out)
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
@@ -110,9 +114,9 @@ def test_reason_for_reading_again_is_told_in_usage_and_log(
 def test_no_key_nor_digest_is_on_disk(cache: Path) -> None:
     from hashlib import sha256
 
-    held = b"".join(file.read_bytes() + file.name.encode() for file in cache.iterdir())
+    stored = b"".join(file.read_bytes() + file.name.encode() for file in cache.iterdir())
     digest = sha256(KEY.encode()).digest()
-    assert not any(secret in held for secret in (KEY.encode(), digest, digest.hex().encode(), PROMPT[:40].encode()))
+    assert not any(secret in stored for secret in (KEY.encode(), digest, digest.hex().encode(), PROMPT[:40].encode()))
 
 
 @pytest.mark.parametrize("body", [{"cache_salt": 7}, {"cache_salt": "x" * 257}, {"cache": "no"}])

@@ -19,20 +19,21 @@ from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 
-CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 TALK = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
 TOLD = [{"role": "system", "content": "be brief"}, TALK[1]]
 SETTINGS = {key: value for key, value in SAMPLED.items() if key != "max_tokens"}
 
 
-def wanted(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
+def expected_output(llm: LLM, messages: list[dict[str, str]] = TOLD, **changes: Any) -> RequestOutput:
     assert llm.tokenizer
     return llm.generate(llm.tokenizer.chat(messages), llm.sampling_params(chat=True, **(SAMPLED | changes)))[0]
 
 
 def test_chat_answer_equals_generate_after_template(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, CHAT, {"model": "tiny", "messages": TALK, **SETTINGS, "max_completion_tokens": 24}))
-    output = wanted(llm)
+    output = expected_output(llm)
     (choice,) = answer["choices"]
     assert choice["message"] == {"role": "assistant", "content": output.outputs[0].text, "refusal": None}
     assert choice["finish_reason"] == "length" and answer["object"] == "chat.completion"
@@ -47,7 +48,7 @@ def test_llm_chat_without_params_has_usual_sampling(llm: LLM, monkeypatch: pytes
 def test_chat_content_parts_join_to_one_text(app: ASGIApp, llm: LLM) -> None:
     parts = [{"type": "text", "text": "the "}, {"type": "text", "text": "cat?"}]
     answer = good(ask(app, CHAT, {"messages": [TALK[0], {"role": "user", "content": parts}], **SAMPLED}))
-    assert answer["choices"][0]["message"]["content"] == wanted(llm).outputs[0].text
+    assert answer["choices"][0]["message"]["content"] == expected_output(llm).outputs[0].text
 
 
 def test_chat_answer_can_be_sent_back(app: ASGIApp) -> None:
@@ -59,10 +60,10 @@ def test_chat_answer_can_be_sent_back(app: ASGIApp) -> None:
 def test_chat_stream_adds_up_to_whole(app: ASGIApp) -> None:
     body = {"messages": TALK, **SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2, "tier_stats": True}
     body |= {"mode": "triforce"}  # in mode auto what a tier did depends on the clock
-    whole = good(ask(app, CHAT, body))
-    *chunks, last = events(ask(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
-    assert last["usage"] == whole["usage"] and {c["object"] for c in chunks} == {"chat.completion.chunk"}
-    for choice in whole["choices"]:
+    full_answer = good(ask(app, CHAT, body))
+    *chunks, last_chunk = events(ask(app, CHAT, body | {"stream": True, "stream_options": {"include_usage": True}}))
+    assert last_chunk["usage"] == full_answer["usage"] and {c["object"] for c in chunks} == {"chat.completion.chunk"}
+    for choice in full_answer["choices"]:
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert mine[0]["delta"] == {"role": "assistant", "content": ""} and mine[-1]["finish_reason"] == "length"
         assert "".join(c["delta"].get("content", "") for c in mine) == choice["message"]["content"]
@@ -73,7 +74,7 @@ def test_chat_stream_adds_up_to_whole(app: ASGIApp) -> None:
 
 def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, {"messages": TALK, **SAMPLED, "logprobs": True}))["choices"]
-    entries = wanted(llm, logprobs=0).outputs[0].logprobs or []
+    entries = expected_output(llm, logprobs=0).outputs[0].logprobs or []
     assert [token["logprob"] for token in choice["logprobs"]["content"]] == [e.chosen.logprob for e in entries]
     for token in choice["logprobs"]["content"]:
         assert bytes(token["bytes"]).decode(errors=NAMED_BYTES) == token["token"]
@@ -82,7 +83,8 @@ def test_chat_logprobs_name_tokens_and_bytes(app: ASGIApp, llm: LLM) -> None:
 def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24}
     answer = good(ask(app, RESPONSES, body))
-    text, output = wanted(llm).outputs[0].text, wanted(llm)
+    text = expected_output(llm).outputs[0].text
+    output = expected_output(llm)
     assert answer["output"][0]["content"][0]["text"] == text and answer["object"] == "response"
     assert answer["status"] == "incomplete" and answer["incomplete_details"] == {"reason": "max_output_tokens"}
     assert answer["usage"]["input_tokens"] == output.prompt_tokens and answer["usage"]["output_tokens"] == 24
@@ -93,13 +95,17 @@ def test_responses_store_nothing(app: ASGIApp, llm: LLM) -> None:
 
 def test_responses_stream_announces_every_part(app: ASGIApp, llm: LLM) -> None:
     body = {"instructions": "be brief", "input": "the cat?", **SETTINGS, "max_output_tokens": 24, "stream": True}
-    told = events(ask(app, RESPONSES, body))
-    assert [event["sequence_number"] for event in told] == list(range(len(told)))
-    kinds = [event["type"].removeprefix("response.") for event in told]
+    announced = events(ask(app, RESPONSES, body))
+    assert [event["sequence_number"] for event in announced] == list(range(len(announced)))
+    kinds = [event["type"].removeprefix("response.") for event in announced]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
-    text = wanted(llm).outputs[0].text
-    assert "".join(e["delta"] for e in told if e["type"] == "response.output_text.delta") == text == told[-4]["text"]
+    text = expected_output(llm).outputs[0].text
+    assert (
+        "".join(e["delta"] for e in announced if e["type"] == "response.output_text.delta")
+        == text
+        == announced[-4]["text"]
+    )
 
 
 def serve(folder: Path | None, template: str | None) -> tuple[ASGIApp, Worker]:
@@ -138,8 +144,8 @@ def test_chat_template_stays_in_sandbox(pair: Path, template: str) -> None:
 
 def test_chat_usage_reports_cached_tokens(app: ASGIApp) -> None:
     body = {"messages": [{"role": "user", "content": "a cat on a mat " * 9}], "max_tokens": 2, "temperature": 0}
-    first, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
-    assert first["prompt_tokens_details"] == {"cached_tokens": 0}
+    first_usage, second = (good(ask(app, CHAT, body))["usage"] for _ in range(2))
+    assert first_usage["prompt_tokens_details"] == {"cached_tokens": 0}
     assert 0 < second["prompt_tokens_details"]["cached_tokens"] < second["prompt_tokens"]
 
 

@@ -1,4 +1,4 @@
-"""Client libraries with their defaults, against real models: those that scripts/clients.py can install."""
+"""Client libraries with their defaults, against real models: the libraries that scripts/clients.py can install."""
 
 from __future__ import annotations
 

@@ -15,13 +15,13 @@ PATH = "/v1/completions"
 PROMPT = "the cat sat on the mat"
 
 
-def wanted(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> Any:
+def expected_output(llm: LLM, prompt: Any = PROMPT, **changes: Any) -> Any:
     return llm.generate(prompt, SamplingParams(**(SAMPLED | changes)))[0]
 
 
 def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
     answer = good(ask(app, PATH, {"model": "tiny", "prompt": PROMPT, **SAMPLED}))
-    output = wanted(llm)
+    output = expected_output(llm)
     assert answer["object"] == "text_completion" and answer["model"] == "tiny"
     assert answer["choices"] == [
         {"index": 0, "text": output.outputs[0].text, "logprobs": None, "finish_reason": "length", "seed": 5}
@@ -34,16 +34,17 @@ def test_completions_text_equals_generate(app: ASGIApp, llm: LLM) -> None:
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 def test_completions_mode_texts_are_equal(app: ASGIApp, llm: LLM, mode: str) -> None:
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "mode": mode}))
-    assert answer["choices"][0]["text"] == wanted(llm).outputs[0].text
+    assert answer["choices"][0]["text"] == expected_output(llm).outputs[0].text
 
 
 def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
-    ids, other = llm.encode(PROMPT), llm.encode("the hat")
-    texts = [wanted(llm, prompt).outputs[0].text for prompt in (ids, other)]
+    ids = llm.encode(PROMPT)
+    other_ids = llm.encode("the hat")
+    texts = [expected_output(llm, prompt).outputs[0].text for prompt in (ids, other_ids)]
     for prompt in (PROMPT, ids, [PROMPT], [ids]):
         (choice,) = good(ask(app, PATH, {"prompt": prompt, **SAMPLED}))["choices"]
         assert choice["text"] == texts[0]
-    for several in ([PROMPT, "the hat"], [ids, other]):
+    for several in ([PROMPT, "the hat"], [ids, other_ids]):
         choices = good(ask(app, PATH, {"prompt": several, **SAMPLED}))["choices"]
         assert [choice["text"] for choice in choices] == texts
 
@@ -52,13 +53,13 @@ def test_completions_prompts_as_texts_or_ids(app: ASGIApp, llm: LLM) -> None:
 def test_completions_stream_adds_up_to_whole(app: ASGIApp, several: bool) -> None:
     body = {"prompt": [PROMPT, "the hat"] if several else PROMPT, **SAMPLED, "n": 2, "logprobs": 2}
     body |= {"tier_stats": True, "mode": "triforce"}  # in mode auto what a tier did depends on the clock
-    whole = good(ask(app, PATH, body))
+    full_answer = good(ask(app, PATH, body))
     response = ask(app, PATH, body | {"stream": True, "stream_options": {"include_usage": True}})
     assert response.text.endswith("data: [DONE]\n\n")
-    *chunks, last = events(response)
-    assert last["choices"] == [] and last["usage"] == whole["usage"]
+    *chunks, last_chunk = events(response)
+    assert last_chunk["choices"] == [] and last_chunk["usage"] == full_answer["usage"]
     assert all(chunk["usage"] is None and chunk["object"] == "text_completion" for chunk in chunks)
-    for choice in whole["choices"]:
+    for choice in full_answer["choices"]:
         mine = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert "".join(c["text"] for c in mine) == choice["text"]
         assert [tier for c in mine for tier in c["token_tiers"]] == choice["token_tiers"]
@@ -68,7 +69,7 @@ def test_completions_stream_adds_up_to_whole(app: ASGIApp, several: bool) -> Non
 
 
 def test_completions_stop_strings_end_texts(app: ASGIApp, llm: LLM) -> None:
-    text = wanted(llm).outputs[0].text
+    text = expected_output(llm).outputs[0].text
     (choice,) = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, "stop": [text[6:9]]}))["choices"]
     assert choice["text"] == text[: text.index(text[6:9])] and choice["finish_reason"] == "stop"
 
@@ -82,7 +83,10 @@ def test_completions_settings_reach_sampler(app: ASGIApp, llm: LLM) -> None:
         "min_p": 0.01,
     }
     answer = good(ask(app, PATH, {"prompt": PROMPT, **SAMPLED, **settings, "top_p": 0.9, "logit_bias": {"70": 4}}))
-    assert answer["choices"][0]["text"] == wanted(llm, **settings, top_p=0.9, logit_bias={70: 4.0}).outputs[0].text
+    assert (
+        answer["choices"][0]["text"]
+        == expected_output(llm, **settings, top_p=0.9, logit_bias={70: 4.0}).outputs[0].text
+    )
 
 
 def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
@@ -91,13 +95,14 @@ def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "seed": 1234, "echo": True, "logprobs": 1}
     choices = good(ask(app, PATH, body))["choices"]
     for prompt, choice in zip(ids, choices, strict=True):
-        scored = wanted(llm, prompt, max_tokens=1, temperature=0, prompt_logprobs=1).prompt_logprobs
-        given = choice["logprobs"]["token_logprobs"]
-        assert given[0] is None and len(given) == len(prompt) + 1
-        assert given[1:-1] == [entry.chosen.logprob for entry in scored[1:]]
+        scored = expected_output(llm, prompt, max_tokens=1, temperature=0, prompt_logprobs=1).prompt_logprobs
+        logprobs = choice["logprobs"]["token_logprobs"]
+        assert logprobs[0] is None and len(logprobs) == len(prompt) + 1
+        assert logprobs[1:-1] == [entry.chosen.logprob for entry in scored[1:]]
         best = [max(top.values()) for top in choice["logprobs"]["top_logprobs"][1:-1]]
         assert best == [entry.top[0].logprob for entry in scored[1:]]
-        text, offsets = choice["text"], choice["logprobs"]["text_offset"]
+        text = choice["text"]
+        offsets = choice["logprobs"]["text_offset"]
         assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
 
 

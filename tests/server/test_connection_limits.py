@@ -23,18 +23,18 @@ from triforce.server.limits import CONNECTIONS, Limits, connection_limit
 
 
 def test_address_limit_closes_waiting_connections() -> None:
-    async def play(it: Scene) -> None:
-        halves = [await it.connect(HALF) for _ in range(5)]
-        assert await it.ask() == b"HTTP/1.1 200 OK\r\n"
-        assert (await halves[0][0].readline()).startswith(b"HTTP/1.1 408") and "gave_way" in it.events()
-        waiting = [await it.connect(HEAD % b"wait") for _ in range(3)]
-        await it.until(lambda: it.held == 3)
-        reader, _ = await it.connect(HEAD % b"quick")
+    async def play(scene: Scene) -> None:
+        halves = [await scene.connect(HALF) for _ in range(5)]
+        assert await scene.ask() == b"HTTP/1.1 200 OK\r\n"
+        assert (await halves[0][0].readline()).startswith(b"HTTP/1.1 408") and "gave_way" in scene.events()
+        waiting = [await scene.connect(HEAD % b"wait") for _ in range(3)]
+        await scene.until(lambda: scene.held == 3)
+        reader, _ = await scene.connect(HEAD % b"quick")
         answer = (await reader.read()).decode()
         assert answer.startswith("HTTP/1.1 429") and "retry-after" in answer and "connection: close" in answer
         body = json.loads(answer.partition("\r\n\r\n")[2])
-        assert "--max-connections-per-address" in body["error"]["message"] and "refused" in it.events()
-        it.release.set()
+        assert "--max-connections-per-address" in body["error"]["message"] and "refused" in scene.events()
+        scene.release.set()
         assert [(await reader.readline())[9:12] for reader, _ in waiting] == [b"200"] * 3
 
     scene(play, connections_per_address=3)
@@ -42,44 +42,45 @@ def test_address_limit_closes_waiting_connections() -> None:
 
 @several_addresses
 def test_full_address_leaves_others_served() -> None:
-    async def play(it: Scene) -> None:
+    async def play(scene: Scene) -> None:
         for _ in range(3):
-            await it.connect(HEAD % b"wait")
-        await it.until(lambda: it.held == 3)
-        assert b"429" in await it.ask() and b"200" in await it.ask(address="127.0.0.2")
+            await scene.connect(HEAD % b"wait")
+        await scene.until(lambda: scene.held == 3)
+        assert b"429" in await scene.ask() and b"200" in await scene.ask(address="127.0.0.2")
 
     scene(play, connections_per_address=3)
 
 
 @several_addresses
 def test_half_headers_of_many_addresses_lock_nobody_out() -> None:
-    async def play(it: Scene) -> None:
+    async def play(scene: Scene) -> None:
         for i in range(40):
-            await it.connect(HALF, f"127.0.0.{2 + i % 20}")
-        assert b"200" in await it.ask()
-        await it.until(lambda: "gave_way" in it.events())
-        assert len(it.server.server_state.connections) <= 8
+            await scene.connect(HALF, f"127.0.0.{2 + i % 20}")
+        assert b"200" in await scene.ask()
+        await scene.until(lambda: "gave_way" in scene.events())
+        assert len(scene.server.server_state.connections) <= 8
 
     scene(play, connections=8)
 
 
 @several_addresses
 def test_accepting_pauses_while_all_are_answered() -> None:
-    async def play(it: Scene) -> None:
+    async def play(scene: Scene) -> None:
         for i in range(4):
-            await it.connect(HEAD % b"wait", f"127.0.0.{i + 2}")
-        await it.until(lambda: it.held == 4)
-        late = asyncio.create_task(it.ask())
-        await it.until(lambda: "paused" in it.events())
-        assert len(it.server.server_state.connections) == 4 and not late.done()
-        it.release.set()
-        assert b"200" in await late
+            await scene.connect(HEAD % b"wait", f"127.0.0.{i + 2}")
+        await scene.until(lambda: scene.held == 4)
+        late_request = asyncio.create_task(scene.ask())
+        await scene.until(lambda: "paused" in scene.events())
+        assert len(scene.server.server_state.connections) == 4 and not late_request.done()
+        scene.release.set()
+        assert b"200" in await late_request
 
     scene(play, connections=4)
 
 
 def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, failures = io.StringIO(), 50
+    out = io.StringIO()
+    failures = 50
     handler = logging.StreamHandler(out)
     handler.setFormatter(logs.JsonLines())
     monkeypatch.setattr(logs.LOG, "handlers", [handler])
@@ -96,14 +97,14 @@ def test_exhausted_descriptors_log_once_a_second(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_accept", accept)
 
-    async def play(it: Scene) -> None:
-        assert b"200" in await it.ask()
-        await it.until(lambda: '"connections"' in out.getvalue())
+    async def play(scene: Scene) -> None:
+        assert b"200" in await scene.ask()
+        await scene.until(lambda: '"connections"' in out.getvalue())
 
-    begun = time.monotonic()
+    start = time.monotonic()
     scene(play)
     lines = [json.loads(line) for line in out.getvalue().splitlines() if '"connections"' in line]
-    assert 0 < len(lines) <= time.monotonic() - begun + 1
+    assert 0 < len(lines) <= time.monotonic() - start + 1
     assert sum(line["no_descriptors"] for line in lines) == sum(line["paused"] for line in lines) == 25
 
 
@@ -115,8 +116,8 @@ def test_connection_limit_leaves_descriptors(monkeypatch: pytest.MonkeyPatch) ->
     )
     with pytest.raises(RequestError, match="give 192 at most"):
         connection_limit(193)
-    for much in (65536, resource.RLIM_INFINITY):
-        monkeypatch.setattr(resource, "getrlimit", lambda _, much=much: (much, much))
+    for limit in (65536, resource.RLIM_INFINITY):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
         assert connection_limit(None) == CONNECTIONS and connection_limit(40_000) == 40_000
 
 

@@ -25,17 +25,23 @@ from triforce.server.limits import Limits
 class Req:
     """Three pieces to be made."""
 
-    def __init__(self, first: int) -> None:
-        self.first, self.made, self.started = first, 0, None
+    def __init__(self, first_token: int) -> None:
+        self.first = first_token
+        self.made = 0
+        self.started = None
 
 
 class Scripted:
     """Stands for a model and its texts. A step, once it is let, makes a piece for each of as many as there are rows."""
 
-    target, ranks = SimpleNamespace(config=SimpleNamespace(context=100)), ALONE
+    target = SimpleNamespace(config=SimpleNamespace(context=100))
+    ranks = ALONE
 
     def __init__(self) -> None:
-        self.let, self.log, self.requests, self.core = threading.Semaphore(0), [], [], self
+        self.let = threading.Semaphore(0)
+        self.log = []
+        self.requests = []
+        self.core = self
 
     def open(self, rows: int, kv_tokens: int, max_itl: float) -> Scripted:
         self.rows = rows
@@ -43,7 +49,7 @@ class Scripted:
 
     @property
     def kv_tokens(self) -> int:
-        return sum(1 + one.made for one in self.requests if one.started)
+        return sum(1 + request.made for request in self.requests if request.started)
 
     def request(self, prompt: list[int], params: SamplingParams, mode: None, scope: str, compiled: None) -> Req:
         if prompt[0] == 13:
@@ -53,24 +59,26 @@ class Scripted:
     def submit(self, requests: list[Req], on_prefill: object = None) -> None:
         self.requests += requests
 
-    def cancel(self, one: Req) -> None:
-        if one in self.requests:
-            self.requests.remove(one)
-            self.log.append(f"{'done' if one.made == 3 else 'left' if one.started else 'never'} {one.first}")
+    def cancel(self, request: Req) -> None:
+        if request in self.requests:
+            self.requests.remove(request)
+            self.log.append(
+                f"{'done' if request.made == 3 else 'left' if request.started else 'never'} {request.first}"
+            )
 
     def step(self) -> Iterator[tuple[Req, object]]:
-        for one in self.requests[: self.rows]:
-            if not one.started:
-                one.started = perf_counter()
-                self.log.append(f"begin {one.first}")
+        for request in self.requests[: self.rows]:
+            if not request.started:
+                request.started = perf_counter()
+                self.log.append(f"begin {request.first}")
         self.let.acquire()
-        for one in self.requests[: self.rows]:
-            if one.first == 14:
+        for request in self.requests[: self.rows]:
+            if request.first == 14:
                 raise MemoryError
-            yield one, OutputChunk("x", [one.made], ["full"], 0)
-            one.made += 1
-            if one.made == 3:
-                yield one, RequestOutput([one.first], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
+            yield request, OutputChunk("x", [request.made], ["full"], 0)
+            request.made += 1
+            if request.made == 3:
+                yield request, RequestOutput([request.first], None, [], "ar", "seeded", "bitwise", 0.0, 0.0)
 
     def write_behind(self, stop: Callable[[], object]) -> None:
         """Keep nothing on disk."""
@@ -79,8 +87,8 @@ class Scripted:
         self.requests.clear()
 
 
-def asks(*first: int) -> list[GenerationRequest]:
-    return [GenerationRequest([i, 2, 3], SamplingParams()) for i in first]
+def requests_of(*first_tokens: int) -> list[GenerationRequest]:
+    return [GenerationRequest([i, 2, 3], SamplingParams()) for i in first_tokens]
 
 
 async def read(answer: Any) -> int:
@@ -107,7 +115,7 @@ def run(scene: Callable[[Scripted, Worker], Any], waiting: int = 4, rows: int = 
 def test_worker_sends_events_to_their_request() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
-        answers = [*worker.submit(asks(1, 2)), *worker.submit(asks(3))]
+        answers = [*worker.submit(requests_of(1, 2)), *worker.submit(requests_of(3))]
         assert [await read(answer) for answer in reversed(answers)] == [4, 4, 4]
         assert all(answer.waited is not None for answer in answers)
 
@@ -116,11 +124,11 @@ def test_worker_sends_events_to_their_request() -> None:
 
 def test_worker_adds_requests_while_running() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        (one,) = worker.submit(asks(1))
+        (stream,) = worker.submit(requests_of(1))
         llm.let.release()
-        events = aiter(one)
+        events = aiter(stream)
         await anext(events)
-        (two,) = worker.submit(asks(2))
+        (two,) = worker.submit(requests_of(2))
         llm.let.release(5)
         assert await read(two) == 4
         assert worker.load().running == 0
@@ -131,10 +139,10 @@ def test_worker_adds_requests_while_running() -> None:
 def test_worker_request_failure_leaves_next_served() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(3)
-        unlucky, other = worker.submit(asks(13, 1))
+        unlucky, lucky = worker.submit(requests_of(13, 1))
         with pytest.raises(RequestError, match="unlucky"):
             await read(unlucky)
-        assert await read(other) == 4
+        assert await read(lucky) == 4
 
     assert run(scene)[-1] == "done 1"
 
@@ -142,54 +150,54 @@ def test_worker_request_failure_leaves_next_served() -> None:
 def test_worker_engine_failure_ends_all_and_recovers() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         llm.let.release(9)
-        for answer in worker.submit(asks(14, 1)):
+        for answer in worker.submit(requests_of(14, 1)):
             with pytest.raises(MemoryError):
                 await read(answer)
-        (other,) = worker.submit(asks(2))
-        assert await read(other) == 4 and worker.alive
+        (recovered,) = worker.submit(requests_of(2))
+        assert await read(recovered) == 4 and worker.alive
 
     assert run(scene)[-1] == "done 2"
 
 
 def test_worker_cancelled_requests_leave_at_next_step() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        one, two, three = worker.submit(asks(1, 2, 3))
+        running, two, three = worker.submit(requests_of(1, 2, 3))
         llm.let.release()
-        assert isinstance(await anext(aiter(one)), OutputChunk)
-        one.cancel()
+        assert isinstance(await anext(aiter(running)), OutputChunk)
+        running.cancel()
         two.cancel()
         assert worker.load().waiting == 1
         llm.let.release(9)
         assert await read(three) == 4
 
     log = run(scene)
-    assert [each for each in log if "never" not in each] == ["begin 1", "left 1", "begin 3", "done 3"]
+    assert [line for line in log if "never" not in line] == ["begin 1", "left 1", "begin 3", "done 3"]
 
 
 def test_worker_queue_is_atomic() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
         with pytest.raises(QueueFull):
-            worker.submit(asks(1, 2, 3, 4))
-        first = worker.submit(asks(1, 2, 3))  # one of them begins at once
+            worker.submit(requests_of(1, 2, 3, 4))
+        streams = worker.submit(requests_of(1, 2, 3))  # one of them begins at once
         llm.let.release()
-        await anext(aiter(first[0]))
+        await anext(aiter(streams[0]))
         with pytest.raises(QueueFull) as refusal:
-            worker.submit(asks(5))
+            worker.submit(requests_of(5))
         assert refusal.value.waiting == 2
-        first[2].cancel()
-        worker.submit(asks(6))
+        streams[2].cancel()
+        worker.submit(requests_of(6))
 
     run(scene, waiting=2)
 
 
 def test_worker_drain_finishes_and_stop_ends() -> None:
     async def scene(llm: Scripted, worker: Worker) -> None:
-        one, two = worker.submit(asks(1, 2))
+        draining, two = worker.submit(requests_of(1, 2))
         worker.drain()
         with pytest.raises(ShuttingDown):
-            worker.submit(asks(3))
+            worker.submit(requests_of(3))
         llm.let.release(4)
-        assert await read(one) == 4
+        assert await read(draining) == 4
         events = aiter(two)
         assert isinstance(await anext(events), OutputChunk)
         worker.stop()

@@ -24,7 +24,9 @@ from triforce.server.limits import Limits
 from triforce.server.request_base import HEADER
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "everyday" / "server.json").read_text(encoding="utf-8"))
-CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+RESPONSES = "/v1/responses"
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 4},
     COMPLETIONS: {"prompt": "the cat", "max_tokens": 4},
@@ -59,7 +61,8 @@ def sent(app: ASGIApp, case: dict[str, Any]) -> httpx.Response:
 
     async def go() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
-            method, headers = case.get("method", "POST"), case.get("headers")
+            method = case.get("method", "POST")
+            headers = case.get("headers")
             return await client.request(method, case["path"], headers=headers, content=content, json=case.get("body"))
 
     return asyncio.run(go())
@@ -78,8 +81,8 @@ def test_everyday_request_is_answered_as_listed(servers: dict[str, ASGIApp], cas
 
 
 def test_new_name_of_the_limit_wins(app: ASGIApp) -> None:
-    both = {"max_tokens": 9, "max_completion_tokens": 2, "logit_bias": {"1": -100}}
-    assert good(ask(app, CHAT, BODIES[CHAT] | both))["usage"]["completion_tokens"] == 2
+    limits = {"max_tokens": 9, "max_completion_tokens": 2, "logit_bias": {"1": -100}}
+    assert good(ask(app, CHAT, BODIES[CHAT] | limits))["usage"]["completion_tokens"] == 2
 
 
 @pytest.mark.parametrize("sampled", [{"seed": -1}, {}])
@@ -87,11 +90,11 @@ def test_new_name_of_the_limit_wins(app: ASGIApp) -> None:
 @pytest.mark.parametrize("path", BODIES)
 def test_drawn_seed_is_told_and_gives_the_text_again(app: ASGIApp, path: str, stream: bool, sampled: Any) -> None:
     body = BODIES[path] | {"temperature": 1.0, "stream": stream}
-    first = ended(ask(app, path, body | sampled), stream)
-    assert isinstance(first["seed"], int) and first["seed"] >= 0
-    again = ended(ask(app, path, body | {"seed": first["seed"]}), stream)
-    assert again["seed"] == first["seed"] and told(again) == told(first)
-    assert ended(ask(app, path, body | sampled), stream)["seed"] != first["seed"]
+    first_answer = ended(ask(app, path, body | sampled), stream)
+    assert isinstance(first_answer["seed"], int) and first_answer["seed"] >= 0
+    again = ended(ask(app, path, body | {"seed": first_answer["seed"]}), stream)
+    assert again["seed"] == first_answer["seed"] and texts_of_answer(again) == texts_of_answer(first_answer)
+    assert ended(ask(app, path, body | sampled), stream)["seed"] != first_answer["seed"]
 
 
 def ended(response: httpx.Response, stream: bool) -> Any:
@@ -99,11 +102,11 @@ def ended(response: httpx.Response, stream: bool) -> Any:
     if not stream:
         answer = good(response)
         return answer["choices"][0] if "choices" in answer else answer
-    *_, last = events(response)
-    return last["choices"][0] if "choices" in last else last["response"]
+    *_, last_chunk = events(response)
+    return last_chunk["choices"][0] if "choices" in last_chunk else last_chunk["response"]
 
 
-def told(ended: Any) -> Any:
+def texts_of_answer(ended: Any) -> Any:
     """Return the text of a choice or a response; of a stream it may be its last piece."""
     if "output" in ended:
         return ended["output"][0]["content"][0]["text"]
@@ -118,26 +121,26 @@ def test_prompts_of_one_request_have_seeds_of_their_own(app: ASGIApp) -> None:
 
 @pytest.mark.parametrize("path", BODIES)
 def test_system_fingerprint_is_in_every_answer(app: ASGIApp, llm: LLM, path: str) -> None:
-    own = system_fingerprint(llm)
-    assert good(ask(app, path, BODIES[path]))["system_fingerprint"] == own
+    fingerprint = system_fingerprint(llm)
+    assert good(ask(app, path, BODIES[path]))["system_fingerprint"] == fingerprint
     for event in events(ask(app, path, BODIES[path] | {"stream": True})):
         head = event.get("response", event)
-        assert head.get("system_fingerprint", own if path == RESPONSES else None) == own
+        assert head.get("system_fingerprint", fingerprint if path == RESPONSES else None) == fingerprint
 
 
 def test_system_fingerprint_follows_what_changes_texts(pair: Path, llm: LLM) -> None:
     def made(**settings: Any) -> str:
         return system_fingerprint(LLM(pair / "target", **{"draft": None, **settings}))
 
-    own = system_fingerprint(llm)
-    assert made() == own == made(draft=pair / "draft", mode="ar", draft_tokens=3)
-    others = [made(context=1024), made(dtype="float32"), made(kv_dtype="int8"), made(coupling="rejection")]
-    assert len({own, *others, system_fingerprint(LLM(pair / "draft", None))}) == len(others) + 2
+    fingerprint = system_fingerprint(llm)
+    assert made() == fingerprint == made(draft=pair / "draft", mode="ar", draft_tokens=3)
+    other_llms = [made(context=1024), made(dtype="float32"), made(kv_dtype="int8"), made(coupling="rejection")]
+    assert len({fingerprint, *other_llms, system_fingerprint(LLM(pair / "draft", None))}) == len(other_llms) + 2
 
 
 def test_thinking_disabled_is_what_the_template_is_told(calls: ASGIApp) -> None:
     body = {"messages": BODIES[CHAT]["messages"]}
-    ids = [good(ask(calls, "/tokenize", body | more))["tokens"] for more in ({}, {"thinking": {"type": "enabled"}})]
+    ids = [good(ask(calls, "/tokenize", body | fields))["tokens"] for fields in ({}, {"thinking": {"type": "enabled"}})]
     without = good(ask(calls, "/tokenize", body | {"thinking": {"type": "disabled"}}))["tokens"]
     assert ids[0] == ids[1] and without[: len(ids[0])] == ids[0] and len(without) > len(ids[0])
     usage = good(ask(calls, CHAT, BODIES[CHAT] | {"thinking": {"type": "disabled"}}))["usage"]

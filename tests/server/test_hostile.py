@@ -29,7 +29,7 @@ TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Its context is short, so that what can be served is served quickly. In the end it is what it was."""
+    """Serve a short context, so that valid requests take little time. At the end the server is as at the start."""
     small = tiny_pair(tmp_path_factory.mktemp("small"), positions=128, chat_template=TEMPLATE)
     with served(small, "--max-body", "0.25") as (process, url):
         httpx.post(f"{url}/v1/completions", json={"prompt": "the cat"}, headers=HEADERS, timeout=60)
@@ -41,17 +41,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert len(log) > 1 and not [line for line in log if line["level"] not in ("info", "warning")]
 
 
-def schemathesis_requests(url: str, each: int) -> int:
-    """From the server's own description: what fits it, and what does not. How many were sent."""
+def schemathesis_requests(url: str, examples: int) -> int:
+    """Send valid and invalid requests generated from the server's OpenAPI schema. Returns their count."""
     schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
     described = schemathesis.openapi.from_dict(httpx.get(f"{url}/openapi.json", headers=HEADERS).json())
     sent = 0
-    for found in described.get_all_operations():
+    for operation in described.get_all_operations():
         for mode in schemathesis.GenerationMode:
-            cases = found.ok().as_strategy(generation_mode=mode)
+            cases = operation.ok().as_strategy(generation_mode=mode)
 
             @settings(
-                max_examples=each,
+                max_examples=examples,
                 deadline=None,
                 derandomize=True,
                 database=None,
@@ -70,7 +70,7 @@ def schemathesis_requests(url: str, each: int) -> int:
 
 
 def bad_bodies(chance: random.Random) -> Iterator[tuple[str, bytes]]:
-    """What each kind of mistake or malice sends, and the name of the kind."""
+    """Yield the body of each kind of mistake or attack, and the name of the kind."""
     good = json.dumps({"prompt": "the cat", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}]}).encode()
     values: list[Any] = [None, True, -1, 1e308, 10**40, "", "x", [], {}, [[]], {"a": {}}, "\ud800", [None] * 9]
     fields = ["prompt", "messages", "max_tokens", "n", "stop", "seed", "stream", "logit_bias", "response_format"]
@@ -116,21 +116,21 @@ def hostile_requests(url: str, count: int, seed: int = 0) -> int:
         return chance.choice(PATHS), kind, body, chance.choice(types[:1] * 6 + types)
 
     with httpx.Client(base_url=url, timeout=120) as web, ThreadPoolExecutor(4) as several:
-        told = Counter(several.map(ask, [work() for _ in range(count)]))
-    assert told[400] > count / 4 and told[413] > count / 50, told
+        statuses = Counter(several.map(ask, [work() for _ in range(count)]))
+    assert statuses[400] > count / 4 and statuses[413] > count / 50, statuses
     return count
 
 
 def slow_clients(url: str, count: int) -> int:
-    """They send a little, and no more; some never read what they asked for. Others are served meanwhile."""
+    """Clients that send a part of a request, or never read the answer. Other clients are served meanwhile."""
     host, port = url.removeprefix("http://").split(":")
-    begun = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
     body = json.dumps({"prompt": "the cat", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
-    whole = begun + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    request_bytes = head + f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
     endings = [b"", b"Content-Length: 50\r\n\r\n{", b"Content-Length: 50\r\n\r\n", b"X: " + b"y" * 9000]
     connections = [socket.create_connection((host, int(port)), timeout=60) for _ in range(count)]
     for i, connection in enumerate(connections):
-        connection.sendall(whole if i % 5 == 4 else begun[: 20 + i] if i % 7 == 6 else begun + endings[i % 4])
+        connection.sendall(request_bytes if i % 5 == 4 else head[: 20 + i] if i % 7 == 6 else head + endings[i % 4])
     answer = httpx.post(f"{url}/v1/completions", json={"prompt": "the cat"}, headers=HEADERS, timeout=120)
     assert answer.status_code == 200
     for connection in connections:
@@ -158,11 +158,11 @@ def test_hostile_slow_clients_block_nobody(url: str) -> None:
 def test_hostile_descriptor_exhaustion_recovers(url: str) -> None:
     """Half-sent headers take all that it has, which is less than its bound on connections. Who waits gives way."""
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
-    soft, most = server.rlimit(psutil.RLIMIT_NOFILE)
+    soft, hard_limit = server.rlimit(psutil.RLIMIT_NOFILE)
     host, port = url.removeprefix("http://").split(":")
     with ExitStack() as stack:
-        stack.callback(server.rlimit, psutil.RLIMIT_NOFILE, (soft, most))
-        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 20, most))
+        stack.callback(server.rlimit, psutil.RLIMIT_NOFILE, (soft, hard_limit))
+        server.rlimit(psutil.RLIMIT_NOFILE, (server.num_fds() + 20, hard_limit))
         for _ in range(100):
             connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=60))
             connection.sendall(b"GET /health HTTP/1.1\r\nHost: localh")
@@ -178,10 +178,10 @@ def test_hostile_ten_thousand_requests_keep_memory_flat(url: str) -> None:
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
     sent = schemathesis_requests(url, 200) + hostile_requests(url, 2500) + slow_clients(url, 100)
     wait_until_idle(url)
-    before = server.memory_info().rss
+    rss_before = server.memory_info().rss
     sent += hostile_requests(url, max(10_000 - sent, 2500), seed=1)
     wait_until_idle(url)
-    assert sent >= 10_000 and server.memory_info().rss < before * 1.05
+    assert sent >= 10_000 and server.memory_info().rss < rss_before * 1.05
 
 
 def test_hostile_broken_server_is_detected(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

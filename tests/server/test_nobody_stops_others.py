@@ -17,9 +17,10 @@ from tests.helpers.server_process import served, wait_until_idle
 from tests.helpers.tiny_checkpoint import tiny_pair
 
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
-FEW, SMALL = 6, 1 << 20
+FEW = 6
+SMALL = 1 << 20
 FEW_GROUPS = 4
-"""Of kinds that are sent together where the server is asked for little."""
+"""Requests of each kind that are sent together for a small load."""
 
 
 @pytest.fixture(scope="module")
@@ -32,15 +33,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         assert process.poll() is None
 
 
-def tried(
+def sent_together(
     url: str, hostiles: Mapping[str, HostileRequest], size: int
 ) -> tuple[dict[str, Counter[int]], dict[str, float]]:
-    """Send all requests of some kinds at once. Returns their statuses by kind, 0 for those that hung up, and
-    bystanders' waits.
+    """Send all requests of some kinds at once. Returns their statuses by kind, 0 for a connection
+    that was closed, and bystanders' waits.
 
     Bodies are made before: what this process does is not to be counted as the server's.
     """
-    bodies = [(name, each.body(number, size)) for name, each in hostiles.items() for number in range(each.count)]
+    bodies = [
+        (name, hostile.body(number, size)) for name, hostile in hostiles.items() for number in range(hostile.count)
+    ]
     headers = HEADERS | {"content-type": "application/json"}
 
     def send(request: tuple[str, bytes]) -> int:
@@ -69,19 +72,19 @@ def test_bystanders_wait_briefly_beside_hostile_requests(url: str, kinds: list[s
 
     The bounds are far from what is measured, as other work may be going on here, and far below what came before.
     """
-    few = {
+    few_requests = {
         name: replace(HOSTILE[name], count=min(HOSTILE[name].count, FEW), patience=min(HOSTILE[name].patience, 2.0))
         for name in kinds
     }
-    statuses, waits = tried(url, few, SMALL)
-    for name, kind in few.items():
+    statuses, waits = sent_together(url, few_requests, SMALL)
+    for name, kind in few_requests.items():
         assert set(statuses[name]) <= {*kind.statuses, 0}, name
     assert waits["median"] < 0.5 and waits["health"] < 3 and waits["gap"] < 3 and waits["completion"] < 6, waits
 
 
 @pytest.fixture(scope="module")
 def quiet(url: str) -> dict[str, float]:
-    """Waits beside nobody: what the machine does besides."""
+    """Return waits without hostile requests: noise of the machine."""
     with Bystanders(url) as bystanders:
         time.sleep(20)
     return bystanders.report()
@@ -91,7 +94,7 @@ def quiet(url: str) -> dict[str, float]:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_law_of_bystanders_holds_for_largest_requests(url: str, quiet: dict[str, float], name: str) -> None:
-    statuses, waits = tried(url, {name: HOSTILE[name]}, MEBIBYTES << 20)
+    statuses, waits = sent_together(url, {name: HOSTILE[name]}, MEBIBYTES << 20)
     assert set(statuses[name]) <= {*HOSTILE[name].statuses, *([0] if HOSTILE[name].patience < 10 else [])}
     beyond = {kind: waits[kind] - quiet[kind] for kind in waits}
     assert beyond["health"] < 0.2 and beyond["gap"] < 1 and beyond["completion"] < 1, (waits, quiet)

@@ -20,19 +20,19 @@ from triforce.server.security import HostCheck
 
 
 @pytest.mark.parametrize(
-    ("host", "known"),
+    ("host", "is_known"),
     [
         *[(name, True) for name in ("localhost", "LOCALHOST:8000", "127.0.0.1:80", "[::1]:8000", "10.1.2.3")],
         *[(name, True) for name in ("gpu.example.org", "gpu.example.org.:8000")],
         *[(name, False) for name in ("evil.example.org", "localhost.evil.org", "", "127.0.0.1.evil.org", "[evil]")],
     ],
 )
-def test_host_header_must_name_server(guarded: ASGIApp, host: str, known: bool) -> None:
-    assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if known else 400)
+def test_host_header_must_name_server(guarded: ASGIApp, host: str, is_known: bool) -> None:
+    assert ask(guarded, "/health", headers={"host": host}).status_code == (200 if is_known else 400)
 
 
 def test_cors_named_origins_are_allowed(llm: LLM, app: ASGIApp) -> None:
-    """A browser asks first, without the key; the answer comes with it, refusals too. Nobody is named by default."""
+    """A browser asks first, without the key; the answer comes with it, refusals too. No origin is named by default."""
     page = "https://notes.example.org"
     asks = {"origin": page, "access-control-request-method": "POST", "access-control-request-headers": "authorization"}
     engine = Worker(llm, Limits(waiting=1))
@@ -94,9 +94,9 @@ def test_allowed_host_that_never_matches_raises(name: str) -> None:
 
 
 def test_request_without_exactly_one_host_is_400() -> None:
-    for hosts, said in (([], b"no Host header;"), ([b"localhost", b"localhost"], b"2 Host headers")):
+    for hosts, message in (([], b"no Host header;"), ([b"localhost", b"localhost"], b"2 Host headers")):
         status, body = send_to(HostCheck(echo, []), headers=[(b"host", host) for host in hosts])
-        assert status == 400 and said in body
+        assert status == 400 and message in body
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_request_without_exactly_one_host_is_400() -> None:
     ],
 )
 def test_absolute_target_names_host_and_path(target: str, path: str | None) -> None:
-    """Its host is the one that counts, whatever the header says (RFC 9112, 3.2.2)."""
+    """The host of an absolute target overrides the Host header (RFC 9112, 3.2.2)."""
 
     async def told(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})

@@ -60,9 +60,9 @@ def test_playground_has_long_sample(app: ASGIApp) -> None:
 def test_playground_asks_what_demo_asks(app: ASGIApp) -> None:
     """In one sentence, so that its answer ends: about a chapter, where the page's document then begins."""
     (question,) = re.findall(r'<input id="question".*?>', ask(app, "/").text)
-    (asked,), (about,) = re.findall(r'value="(.*?)"', question), re.findall(r"data-about='(.*?)'", question)
+    (asked,), (about_data,) = re.findall(r'value="(.*?)"', question), re.findall(r"data-about='(.*?)'", question)
     assert asked == f"Answer in one sentence: {QUESTION[0].lower()}{QUESTION[1:]}"
-    assert about == BEGIN and about in ask(app, "/sample.txt").text
+    assert about_data == BEGIN and about_data in ask(app, "/sample.txt").text
 
 
 def test_playground_advanced_controls_are_folded(app: ASGIApp) -> None:
@@ -97,13 +97,13 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
         "trace": True,
         "mode": "triforce",
     }
-    told = events(ask(app, "/v1/completions", body))
-    *choices, last = [event["choices"][0] for event in told if event["choices"]]
-    choices.append(last)
+    stream_events = events(ask(app, "/v1/completions", body))
+    *choices, last_choice = [event["choices"][0] for event in stream_events if event["choices"]]
+    choices.append(last_choice)
     lengths = [n for choice in choices for n in choice["token_characters"]]
     text = "".join(choice["text"] for choice in choices)
     assert len(lengths) == sum(len(choice["token_tiers"]) for choice in choices)
-    assert len(text) == sum(lengths) or (stop and last["finish_reason"] == "stop" and len(text) < sum(lengths))
+    assert len(text) == sum(lengths) or (stop and last_choice["finish_reason"] == "stop" and len(text) < sum(lengths))
     looks = [choice["trace"] for choice in choices]
     assert all(0 <= percent <= 100 for look in looks for percent in look["seen"])
     assert [tier["name"] for tier in looks[-1]["tiers"]] == ["draft", "retrieval", "full"]
@@ -114,23 +114,26 @@ def test_playground_tokens_have_lengths_and_pieces_offsets(app: ASGIApp, stop: A
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_playground_prefill_progress_precedes_text(app: ASGIApp, path: str) -> None:
     text = f"{path} has not been read before. " + PROMPT * 4
-    said = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
-    told = events(ask(app, path, {**said, **SAMPLED, "stream": True, "return_progress": True, "stream_options": USAGE}))
-    kinds = "".join("r" if "prompt_progress" in event else "t" if event["choices"] else "u" for event in told)
+    request_body = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    stream_events = events(
+        ask(app, path, {**request_body, **SAMPLED, "stream": True, "return_progress": True, "stream_options": USAGE})
+    )
+    kinds = "".join("r" if "prompt_progress" in event else "t" if event["choices"] else "u" for event in stream_events)
     assert re.fullmatch("t?r+t+u", kinds)  # a chat begins with its role
-    reports = [event["prompt_progress"] for event in told if "prompt_progress" in event]
+    reports = [event["prompt_progress"] for event in stream_events if "prompt_progress" in event]
     assert all(list(report) == ["total", "cache", "processed", "time_ms"] for report in reports)
     counts, times = ([report[name] for report in reports] for name in ("processed", "time_ms"))
     assert counts == sorted(set(counts)) and counts[0] > 0 and times == sorted(times) and times[0] >= 0
-    assert {report["total"] for report in reports} == {counts[-1]} == {told[-1]["usage"]["prompt_tokens"]}
-    cached = told[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert {report["total"] for report in reports} == {counts[-1]} == {stream_events[-1]["usage"]["prompt_tokens"]}
+    cached = stream_events[-1]["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert {report["cache"] for report in reports} == {cached}
 
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
     body = {"prompt": f"{n} of them ask this again. " + PROMPT * 4, **SAMPLED, "n": n, "stream": True}
-    progress, usage = [], {}
+    progress = []
+    usage = {}
     for _ in range(2):
         for event in events(ask(app, "/v1/completions", body | {"return_progress": True, "stream_options": USAGE})):
             progress += [event["prompt_progress"]] if "prompt_progress" in event else []
@@ -160,25 +163,25 @@ def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
 
 def test_playground_chat_sends_trace(app: ASGIApp) -> None:
     body = {"messages": [{"role": "user", "content": PROMPT}], **SAMPLED, "stream": True, "trace": True}
-    told = [event["choices"][0] for event in events(ask(app, "/v1/chat/completions", body)) if event["choices"]]
-    assert sum(n for choice in told for n in choice.get("token_characters", [])) == sum(
-        len(choice["delta"].get("content") or "") for choice in told
+    choices = [event["choices"][0] for event in events(ask(app, "/v1/chat/completions", body)) if event["choices"]]
+    assert sum(n for choice in choices for n in choice.get("token_characters", [])) == sum(
+        len(choice["delta"].get("content") or "") for choice in choices
     )
-    assert any(choice.get("trace") for choice in told)
+    assert any(choice.get("trace") for choice in choices)
 
 
 def test_playground_trace_needs_request(app: ASGIApp) -> None:
     body = {"prompt": PROMPT, **SAMPLED, "stream": True, "tier_stats": True}
-    told = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "nobody looks here " * 40})))
-    assert "trace" not in told.replace("nobody looks", "") and "prompt_progress" not in told
+    trace_text = json.dumps(events(ask(app, "/v1/completions", body | {"prompt": "no one looks here " * 40})))
+    assert "trace" not in trace_text.replace("no one looks", "") and "prompt_progress" not in trace_text
     assert "needs stream" in refused(ask(app, "/v1/completions", {"prompt": "a", "trace": True}))
 
 
 def test_playground_model_reports_abilities(app: ASGIApp, llm: LLM) -> None:
     (card,) = good(ask(app, "/v1/models"))["data"]
     assert card["triforce"]["chats"] is True and "triforce" in card["triforce"]["modes"]
-    found = llm.break_even()
-    assert (card["triforce"]["pays_from"], card["triforce"]["pays"]) == (found.tokens, found.sentence)
+    break_even = llm.break_even()
+    assert (card["triforce"]["pays_from"], card["triforce"]["pays"]) == (break_even.tokens, break_even.sentence)
     assert good(ask(app, f"/v1/models/{card['id']}"))["triforce"] == card["triforce"]
 
 
@@ -186,15 +189,17 @@ def test_playground_model_reports_abilities(app: ASGIApp, llm: LLM) -> None:
 def test_texts_with_tier_stats_tell_how_far_they_repeat(app: ASGIApp, llm: LLM, path: str) -> None:
     """Themselves: that a text repeats its prompt is no loop."""
     turns = [{"role": "user", "content": PROMPT}]
-    said, ids = {"prompt": PROMPT}, llm.encode(PROMPT)
+    request_body = {"prompt": PROMPT}
+    ids = llm.encode(PROMPT)
     if path != "/v1/completions":
-        said, ids = {"messages": turns}, llm.encode_chat(turns)
-    body = {**said, **SAMPLED, "n": 2, "max_tokens": 60, "top_k": 2, "tier_stats": True}
-    (made,) = llm.generate(
+        request_body = {"messages": turns}
+        ids = llm.encode_chat(turns)
+    body = {**request_body, **SAMPLED, "n": 2, "max_tokens": 60, "top_k": 2, "tier_stats": True}
+    (output,) = llm.generate(
         ids, llm.sampling_params(n=2, max_tokens=60, top_k=2, temperature=0.8, seed=5, ignore_eos=True)
     )
-    shares = [round(repeated(each.token_ids), 4) for each in made.outputs]
+    shares = [round(repeated(completion.token_ids), 4) for completion in output.outputs]
     assert good(ask(app, path, body))["usage"]["repeated_8_grams"] == shares
-    *_, last = events(ask(app, path, body | {"stream": True, "stream_options": USAGE}))
-    assert last["usage"]["repeated_8_grams"] == shares
+    *_, last_event = events(ask(app, path, body | {"stream": True, "stream_options": USAGE}))
+    assert last_event["usage"]["repeated_8_grams"] == shares
     assert "repeated_8_grams" not in good(ask(app, path, body | {"tier_stats": False}))["usage"]

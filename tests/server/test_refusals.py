@@ -1,4 +1,4 @@
-"""What cannot be served is refused in OpenAI's error shape with advice; nothing that is sent breaks the server."""
+"""Invalid requests are refused in OpenAI's error shape with advice; no request breaks the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.request_base import UNSUPPORTED
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS: {"prompt": "the cat"},
     CHAT: {"messages": [{"role": "user", "content": "the cat"}]},
@@ -87,7 +89,7 @@ def test_bad_completions_are_400(app: ASGIApp, changes: dict[str, Any], says: st
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id"),
-        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "stranger", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "required"),
         ({"messages": [{"role": "user", "content": "x" * 70_000}]}, "Shorten"),
         (
@@ -162,7 +164,7 @@ def test_prompt_beyond_the_context_has_openai_code(
 
 
 def test_non_json_content_types_are_400(app: ASGIApp) -> None:
-    """So a page of another site cannot post a form to this server."""
+    """A page of another site cannot post a form to this server."""
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
         body = json.dumps(GOOD[COMPLETIONS])
         assert "application/json" in refused(ask(app, COMPLETIONS, content=body, headers={"content-type": kind}))
@@ -206,15 +208,15 @@ def test_openapi_describes_the_routes(app: ASGIApp) -> None:
 def test_valid_requests_beside_mistakes_are_served(app: ASGIApp) -> None:
     """The controls."""
     for path, body in GOOD.items():
-        few = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
-        assert ask(app, path, body | few).status_code == 200
-    most = {"n": 16, "logprobs": 20, "stop": ["x" * 1000] * 16, "max_tokens": 1, "prompt": [5] * 9}
-    assert len(good(ask(app, COMPLETIONS, most | {"logit_bias": {"5": -1}}))["choices"]) == 16
+        few_fields = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
+        assert ask(app, path, body | few_fields).status_code == 200
+    largest_fields = {"n": 16, "logprobs": 20, "stop": ["x" * 1000] * 16, "max_tokens": 1, "prompt": [5] * 9}
+    assert len(good(ask(app, COMPLETIONS, largest_fields | {"logit_bias": {"5": -1}}))["choices"]) == 16
 
 
 def test_mode_that_needs_a_draft_says_so(pair: Path) -> None:
     llm = LLM(pair / "target", None)
     app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny")
-    said = refused(ask(app, COMPLETIONS, {"prompt": "the cat", "mode": "draft"}))
-    assert "mode 'draft' needs a draft model" in said and "choose from ar" in said
+    message = refused(ask(app, COMPLETIONS, {"prompt": "the cat", "mode": "draft"}))
+    assert "mode 'draft' needs a draft model" in message and "choose from ar" in message
     asyncio.run(app.state.service.engine.close())

@@ -17,7 +17,8 @@ from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.security import BodyLimit
 
-CHAT, HELLO = "/v1/chat/completions", [{"role": "user", "content": "the cat"}]
+CHAT = "/v1/chat/completions"
+HELLO = [{"role": "user", "content": "the cat"}]
 
 
 def test_body_limit_holds_for_announced_and_chunked() -> None:
@@ -48,13 +49,13 @@ def test_request_kv_limit_is_enforced(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, limits), "tiny", limits=limits)
     assert "lower n or max_tokens" in refused(ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 41, "n": 2}))
     assert ask(app, PATH, {"prompt": [5] * 10, "max_tokens": 40, "n": 2}).status_code == 200
-    for prompt, more, said, param in (
+    for prompt, fields, message, param in (
         (100, {"max_tokens": 1}, "the prompt of 100 tokens", "prompt"),
         (60, {"max_tokens": 41}, "lower max_tokens to 40", "max_tokens"),
         (60, {"max_tokens": 4, "n": 2}, "lower n", "n"),
     ):
-        answer = ask(app, PATH, {"prompt": [5] * prompt, **more})
-        assert said in refused(answer) and answer.json()["error"]["param"] == param
+        answer = ask(app, PATH, {"prompt": [5] * prompt, **fields})
+        assert message in refused(answer) and answer.json()["error"]["param"] == param
     asyncio.run(app.state.service.engine.close())
 
 
@@ -76,7 +77,7 @@ def test_request_time_limit_ends_generation(llm: LLM) -> None:
 
 
 def test_full_queue_answers_429_with_retry_after(llm: LLM) -> None:
-    """One runs, one waits, the third is told to come back; what is given up makes room."""
+    """One request runs, one waits, the third gets 429; a cancelled request frees its place."""
     app = create_app(llm, Worker(llm, Limits(waiting=1, rows=1)), "tiny")
     long = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
 

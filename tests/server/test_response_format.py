@@ -20,7 +20,9 @@ from triforce.server.request_base import UNSUPPORTED
 from triforce.structured_output import compiler
 from triforce.structured_output import compiler as structured_output_compiler
 
-COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+RESPONSES = "/v1/responses"
 SAMPLED = {"temperature": 0.8, "seed": 5, "top_k": 12}
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -32,9 +34,9 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "cat", "schema": SCHEMA
 TALK = [{"role": "user", "content": "the cat?"}]
 
 
-def wanted(llm: LLM, grammar: Grammar, prompt: Any, chat: bool = False) -> str:
-    given: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
-    params = llm.sampling_params(chat=chat, **given, grammar=grammar)
+def expected_output(llm: LLM, grammar: Grammar, prompt: Any, chat: bool = False) -> str:
+    fields: dict[str, Any] = {"temperature": 0.8, "seed": 5, "top_k": 12, "max_tokens": 200}
+    params = llm.sampling_params(chat=chat, **fields, grammar=grammar)
     return llm.generate(prompt, params, mode="ar")[0].outputs[0].text
 
 
@@ -48,7 +50,7 @@ def test_chat_keeps_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     (choice,) = good(ask(app, CHAT, body))["choices"]
     jsonschema.validate(json.loads(choice["message"]["content"]), SCHEMA)
     assert choice["finish_reason"] == "stop"
-    assert choice["message"]["content"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
+    assert choice["message"]["content"] == expected_output(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
     streamed = events(ask(app, CHAT, body | {"stream": True}))
     deltas = [c["delta"].get("content", "") for chunk in streamed for c in chunk["choices"]]
     assert "".join(deltas) == choice["message"]["content"]
@@ -59,7 +61,9 @@ def test_responses_keep_to_json_schema(app: ASGIApp, llm: LLM) -> None:
     body = {"input": "the cat?", **SAMPLED, "max_output_tokens": 200, "text": {"format": form}}
     answer = good(ask(app, RESPONSES, body))
     assert answer["status"] == "completed" and answer["text"] == {"format": form}
-    assert answer["output"][0]["content"][0]["text"] == wanted(llm, Grammar.json(SCHEMA), chatted(llm), chat=True)
+    assert answer["output"][0]["content"][0]["text"] == expected_output(
+        llm, Grammar.json(SCHEMA), chatted(llm), chat=True
+    )
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce", "ngram"])
@@ -72,7 +76,7 @@ def test_completions_keep_to_every_format_in_every_mode(app: ASGIApp, llm: LLM, 
     ):
         body = {"prompt": "the cat", **SAMPLED, "max_tokens": 200, "response_format": form, "mode": mode}
         (choice,) = good(ask(app, COMPLETIONS, body))["choices"]
-        assert choice["text"] == wanted(llm, grammar, "the cat") and choice["finish_reason"] == "stop"
+        assert choice["text"] == expected_output(llm, grammar, "the cat") and choice["finish_reason"] == "stop"
     assert re.fullmatch("a[bc]{3,4}", choice["text"])
 
 

@@ -52,8 +52,8 @@ def client(url: str, **options: Any) -> openai.OpenAI:
 def test_openai_client_whole_and_streamed_texts_are_equal(url: str, text: str) -> None:
     with client(url) as api:
         assert [model.id for model in api.models.list()] == ["target"]
-        whole = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
-        assert whole.choices[0].text == text and whole.usage and whole.usage.completion_tokens == 24
+        full_text = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
+        assert full_text.choices[0].text == text and full_text.usage and full_text.usage.completion_tokens == 24
         stream = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS, stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream) == text
         talk: Any = [{"role": "user", "content": PROMPT}]
@@ -65,8 +65,8 @@ def test_openai_client_whole_and_streamed_texts_are_equal(url: str, text: str) -
         options: Any = {"model": "target", "input": PROMPT, "max_output_tokens": 24, "temperature": 0.8}
         response = api.responses.create(**options, extra_body=EXTENSIONS | {"seed": 5})
         assert response.output_text == answer
-        told = list(api.responses.create(**options, extra_body=EXTENSIONS | {"seed": 5}, stream=True))
-        assert told[-1].type == "response.incomplete" and told[-1].response.output_text == answer
+        stream_events = list(api.responses.create(**options, extra_body=EXTENSIONS | {"seed": 5}, stream=True))
+        assert stream_events[-1].type == "response.incomplete" and stream_events[-1].response.output_text == answer
 
 
 def test_openai_async_client_gets_seeded_texts(url: str, text: str) -> None:
@@ -105,8 +105,9 @@ def test_disconnected_client_is_cancelled(url: str) -> None:
 
 
 def test_many_streams_with_disconnects_finish(url: str) -> None:
-    """64 at once, more than which the queue would refuse: those that stay get the text of their seed, whole."""
-    headers, body = {"authorization": f"Bearer {KEY}"}, {"prompt": PROMPT, "ignore_eos": True, "stream": True}
+    """64 at once, the most that the queue takes: streams that stay get the whole text of their seed."""
+    headers = {"authorization": f"Bearer {KEY}"}
+    body = {"prompt": PROMPT, "ignore_eos": True, "stream": True}
 
     async def one(web: httpx.AsyncClient, i: int) -> str:
         long = {"max_tokens": 2000 if i % 3 == 0 else 6, "seed": i % 4}
@@ -132,7 +133,7 @@ def test_many_streams_with_disconnects_finish(url: str) -> None:
 
 
 def test_oversized_body_is_refused_while_arriving(url: str) -> None:
-    """Whoever sends all of it reads the answer; whoever never ends is hung up on."""
+    """A client that sends the whole body reads the answer; the connection of an endless body is closed."""
     headers = {"authorization": f"Bearer {KEY}", "content-type": "application/json"}
     for size in (17, 20, 24):
         chunks = (b"x" * 2**20 for _ in range(size))
@@ -173,57 +174,57 @@ def test_shipped_examples_run(url: str, example: str) -> None:
 
 @pytest.fixture
 def signals_taken() -> Iterator[None]:
-    """Signals that this process ignores, as under `nohup`, are not ignored by those that it starts."""
-    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    """Signals that this process ignores, as under `nohup`, are not ignored by its child processes."""
+    old_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, old_handler)
 
 
 @pytest.mark.usefixtures("signals_taken")
 @pytest.mark.parametrize(
-    ("told", "grace", "tokens", "ends"),
+    ("sent_signal", "grace", "tokens", "ends"),
     [
         (signal.SIGTERM, "200", 100, '"finish_reason": "length"'),
         (signal.SIGHUP, "200", 100, '"finish_reason": "length"'),
         (signal.SIGTERM, "0.2", 2000, '"code": "stopping"'),
     ],
 )
-def test_signal_drains_or_reports(pair: Path, told: signal.Signals, grace: str, tokens: int, ends: str) -> None:
+def test_signal_drains_or_reports(pair: Path, sent_signal: signal.Signals, grace: str, tokens: int, ends: str) -> None:
     body = {"prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True, "seed": 5}
     headers = {"authorization": f"Bearer {KEY}"}
     with served(pair, "--shutdown-timeout", grace) as (process, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=body, headers=headers, timeout=60) as response:
             lines = response.iter_lines()
-            first = next(lines)
-            process.send_signal(told)
-            rest = list(lines)
-        assert any(ends in line for line in rest[-6:]), rest[-6:]
+            head = next(lines)
+            process.send_signal(sent_signal)
+            tail = list(lines)
+        assert any(ends in line for line in tail[-6:]), tail[-6:]
         assert process.wait(timeout=60) == 0
         assert process.stderr
         log = [json.loads(line) for line in process.stderr.read().splitlines() if line.startswith("{")]
         assert [line["event"] for line in log] == ["listening", "stopping", "request"]
-    events = [json.loads(line.removeprefix("data: ")) for line in [first, *rest] if line.startswith("data: {")]
+    events = [json.loads(line.removeprefix("data: ")) for line in [head, *tail] if line.startswith("data: {")]
     text = "".join(event["choices"][0]["text"] for event in events if "choices" in event)
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     params = SamplingParams(seed=5, max_tokens=tokens, ignore_eos=True)
-    whole = ""
+    joined = ""
     with closing(llm.stream(PROMPT, params)) as pieces:
-        while len(whole) < len(text) and isinstance(piece := next(pieces), OutputChunk):
-            whole += piece.text
-    assert text and whole.startswith(text)  # no token that was made is lost, and no other one told
+        while len(joined) < len(text) and isinstance(piece := next(pieces), OutputChunk):
+            joined += piece.text
+    assert text and joined.startswith(text)  # no token that was made is lost, and no other one told
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_server_with_int8_kv_tells_its_type(pair: Path) -> None:
-    """It is another model, whose texts it makes."""
+    """With int8 KV the texts are those of another model."""
     with served(pair, "--kv-dtype", "int8") as (_, url), client(url) as api:
-        whole = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
+        full_text = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
         metrics = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text
     (output,) = LLM(pair / "target", pair / "draft", retrieval_budget=64, kv_dtype="int8").generate(
         PROMPT,
         SamplingParams(**SAMPLED),  # type: ignore[arg-type]
     )
-    assert whole.choices[0].text == output.outputs[0].text
+    assert full_text.choices[0].text == output.outputs[0].text
     assert [line for line in metrics.splitlines() if line.startswith("triforce:kv_cache_dtype{")] == [
         'triforce:kv_cache_dtype{dtype="int8",model_name="target"} 1.0'
     ]
@@ -234,5 +235,5 @@ def test_port_in_use_is_reported_before_loading(pair: Path, capsys: pytest.Captu
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["serve", "nowhere", "--port", str(taken.getsockname()[1])]) == 2
-    told = capsys.readouterr().err
-    assert "is taken by another program" in told and "choose another --port" in told and "Errno" not in told
+    stderr = capsys.readouterr().err
+    assert "is taken by another program" in stderr and "choose another --port" in stderr and "Errno" not in stderr

@@ -13,7 +13,7 @@ from triforce.server.grammar_queue import SharedSlots
 
 
 def slots(share: int = 9) -> SharedSlots:
-    """One slot."""
+    """Return shared slots with one place."""
     return SharedSlots("texts", 0.0, share)
 
 
@@ -38,7 +38,8 @@ def test_slots_let_keys_take_turns() -> None:
 
 def test_slots_share_used_up_is_429_for_its_key_only() -> None:
     async def scene() -> None:
-        holder, gate = slots(share=2), threading.Event()
+        holder = slots(share=2)
+        gate = threading.Event()
         tasks = [await begun(holder, "a", gate.wait), await begun(holder, "a", gate.wait)]
         with pytest.raises(ApiError, match=r"2 texts of yours .* try again in 5 seconds") as refusal:
             await holder.run("a", gate.wait)
@@ -62,13 +63,13 @@ def test_slots_cancelled_waiter_gives_way_and_worker_holds_to_the_end() -> None:
         running = await begun(holder, "a", slow, cancel=lambda: order.append("told"))
         await asyncio.sleep(0.05)
         waiting = await begun(holder, "a", lambda: order.append("never"))
-        after = await begun(holder, "a", lambda: order.append("after"))
+        waiter = await begun(holder, "a", lambda: order.append("after"))
         waiting.cancel()
         running.cancel()
         await asyncio.sleep(0.05)
         assert order == ["told"] and not running.done()
         gate.set()
-        await after
+        await waiter
         assert running.cancelled() and waiting.cancelled()
         return order
 

@@ -18,17 +18,18 @@ SIZE = 2 << 20
 DOCUMENTS = [f"{number} days before that " + "it was the worst of times, it was the best. " * 26 for number in range(8)]
 
 
-def ask(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
-    """The text that follows a prompt, and how many of its tokens had been read."""
+def completion_of(url: str, prompt: str, **fields: Any) -> tuple[str, int]:
+    """Return the text that follows a prompt, and the count of cached prompt tokens."""
     body = {"prompt": prompt, "max_tokens": 8, "seed": 3, "ignore_eos": True} | fields
     answer = httpx.post(f"{url}/v1/completions", json=body, headers={"authorization": f"Bearer {KEY}"}, timeout=120)
-    told = answer.raise_for_status().json()
-    return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+    answer_json = answer.raise_for_status().json()
+    return answer_json["choices"][0]["text"], answer_json["usage"]["prompt_tokens_details"]["cached_tokens"]
 
 
 def settled(cache: Path) -> None:
     """Wait until entries are there, and no more of them come."""
-    count, until = 0, time.monotonic() + 60
+    count = 0
+    until = time.monotonic() + 60
     while not count or count != len(list(cache.glob("*.kv"))):
         assert time.monotonic() < until
         count = len(list(cache.glob("*.kv")))
@@ -42,23 +43,23 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def urls(pair: Path, cache: Path) -> Iterator[list[str]]:
-    kept = ["--disk-cache", str(cache), "--disk-cache-size", str(SIZE)]
-    with served(pair, *kept) as (_, one), served(pair, *kept) as (_, other):
-        yield [one, other]
+    cache_options = ["--disk-cache", str(cache), "--disk-cache-size", str(SIZE)]
+    with served(pair, *cache_options) as (_, first_url), served(pair, *cache_options) as (_, second_url):
+        yield [first_url, second_url]
 
 
 @pytest.mark.slow
 def test_servers_take_what_the_other_has_read(urls: list[str], cache: Path) -> None:
-    one, other = urls
-    fresh = {prompt: ask(one, prompt, cache=False)[0] for prompt in DOCUMENTS}
-    assert ask(one, DOCUMENTS[0]) == (fresh[DOCUMENTS[0]], 0)
+    first_url, second_url = urls
+    uncached = {prompt: completion_of(first_url, prompt, cache=False)[0] for prompt in DOCUMENTS}
+    assert completion_of(first_url, DOCUMENTS[0]) == (uncached[DOCUMENTS[0]], 0)
     settled(cache)
-    text, cached = ask(other, DOCUMENTS[0])
-    assert text == fresh[DOCUMENTS[0]] and cached >= 512
+    text, cached = completion_of(second_url, DOCUMENTS[0])
+    assert text == uncached[DOCUMENTS[0]] and cached >= 512
     with ThreadPoolExecutor(4) as pool:  # more than there is room for, both at a time
         asked = [(url, prompt) for prompt in DOCUMENTS * 3 for url in urls]
-        texts = list(pool.map(lambda each: ask(*each)[0], asked))
-    assert texts == [fresh[prompt] for _, prompt in asked]
+        texts = list(pool.map(lambda request: completion_of(*request)[0], asked))
+    assert texts == [uncached[prompt] for _, prompt in asked]
     settled(cache)
     store = store_in(cache)
     entries = store.entries()

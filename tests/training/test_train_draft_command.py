@@ -42,8 +42,8 @@ def test_command_writes_draft_and_prints_card(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command(target, texts, tmp_path / "draft")) == 0
-    said = capsys.readouterr()
-    assert "Acceptance of the draft" in said.out and said.err == ""  # no terminal
+    printed = capsys.readouterr()
+    assert "Acceptance of the draft" in printed.out and printed.err == ""  # no terminal
     loaded = load(target, device="cpu")
     draft = read_eagle_head(tmp_path / "draft", loaded.config, loaded.fingerprint)
     assert draft.card == json.loads((tmp_path / "draft" / "config.json").read_text())["triforce"]["card"]
@@ -55,25 +55,25 @@ def test_command_writes_draft_and_prints_card(
 def test_interrupted_command_goes_on(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole, updates = Trainer._update, list[int]()
+    real_update, updates = Trainer._update, list[int]()
 
-    def update(self: Trainer, *rest: object) -> None:
+    def update(self: Trainer, *update_args: object) -> None:
         if len(updates) == 2:
             raise KeyboardInterrupt
         updates.append(self.state.updates)
-        whole(self, *rest)
+        real_update(self, *update_args)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "_update", update)
         assert main(command(target, texts, tmp_path, 60)) == 130
-    said = capsys.readouterr().err
-    assert said.startswith("triforce: error: stopped after") and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("triforce: error: stopped after") and stderr.count("\n") == 1
     assert (tmp_path / FILE).exists()
     assert main(command(target, texts, tmp_path)) == 0 and updates == [0, 1]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (["--minutes", "0"], "--minutes: 0"),
         (["--minutes", "-1"], "more than 0"),
@@ -88,13 +88,13 @@ def test_interrupted_command_goes_on(
     ],
 )
 def test_mistakes_are_one_line(
-    change: list[str], said: str, target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    change: list[str], message: str, target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert exit_code([*command(target, texts, tmp_path / "draft"), *change]) == 2
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
     assert not list(tmp_path.glob("*")), "nothing is written"
 
 
@@ -108,7 +108,7 @@ def test_text_of_one_byte_is_one_line(target: Path, tmp_path: Path, capsys: pyte
 def test_full_disk_is_one_line_and_loses_nothing(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was kept before stays, and the training goes on from there."""
+    """The last checkpoint stays, and the training continues from it."""
     folder, sync, saves = tmp_path / "draft", os.fsync, list[int]()
 
     def full(file: int) -> None:
@@ -120,22 +120,22 @@ def test_full_disk_is_one_line_and_loses_nothing(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         assert main(command(target, texts, folder, 60)) == 2
-    said = capsys.readouterr().err
-    assert "No space left on device" in said and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert "No space left on device" in stderr and stderr.count("\n") == 1
     assert [file.name for file in folder.iterdir()] == [FILE]
     updates = torch.load(folder / FILE, weights_only=True)["updates"]
     with monkeypatch.context() as patch:  # when the draft itself is written
         patch.setattr(head_files, "os", SimpleNamespace(fsync=lambda _: full(0), replace=os.replace))
         assert updates > 0 and main(command(target, texts, folder)) == 2
-    said = capsys.readouterr().err
-    assert "No space left on device" in said and said.count("\n") == 1
+    stderr = capsys.readouterr().err
+    assert "No space left on device" in stderr and stderr.count("\n") == 1
     assert [file.name for file in folder.iterdir()] == [FILE] and main(command(target, texts, folder)) == 0
 
 
 def test_command_stopped_before_updates_or_card_goes_on(
     target: Path, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*given: object) -> None:
+    def interrupted(*update_args: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:

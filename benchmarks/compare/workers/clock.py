@@ -25,31 +25,32 @@ class Clock:
     """Told of new tokens as they come. What comes first ends the prefill, and is no part of decoding."""
 
     def __init__(self) -> None:
-        self.began, self.cpu_began = perf_counter(), process_time()
+        self.began = perf_counter()
+        self.cpu_began = process_time()
         self.ticks: list[tuple[float, float, int]] = []
 
     def tick(self, tokens: int) -> None:
-        """Record that so many new tokens are there."""
+        """Record the time at which `tokens` new tokens are there."""
         self.ticks.append((perf_counter(), process_time(), tokens))
 
     def result(self, ids: list[int], version: str) -> Result:
         """Seconds of prefill and of decoding, the cores that were busy meanwhile, and the tokens of decoding."""
-        (start, cpu, first), (end, cpu_end, last) = self.ticks[0], self.ticks[-1]
+        (start, cpu, first_tick), (end, cpu_end, last_tick) = self.ticks[0], self.ticks[-1]
         return {
             "prefill_seconds": start - self.began,
             "prefill_busy_cores": (cpu - self.cpu_began) / (start - self.began),
             "seconds": end - start,
-            "decoded": last - first,
+            "decoded": last_tick - first_tick,
             "busy_cores": (cpu_end - cpu) / (end - start) if end > start else 0.0,
             "ids": ids,
             "version": version,
         }
 
 
-def kept(read: Sequence[int], turn: Turn) -> int:
-    """Return how many of the tokens that were read last need not be read again: its own last one always must."""
+def common_tokens(read: Sequence[int], turn: Turn) -> int:
+    """Return the tokens of the prompt that the last read prompt covers. The last token is always read again."""
     ids: list[int] = turn["ids"]
     if turn["fresh"]:
         return 0
-    same = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
-    return min(same, len(ids) - 1)
+    common = next((n for n, (a, b) in enumerate(zip(read, ids, strict=False)) if a != b), min(len(read), len(ids)))
+    return min(common, len(ids) - 1)

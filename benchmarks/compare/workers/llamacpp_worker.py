@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.compare.gguf_file import gguf_of
-from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, common_tokens
 
 BATCH = 2048
 """Tokens that are handed over at a time, as by its own programs; it cuts them into `ubatch`."""
@@ -47,7 +47,8 @@ class LlamaCpp:
 
     def generate(self, turn: Turn) -> Result:
         """Make the text of a turn."""
-        clock, made = Clock(), list[int]()
+        clock = Clock()
+        new_ids = list[int]()
         settings = turn["settings"]
         if settings.get("python"):
             texts = self._by_package(turn)
@@ -56,30 +57,31 @@ class LlamaCpp:
         else:
             texts = self._plainly(turn)
         for tokens in texts:
-            made += tokens
-            clock.tick(len(made))
-            if len(made) >= turn["tokens"]:
+            new_ids += tokens
+            clock.tick(len(new_ids))
+            if len(new_ids) >= turn["tokens"]:
                 break
-        return clock.result(made, self.api.__version__) | {"built": self.built}
+        return clock.result(new_ids, self.api.__version__) | {"built": self.built}
 
     def _plainly(self, turn: Turn) -> Iterator[list[int]]:
-        one = (self.api.llama_token * 1)()
-        self._prefill(turn["ids"], kept(self.read, turn))
+        token_array = (self.api.llama_token * 1)()
+        self._prefill(turn["ids"], common_tokens(self.read, turn))
         with self._sampler(turn) as sampler:
             while True:
-                one[0] = self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)
-                yield [one[0]]
-                self._decode(self.api.llama_batch_get_one(one, 1))
+                token_array[0] = self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)
+                yield [token_array[0]]
+                self._decode(self.api.llama_batch_get_one(token_array, 1))
 
     def _guessing(self, turn: Turn, count: int) -> Iterator[list[int]]:
-        """Prompt lookup: a pass over the last token and the guesses, of which those stay that are drawn as well."""
+        """Prompt lookup: a pass over the last token and the guesses; a guess stays if the same token is drawn."""
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        guess, length = LlamaPromptLookupDecoding(num_pred_tokens=count), len(turn["ids"])
+        guess = LlamaPromptLookupDecoding(num_pred_tokens=count)
+        length = len(turn["ids"])
         text = np.zeros(length + turn["tokens"] + count + 1, dtype=np.intc)
         text[:length] = turn["ids"]
-        self._prefill(turn["ids"], kept(self.read, turn))
+        self._prefill(turn["ids"], common_tokens(self.read, turn))
         with self._sampler(turn) as sampler, self._batch(count + 1) as batch:
             drawn = [self.api.llama_sampler_sample(sampler, self.llm.ctx, -1)]
             while True:
@@ -98,17 +100,17 @@ class LlamaCpp:
 
     def _by_package(self, turn: Turn) -> Iterator[list[int]]:
         ids = turn["ids"]
-        self._prefill(ids[:-1], kept(self.read, turn))
+        self._prefill(ids[:-1], common_tokens(self.read, turn))
         self.llm.n_tokens = len(ids) - 1  # that is what it has read
         self.llm.input_ids[: len(ids) - 1] = ids[:-1]
         self.llm.set_seed(turn["seed"])
         for token in self.llm.generate(ids, temp=turn["temperature"], top_k=0, top_p=1.0, min_p=0.0):
             yield [int(token)]
 
-    def _prefill(self, ids: list[int], same: int) -> None:
-        """Read a prompt, of which the first `same` tokens were read before."""
-        self.api.llama_memory_seq_rm(self._memory, 0, same, -1)
-        for start in range(same, len(ids), BATCH):
+    def _prefill(self, ids: list[int], cached_tokens: int) -> None:
+        """Read a prompt whose first `cached_tokens` tokens are in the cache."""
+        self.api.llama_memory_seq_rm(self._memory, 0, cached_tokens, -1)
+        for start in range(cached_tokens, len(ids), BATCH):
             part = ids[start : start + BATCH]
             tokens = (self.api.llama_token * len(part))(*part)  # a batch only points to it
             self._decode(self.api.llama_batch_get_one(tokens, len(part)))

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, kept
+from benchmarks.compare.workers.clock import Clock, Generate, Result, Task, Turn, common_tokens
 
 
 def load(task: Task) -> Generate:
@@ -20,20 +20,23 @@ def load(task: Task) -> Generate:
     read: dict[float, list[int]] = {}
 
     def generate(turn: Turn) -> Result:
-        temperature, ids = turn["temperature"], turn["ids"]
+        temperature = turn["temperature"]
+        ids = turn["ids"]
         if temperature not in made_for:
             made_for[temperature] = onnxruntime_genai.Generator(model, _params(model, task["positions"], turn))
-        generator, same = made_for[temperature], kept(read.get(temperature, []), turn)
+        generator = made_for[temperature]
+        cached_tokens = common_tokens(read.get(temperature, []), turn)
         if read.get(temperature):
-            generator.rewind_to(same)
-        clock, made = Clock(), list[int]()
-        generator.append_tokens(ids[same:])
-        while len(made) < turn["tokens"]:
+            generator.rewind_to(cached_tokens)
+        clock = Clock()
+        new_ids = list[int]()
+        generator.append_tokens(ids[cached_tokens:])
+        while len(new_ids) < turn["tokens"]:
             generator.generate_next_token()
-            made.append(int(generator.get_next_tokens()[0]))
-            clock.tick(len(made))
+            new_ids.append(int(generator.get_next_tokens()[0]))
+            clock.tick(len(new_ids))
         read[temperature] = ids
-        return clock.result(made, onnxruntime_genai.__version__)
+        return clock.result(new_ids, onnxruntime_genai.__version__)
 
     return generate
 
@@ -53,13 +56,14 @@ def _built(task: Task) -> Path:
     """Made by the builder that comes with it, which is a script and wants to be run as one."""
     import onnxruntime_genai
 
-    precision, options = task["settings"]["precision"], task["settings"].get("options", [])
+    precision = task["settings"]["precision"]
+    options = task["settings"].get("options", [])
     folder = Path(task["work"]) / "-".join(["onnx", precision, *options]).replace("=", "-")
     if not (folder / "genai_config.json").exists():
         builder = Path(onnxruntime_genai.__file__).parent / "models" / "builder.py"
         asked = [*f"-p {precision} -e cpu".split(), "-i", task["model"], "-o", folder, "-c", folder / "cache"]
         extra = ["--extra_options", *options] if options else []
-        made = subprocess.run([sys.executable, builder, *asked, *extra], capture_output=True, text=True)
-        if made.returncode:
-            raise RuntimeError(f"its builder says: {made.stderr.strip().splitlines()[-1]}")
+        build_run = subprocess.run([sys.executable, builder, *asked, *extra], capture_output=True, text=True)
+        if build_run.returncode:
+            raise RuntimeError(f"its builder says: {build_run.stderr.strip().splitlines()[-1]}")
     return folder

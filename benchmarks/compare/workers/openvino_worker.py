@@ -31,18 +31,18 @@ def load(task: Task) -> Generate:
             renewed += 1
             ids_1T[0, 0] = renewed
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(ids_1T), openvino.Tensor(np.ones_like(ids_1T)))
-        clock, made = Clock(), list[int]()
+        clock, new_ids = Clock(), list[int]()
 
         class Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
             def write(self, token: Any) -> Any:
-                made.extend(token if isinstance(token, list) else [token])
-                clock.tick(len(made))
+                new_ids.extend(token if isinstance(token, list) else [token])
+                clock.tick(len(new_ids))
                 return openvino_genai.StreamingStatus.RUNNING
 
             def end(self) -> None: ...
 
         pipe.generate(inputs, _config(turn), Streamer())
-        return clock.result(made, openvino_genai.__version__)
+        return clock.result(new_ids, openvino_genai.__version__)
 
     return generate
 
@@ -51,9 +51,13 @@ def _config(turn: Turn) -> Any:
     import openvino_genai
 
     config = openvino_genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = turn["tokens"], True, turn["temperature"] > 0
+    config.max_new_tokens = turn["tokens"]
+    config.ignore_eos = True
+    config.do_sample = turn["temperature"] > 0
     if turn["temperature"]:
-        config.temperature, config.rng_seed = turn["temperature"], turn["seed"]
+        config.temperature = turn["temperature"]
+        config.rng_seed = turn["seed"]
     if lookup := turn["settings"].get("lookup"):
-        config.num_assistant_tokens, config.max_ngram_size = lookup, NGRAM
+        config.num_assistant_tokens = lookup
+        config.max_ngram_size = NGRAM
     return config

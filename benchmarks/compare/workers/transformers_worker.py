@@ -16,11 +16,11 @@ def load(task: Task) -> Generate:
     model = _model(task["model"], dtype)
 
     def generate(turn: Turn) -> Result:
-        prompt, more = torch.tensor([turn["ids"]]), dict[str, Any]()
+        prompt, options = torch.tensor([turn["ids"]]), dict[str, Any]()
         if turn["settings"].get("draft"):
-            more["assistant_model"] = _model(task["draft"], dtype)
+            options["assistant_model"] = _model(task["draft"], dtype)
         elif lookup := turn["settings"].get("lookup"):
-            more["prompt_lookup_num_tokens"] = lookup
+            options["prompt_lookup_num_tokens"] = lookup
         clock = Clock()
 
         class Ticker(transformers.StoppingCriteria):
@@ -31,15 +31,15 @@ def load(task: Task) -> Generate:
                 return torch.zeros(len(input_ids), dtype=torch.bool)
 
         with torch.inference_mode():
-            made = model.generate(
+            output_ids = model.generate(
                 prompt,
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,
                 max_new_tokens=turn["tokens"],
                 stopping_criteria=transformers.StoppingCriteriaList([Ticker()]),
-                **more,
+                **options,
             )
-        return clock.result(made[0, prompt.shape[1] :].tolist(), transformers.__version__)
+        return clock.result(output_ids[0, prompt.shape[1] :].tolist(), transformers.__version__)
 
     return generate
 

@@ -23,14 +23,15 @@ def load(task: Task) -> Generate:
             turn = turn | {"fresh": True}
         if turn["fresh"]:
             llm.reset_prefix_cache()
-        clock, made = Clock(), list[int]()
+        clock = Clock()
+        new_ids = list[int]()
         params = SamplingParams(
             temperature=turn["temperature"], top_p=1.0, seed=turn["seed"], max_tokens=turn["tokens"], ignore_eos=True
         )
         for piece in llm.stream(turn["ids"], params, mode=mode):
             if not isinstance(piece, RequestOutput):
-                made += piece.token_ids
-                clock.tick(len(made))
-        return clock.result(made, __version__)
+                new_ids += piece.token_ids
+                clock.tick(len(new_ids))
+        return clock.result(new_ids, __version__)
 
     return generate

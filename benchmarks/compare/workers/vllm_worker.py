@@ -18,19 +18,22 @@ def load(task: Task) -> Generate:
     )  # fmt: skip
 
     def generate(turn: Turn) -> Result:
-        prompt, clocks = {"prompt_token_ids": turn["ids"]}, []
+        prompt = {"prompt_token_ids": turn["ids"]}
+        clocks = []
         for tokens in (1, turn["tokens"]):
             clock = Clock()
             params = vllm.SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-            (made,) = llm.generate([prompt], params, use_tqdm=False)
+            (output,) = llm.generate([prompt], params, use_tqdm=False)
             clock.tick(tokens)
             clocks.append(clock)
-        (one_began, one), (began, all_) = ((clock.began, clock.ticks[0]) for clock in clocks)
-        prefill, whole = one[0] - one_began, all_[0] - began
-        busy = (all_[1] - one[1]) / whole  # prefill included: it cannot be told apart
+        (first_began, first_ticks), (began, all_ticks) = ((clock.began, clock.ticks[0]) for clock in clocks)
+        prefill = first_ticks[0] - first_began
+        total_seconds = all_ticks[0] - began
+        busy = (all_ticks[1] - first_ticks[1]) / total_seconds  # prefill included: it cannot be told apart
         return {
-            "prefill_seconds": prefill, "seconds": whole - prefill, "decoded": turn["tokens"] - 1, "busy_cores": busy,
-            "ids": list(made.outputs[0].token_ids), "version": vllm.__version__,
+            "prefill_seconds": prefill, "seconds": total_seconds - prefill, "decoded": turn["tokens"] - 1,
+            "busy_cores": busy,
+            "ids": list(output.outputs[0].token_ids), "version": vllm.__version__,
         }  # fmt: skip
 
     return generate

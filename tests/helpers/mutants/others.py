@@ -112,13 +112,13 @@ COMPARE = "benchmarks.compare"
 COMPARISONS: dict[str, Edit | Swap] = {
     "compare: turns all go one way": Edit(f"{COMPARE}.crew:in_turns", ("1 if turn % 2 == 0 else -1", "1")),
     "compare: who failed is asked again": Edit(f"{COMPARE}.crew:in_turns", ("if not mine.trouble:", "if True:")),
-    "compare: the slowest setting is best": Edit(f"{COMPARE}.crew:best", ("max(found", "min(found")),
+    "compare: the slowest setting is best": Edit(f"{COMPARE}.crew:best", ("max(kind_rows", "min(kind_rows")),
     "compare: medians are divided, not turns": Edit(
         f"{COMPARE}.on_file_tables:over",
         ("median(ratios) if ratios else None", "median(rates[0]) / median(rates[1])"),
     ),
     "compare: a text of one engine is enough": Edit(
-        f"{COMPARE}.texts:_tried", ("if repeats[engine] >= MOST:", "if True:")
+        f"{COMPARE}.texts:_try_prompt", ("if repeats[engine] >= MOST:", "if True:")
     ),
     "compare: what repeats in the prompt is new": Swap(
         f"{COMPARE}.texts:repeated", lambda repeated: lambda ids, prompt: repeated(ids)

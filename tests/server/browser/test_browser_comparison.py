@@ -34,16 +34,17 @@ def test_browser_first_view_has_sample_and_button(page: Page) -> None:
 
 
 def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str) -> None:
-    with page.expect_response("**/v1/completions") as heard:
+    with page.expect_response("**/v1/completions") as answer:
         compare(page)
     headline(page, r"^\d+(\.\d)? times as fast, the same text$")
-    text, plain = page.locator("#tiered").text_content(), page.locator("#plain").text_content()
+    text = page.locator("#tiered").text_content()
+    plain = page.locator("#plain").text_content()
     body = {"prompt": DOCUMENT, "max_tokens": 40, "temperature": 0.6, "seed": 7}
     headers = {"authorization": f"Bearer {KEY}"}
-    (wanted,) = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).json()["choices"]
-    assert text == plain == wanted["text"]
+    (plain_choice,) = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=60).json()["choices"]
+    assert text == plain == plain_choice["text"]
     assert {tier for tier, _ in spans(page, "#plain")} == {"full"}
-    tiers = re.findall(r'"(draft|retrieval|full)"', "".join(re.findall(r'"token_tiers": (.*?])', heard.value.text())))
+    tiers = re.findall(r'"(draft|retrieval|full)"', "".join(re.findall(r'"token_tiers": (.*?])', answer.value.text())))
     assert {tier for tier, _ in spans(page, "#tiered")} == set(tiers)
     assert [tier for tier, _ in spans(page, "#legend")] == ["draft", "retrieval", "full"]
     rows = page.locator("#tiers tr").all_inner_texts()
@@ -55,7 +56,7 @@ def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str
 
 
 @pytest.mark.parametrize(
-    ("seconds", "tokens", "tier", "said", "why"),
+    ("seconds", "tokens", "tier", "expected", "why"),
     [
         (1.0, 9000, "retrieval", "2.0 times as fast, the same text", "^$"),
         (2.5, 500, "retrieval", "0.8 times as fast, the same text", "the KV cache of 500 tokens is small"),
@@ -65,13 +66,13 @@ def test_browser_text_is_coloured_and_equals_plain_decoding(page: Page, url: str
     ],
 )
 def test_browser_headline_equals_measurement(
-    page: Page, seconds: float, tokens: int, tier: str, said: str, why: str
+    page: Page, seconds: float, tokens: int, tier: str, expected: str, why: str
 ) -> None:
     text = "twenty tokens of text"
     card(page, 4000, "Speculation pays from 4,000 tokens on.")
     answer(page, [told(text, seconds, tier=tier), read(tokens)], [told(text, 2.0), read(tokens)])
     compare(page)
-    headline(page, f"^{re.escape(said)}$")
+    headline(page, f"^{re.escape(expected)}$")
     assert re.search(why, page.locator("#why").inner_text())
     assert (page.locator("#headline").get_attribute("class") == "same") == (why == "^$")
 
@@ -111,8 +112,8 @@ def test_browser_loop_is_not_celebrated(page: Page, share: float, loops: bool) -
     compare(page)
     headline(page, "^The same text, but it repeats itself$" if loops else "^2.0 times as fast, the same text$")
     assert (page.locator("#headline").get_attribute("class") == "same") == (not loops)
-    said = page.locator("#why").inner_text()
-    assert (f"repeats itself ({100 * share:.0f} % of its 8-grams)" in said and "says little" in said) == loops
+    reason = page.locator("#why").inner_text()
+    assert (f"repeats itself ({100 * share:.0f} % of its 8-grams)" in reason and "says little" in reason) == loops
 
 
 def test_browser_difference_is_shown(page: Page) -> None:
@@ -135,7 +136,7 @@ def test_browser_few_tokens_show_no_speedup(page: Page) -> None:
 
 
 def test_browser_time_left_is_shown_while_reading(page: Page) -> None:
-    """By the page's own clock, with a stream that goes on as long as nobody stops it."""
+    """By the page's own clock, with a stream that goes on until it is stopped."""
     page.evaluate(
         """() => {
             let now = 0;
@@ -165,7 +166,7 @@ def test_browser_reading_progress_comes_from_server(page: Page) -> None:
             new MutationObserver(watch).observe(document.getElementById("left"), {childList: true});
         }"""
     )
-    page.get_by_label("Document", exact=True).fill("nobody has read this " * 60)
+    page.get_by_label("Document", exact=True).fill("no one has read this " * 60)
     compare(page)
     headline(page, "the same text$")
     lines = page.evaluate("window.told")

@@ -62,7 +62,7 @@ def test_browser_base_model_has_no_question(page: Page) -> None:
 
 
 def test_browser_stop_ends_generation(page: Page) -> None:
-    """Before the first word, as nobody knows how fast a text is done: the server takes as long as it likes here."""
+    """Stop before the first word, as texts may be done fast: the request is never answered here."""
     page.route("**/v1/completions", lambda route: None)
     compare(page)
     page.get_by_role("button", name="Stop").click()
@@ -108,7 +108,7 @@ def test_browser_bad_advanced_setting_is_shown(page: Page) -> None:
 
 
 def test_browser_key_is_not_stored(page: Page, url: str) -> None:
-    kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
-    assert KEY not in kept
+    stores = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie, location.href])")
+    assert KEY not in stores
     page.reload()
     expect(page.get_by_label("Key of this server")).to_have_value("")

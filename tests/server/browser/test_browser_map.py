@@ -34,8 +34,10 @@ def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
         """() => ["color", "backgroundColor"].map(name => getComputedStyle(document.getElementById("map"))[name])"""
     )
     ink, ground = ([int(n) for n in re.findall(r"\d+", color)] for color in colors)
-    none, some, all_of_it = pixels(page)[10], pixels(page)[120], pixels(page)[250]
-    assert none[3] == 0 and 0 < some[3] < all_of_it[3] == 255 and all_of_it[:3] == ink
+    no_pixels = pixels(page)[10]
+    some_pixels = pixels(page)[120]
+    all_of_it = pixels(page)[250]
+    assert no_pixels[3] == 0 and 0 < some_pixels[3] < all_of_it[3] == 255 and all_of_it[:3] == ink
     assert sum(abs(a - b) for a, b in zip(ink, ground, strict=True)) > 200
     ramp = page.locator(".ramp").evaluate("e => getComputedStyle(e).backgroundImage")
     assert ramp == f"linear-gradient(to right, {colors[1]}, {colors[0]})"
@@ -44,18 +46,18 @@ def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seen", "said"),
+    ("visible", "message"),
     [((), "was not used"), ((100, 100), "It read the whole text"), ((0, 100), "")],
 )
-def test_browser_map_is_absent_without_retrieval(page: Page, seen: tuple[int, ...], said: str) -> None:
-    answer(page, [told("twenty tokens of text", seen=seen), read(9000)])
+def test_browser_map_is_absent_without_retrieval(page: Page, visible: tuple[int, ...], message: str) -> None:
+    answer(page, [told("twenty tokens of text", seen=visible), read(9000)])
     compare(page)
     headline(page, "the same text$")
-    expect(page.locator("#map-none")).to_contain_text(said)
-    assert page.locator("#map").is_visible() == (not said)
+    expect(page.locator("#map-none")).to_contain_text(message)
+    assert page.locator("#map").is_visible() == (not message)
 
 
 def pixels(page: Page) -> list[list[int]]:
-    """Of the latest line of the map."""
+    """Return the pixels of the latest line of the map."""
     line: Any = page.eval_on_selector("#map", "c => [...c.getContext('2d').getImageData(0, 47, 256, 1).data]")
     return [line[i : i + 4] for i in range(0, len(line), 4)]
