@@ -23,11 +23,11 @@ BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
 
 
-def close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], v: Tensor) -> None:
+def close(got: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], v: Tensor) -> None:
     """Errors in units of the largest value that was mixed."""
     bound = BOUND[got[0].dtype] * float(v.abs().max())
-    torch.testing.assert_close(got[0].double(), wanted[0], atol=bound, rtol=0)
-    torch.testing.assert_close(got[1].double(), wanted[1], atol=MASS, rtol=MASS)
+    torch.testing.assert_close(got[0].double(), reference[0], atol=bound, rtol=0)
+    torch.testing.assert_close(got[1].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize(("G", "h"), [(2, 1), (1, 4), (1, 8)])
@@ -38,8 +38,8 @@ def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: 
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype)
     row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
-    close((got[0][0], got[1][0]), wanted, row.v_SGD)
+    reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    close((got[0][0], got[1][0]), reference, row.v_SGD)
     torch.testing.assert_close(got[1].sum(2), torch.full((1, G), float(T * h)))
 
 
@@ -50,8 +50,8 @@ def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=80, dtype=dtype)
     row, q_BTHD = kv.row(past + T), kv.normal(1, T, H, D)
     mixed, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
-    wanted, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
-    close((mixed[0], mass), (wanted, mass), row.v_SGD)
+    reference, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
+    close((mixed[0], mass), (reference, mass), row.v_SGD)
 
 
 def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
@@ -67,12 +67,12 @@ def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> N
         assert not mixed[b, count:].any() and not mass[b, :, -(-(start + count) // PAGE) :].any()
         if count == 0:
             continue
-        seen = visible(start, count, start + count)
-        wanted = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, seen)
-        close((mixed[b, :count], mass[b, :, : wanted[1].shape[1]]), wanted, row.v_SGD)
-        alone = attend(kv, q_BTHD[b : b + 1, :count].contiguous(), [start], [count], row.list_P[None])
-        assert torch.equal(alone[0][0], mixed[b, :count])
-        assert torch.equal(alone[1][0], mass[b, :, : len(row.list_P)])
+        visible_TS = visible(start, count, start + count)
+        reference = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, visible_TS)
+        close((mixed[b, :count], mass[b, :, : reference[1].shape[1]]), reference, row.v_SGD)
+        single_row = attend(kv, q_BTHD[b : b + 1, :count].contiguous(), [start], [count], row.list_P[None])
+        assert torch.equal(single_row[0][0], mixed[b, :count])
+        assert torch.equal(single_row[1][0], mass[b, :, : len(row.list_P)])
 
 
 def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
@@ -87,8 +87,8 @@ def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
     got = attend(kv, q_BTHD, [n - T], [T], row.list_P[index_GP][None].contiguous())
     for g in range(G):
         k, v = (x[tokens_GS[g], g : g + 1] for x in (row.k_SGD, row.v_SGD))
-        wanted = by_the_book(q_BTHD[0, :, 2 * g : 2 * g + 2], k, v, visible(n - T, T, n))
-        close((got[0][0, :, 2 * g : 2 * g + 2], got[1][0, g : g + 1]), wanted, row.v_SGD)
+        reference = by_the_book(q_BTHD[0, :, 2 * g : 2 * g + 2], k, v, visible(n - T, T, n))
+        close((got[0][0, :, 2 * g : 2 * g + 2], got[1][0, g : g + 1]), reference, row.v_SGD)
 
 
 def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
@@ -96,8 +96,8 @@ def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
     row, q_BTHD = kv.row(200), kv.normal(3, 2, 4, 64)
     mixed, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
     for b in range(3):
-        alone, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
-        assert torch.equal(alone[0], mixed[b])
+        single_row, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
+        assert torch.equal(single_row[0], mixed[b])
 
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (20, 3), (60, 40), (300, 16), (1300, 120)])
@@ -113,10 +113,10 @@ def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: 
     kv.values[:, row.list_P[hidden].long()] = torch.nan
     for q_sinks in (q_sinks_BTHD, None):
         mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        seen = visible(start, T, S, sinks, window)
+        visible_TS = visible(start, T, S, sinks, window)
         turned = q_sinks[0] if q_sinks is not None else None
-        wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, seen, turned, sinks)
-        close((mixed[0], mass[0]), wanted, row.v_SGD)
+        reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
+        close((mixed[0], mass[0]), reference, row.v_SGD)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -126,8 +126,8 @@ def test_attention_random_shapes_equal_float64(seed: int, dtype: torch.dtype) ->
     kv = Paged(G, D, pages=-(-(T + past) // PAGE), dtype=dtype, seed=seed)
     row, q_BTHD = kv.row(T + past), kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [past], [T], row.list_P[None])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, T + past))
-    close((got[0][0], got[1][0]), wanted, row.v_SGD)
+    reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, T + past))
+    close((got[0][0], got[1][0]), reference, row.v_SGD)
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e15])
@@ -144,9 +144,9 @@ def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     row, q = kv.row(40), kv.normal(1, 2, 4, 32)
     lists, mixed = row.list_P[None], torch.empty_like(q)
     fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": mixed}
-    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     wrong: list[dict[str, object]] = [
-        {"q": q.to(other)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
+        {"q": q.to(other_dtype)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
         {"q": kv.normal(1, 2, 3, 32)}, {"out": mixed[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
         {"starts": [2**40]}, {"starts": [2**63 - 1]}, {"starts": [38, 38]}, {"counts": [3]}, {"counts": [-1]},
         {"counts": []},

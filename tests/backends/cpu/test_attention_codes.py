@@ -26,9 +26,9 @@ BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
 MASS = 4e-4
 
 
-def error(got: Tensor, wanted: Tensor, v: Tensor) -> float:
+def error(got: Tensor, reference: Tensor, v: Tensor) -> float:
     """In units of the largest value that was mixed, and of what is allowed."""
-    return float((got.double() - wanted).abs().max() / v.abs().max()) / BOUND[got.dtype]
+    return float((got.double() - reference).abs().max() / v.abs().max()) / BOUND[got.dtype]
 
 
 @pytest.mark.parametrize(("G", "h"), [(2, 1), (1, 3), (1, 4), (1, 8)])
@@ -40,9 +40,9 @@ def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int,
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype, codes=True)
     row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
-    wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
-    assert error(got[0][0], wanted[0], row.v_SGD) <= 1
-    torch.testing.assert_close(got[1][0].double(), wanted[1], atol=MASS, rtol=MASS)
+    reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    assert error(got[0][0], reference[0], row.v_SGD) <= 1
+    torch.testing.assert_close(got[1][0].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (60, 40), (300, 16), (1300, 120)])
@@ -56,10 +56,13 @@ def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: in
     kv.memory[:, row.list_P[hidden].long()] = -1
     for q_sinks in (q_sinks_BTHD, None):
         mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        seen, turned = visible(start, T, S, sinks, window), rounded_queries(q_sinks[0]) if q_sinks is not None else None
-        wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, seen, turned, sinks)
-        assert error(mixed[0], wanted[0], row.v_SGD) <= 1
-        torch.testing.assert_close(mass[0].double(), wanted[1], atol=MASS, rtol=MASS)
+        visible_TS, turned = (
+            visible(start, T, S, sinks, window),
+            rounded_queries(q_sinks[0]) if q_sinks is not None else None,
+        )
+        reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
+        assert error(mixed[0], reference[0], row.v_SGD) <= 1
+        torch.testing.assert_close(mass[0].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -75,9 +78,9 @@ def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype
     for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
         assert not mixed[b, count:].any()
         if count:
-            seen = visible(start, count, start + count)
-            wanted, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, seen)
-            assert error(mixed[b, :count], wanted, row.v_SGD) <= 3  # queries are larger here, and so are scores
+            visible_TS = visible(start, count, start + count)
+            reference, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, visible_TS)
+            assert error(mixed[b, :count], reference, row.v_SGD) <= 3  # queries are larger here, and so are scores
 
 
 @pytest.mark.parametrize(("S", "G", "h", "D", "view"), [
@@ -92,14 +95,14 @@ def test_codes_query_bits_depend_on_own_keys_only(
 
 def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
     """Whatever they hold, also a code that rounding never makes."""
-    found = []
+    outputs = []
     for garbage in (-1, -128, 127):
         kv = Paged(2, 80, pages=20, dtype=dtype, codes=True)
         kv.memory.fill_(garbage)
         row, q_BTHD = kv.row(203), kv.normal(1, 9, 6, 80)
-        found.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
-    for mixed, mass in found[1:]:
-        assert torch.equal(mixed, found[0][0]) and torch.equal(mass, found[0][1])
+        outputs.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
+    for mixed, mass in outputs[1:]:
+        assert torch.equal(mixed, outputs[0][0]) and torch.equal(mass, outputs[0][1])
 
 
 @pytest.mark.parametrize("hadamard", [True, False])
@@ -134,11 +137,11 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
 @pytest.mark.parametrize("D", [64, 80, 96, 112, 128, 192])
 def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> None:
     """What is written and asked through the whole path is what heads that are not rotated give, but for rounding."""
-    N, seen = 100, visible(0, 100, 100)
+    N, visible_TS = 100, visible(0, 100, 100)
     q, k, v = (torch.randn(N, D, generator=torch.Generator().manual_seed(n)) for n in range(3))
     k[:, 3] *= 20  # a channel that spoils the scales of the others
     still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
-    wanted, _ = by_the_book(q[:, None], k[:, None], v[:, None], seen)
+    reference, _ = by_the_book(q[:, None], k[:, None], v[:, None], visible_TS)
     errors = []
     for hadamard in (True, False):
         kv = Paged(1, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard)
@@ -146,7 +149,7 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
         places = torch.zeros(N, dtype=torch.long), slots(list_P, N)
         kv.pages.rope_and_write(q, k, v, *still, *places, rotated)
         mixed, _ = attend(kv, rotated[None], [0], [N], list_P[None])
-        errors.append(float((mixed[0] - wanted).abs().mean()))
+        errors.append(float((mixed[0] - reference).abs().mean()))
     assert errors[0] < 0.05 and errors[0] < errors[1] / 1.5
 
 
@@ -157,8 +160,8 @@ def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
     list_P, rotated, still = kv.take(1), torch.empty(1, 1, D), (torch.ones(1, D // 2), torch.zeros(1, D // 2))
     kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
     mixed, _ = attend(kv, rotated[None], [0], [1], list_P[None])
-    wanted = kv.back(numbers(rounded(kv.back(v[:, None]))))
-    torch.testing.assert_close(mixed[0, 0, 0], wanted[0, 0], rtol=3e-5, atol=3e-5)
+    rounded_value = kv.back(numbers(rounded(kv.back(v[:, None]))))
+    torch.testing.assert_close(mixed[0, 0, 0], rounded_value[0, 0], rtol=3e-5, atol=3e-5)
     assert (mixed[0, 0, 0] - v[0]).abs().max() > 1e-3
 
 

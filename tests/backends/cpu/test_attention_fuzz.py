@@ -113,15 +113,15 @@ class Scene:
     def lists(self) -> Tensor:
         return self.units if self.case.by_head else self.units[:, 0].contiguous()
 
-    def by_kernel(self, late: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Mixed values (B, T, H, D) and mass (B, G, U); `late` shifts where the queries stand."""
+    def by_kernel(self, position_shift: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Mixed values (B, T, H, D) and mass (B, G, U); `position_shift` shifts where the queries stand."""
         case, E = self.case, PAGE * self.case.D
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
         pages = native.Pages(keys, values, case.D)
         pages.write(torch.arange(len(self.k)), self.k, self.v)
         mixed = torch.full_like(self.q, torch.nan)
         mass = torch.full((len(self.q), case.G, self.units.shape[2]), torch.nan) if case.weigh else None
-        starts = [start + late for start in case.starts]
+        starts = [start + position_shift for start in case.starts]
         q_sinks = self.q_sinks if case.turned else None
         pages.attend(self.q, starts, case.counts, self.lists, mixed, mass, q_sinks, case.sinks, case.window)
         return mixed, mass
@@ -150,27 +150,27 @@ class Scene:
         sums = torch.einsum("btghd,ngd->btghn", queries, self.k.nan_to_num().abs())
         return ROUNDING * (2 * (sums.max().item() if sums.numel() else 0.0) + 16)
 
-    def error(self, mixed: Tensor, wanted: Tensor) -> float:
+    def error(self, mixed: Tensor, reference: Tensor) -> float:
         """In units of the largest value in memory; infinite where there is none."""
-        most = self.v.float().nan_to_num().abs().max().item()
-        error = (mixed.double() - wanted).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
-        return error / most if most else error
+        largest_value = self.v.float().nan_to_num().abs().max().item()
+        error = (mixed.double() - reference).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
+        return error / largest_value if largest_value else error
 
 
 def agree(case: Case) -> None:
-    before = native.level()
+    default_level = native.level()
     try:
         for dtype in DTYPES:
             scene = Scene(case, dtype)
-            wanted, wanted_mass = scene.by_torch()
+            reference, wanted_mass = scene.by_torch()
             for level in native.levels():
                 native.use(level)
                 mixed, mass = scene.by_kernel()
-                assert scene.error(mixed, wanted) <= scene.bound, (level, dtype)
+                assert scene.error(mixed, reference) <= scene.bound, (level, dtype)
                 if mass is not None:
                     torch.testing.assert_close(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
-        native.use(before)
+        native.use(default_level)
 
 
 @given(case=cases())
@@ -191,14 +191,14 @@ def test_attention_long_random_call_equals_torch(case: Case) -> None:
 def test_shifted_query_position_is_detected(level: str) -> None:
     """The inverse: the comparison does not pass whatever the kernel does."""
     case = Case(64, 2, 2, 3, [20, 70], [3, 2], 1, True, 9, 16, 40, True, True, seed=1)
-    before = native.level()
+    default_level = native.level()
     native.use(level)
     try:
         for dtype in DTYPES:
             scene = Scene(case, dtype)
-            wanted, wanted_mass = scene.by_torch()
-            mixed, mass = scene.by_kernel(late=-1)
-            assert scene.error(mixed, wanted) > 10 * scene.bound
+            reference, wanted_mass = scene.by_torch()
+            mixed, mass = scene.by_kernel(position_shift=-1)
+            assert scene.error(mixed, reference) > 10 * scene.bound
             assert not torch.allclose(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
-        native.use(before)
+        native.use(default_level)

@@ -37,16 +37,16 @@ def test_query_bits_depend_on_own_keys_only(
 
 def test_query_bits_token_by_token_unchanged(dtype: torch.dtype) -> None:
     text = FedText(150, 2, 2, 32, dtype)
-    whole = text.fed([0, 150], seed=1)
-    assert torch.equal(text.fed(list(range(151)), seed=2), whole)
+    single_pass = text.fed([0, 150], seed=1)
+    assert torch.equal(text.fed(list(range(151)), seed=2), single_pass)
 
 
 def test_query_bits_in_ragged_batch_unchanged(dtype: torch.dtype) -> None:
     text = FedText(1100, 2, 2, 32, dtype)
     native.set_threads(1)
-    whole = text.fed([0, 1100], seed=1)
+    single_pass = text.fed([0, 1100], seed=1)
     native.set_threads(2)
-    assert torch.equal(text.fed([0, 700, 1020, 1036, 1037, 1045, 1099, 1100], seed=2, mates=7), whole)
+    assert torch.equal(text.fed([0, 700, 1020, 1036, 1037, 1045, 1099, 1100], seed=2, mates=7), single_pass)
 
 
 def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
@@ -58,10 +58,10 @@ def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
         mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
         kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], mixed, mass)
         results.append((mixed, mass))
-    alone = torch.empty_like(q_BTHD)
-    kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], alone)
+    without_mass = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], without_mass)
     for mixed, mass in results:
-        assert torch.equal(mixed, alone) and torch.equal(mass, results[0][1])
+        assert torch.equal(mixed, without_mass) and torch.equal(mass, results[0][1])
 
 
 def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
@@ -71,14 +71,14 @@ def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
     row, q_BTHD = kv.row(S), kv.normal(1, 1, 1, D)
     different = 0
     for length in range(S - 60, S, 4):
-        whole, halves = torch.empty_like(q_BTHD), []
-        kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], whole)
+        unsplit, halves = torch.empty_like(q_BTHD), []
+        kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], unsplit)
         middle = length // 2 // PAGE * PAGE  # where a kernel for two threads would cut
-        for first, last in ((0, middle), (middle, length)):
+        for begin, end in ((0, middle), (middle, length)):
             mixed = torch.empty_like(q_BTHD)
-            kv.pages.attend(q_BTHD, [last - first - 1], [1], row.list_P[None, first // PAGE :].contiguous(), mixed)
-            scores_S = (row.k_SGD[first:last, 0].float() @ q_BTHD[0, 0, 0].float()) / D**0.5
+            kv.pages.attend(q_BTHD, [end - begin - 1], [1], row.list_P[None, begin // PAGE :].contiguous(), mixed)
+            scores_S = (row.k_SGD[begin:end, 0].float() @ q_BTHD[0, 0, 0].float()) / D**0.5
             halves.append((mixed.float(), scores_S.logsumexp(0)))
         (a, la), (b, lb) = halves
-        different += not torch.equal(torch.lerp(b, a, torch.sigmoid(la - lb)).to(dtype), whole)
+        different += not torch.equal(torch.lerp(b, a, torch.sigmoid(la - lb)).to(dtype), unsplit)
     assert different > 0

@@ -43,9 +43,9 @@ def jumping(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> FedText:
 
 def block_tops(text: FedText) -> Tensor:
     """The largest score to base 2 of each block that the last queries see whole, (H, blocks), without the noise."""
-    whole = text.S // BLOCK * BLOCK
+    full_block_tokens = text.S // BLOCK * BLOCK
     h = text.q_SHD.shape[1] // text.k_SGD.shape[1]
-    keys_BG = text.k_SGD[:whole:BLOCK, :, 0].float()
+    keys_BG = text.k_SGD[:full_block_tokens:BLOCK, :, 0].float()
     return (text.q_SHD[-1, :, :1].float() * keys_BG.repeat_interleave(h, 1).T) / (text.q_SHD.shape[2] ** 0.5 / 1.4427)
 
 
@@ -54,26 +54,26 @@ def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.d
     """As in one-at-a-time decoding, and near float64."""
     text, draw = jumping(S, G, h, D, dtype), random.Random(S)
     native.set_threads(1)
-    whole = text.fed([0, S], seed=1, weigh=True)
-    last = 40
-    singly = text.fed([0, *range(S - last, S + 1)], seed=2)
-    assert torch.equal(singly, whole)
-    assert torch.equal(text.fed(random_cuts(S, [1, 2, 3, 5, 8, 16, 60], draw), seed=3), whole)
-    wanted, _ = by_the_book(text.q_SHD, text.k_SGD, text.v_SGD, visible(0, S, S))
+    single_pass = text.fed([0, S], seed=1, weigh=True)
+    tail_tokens = 40
+    singly = text.fed([0, *range(S - tail_tokens, S + 1)], seed=2)
+    assert torch.equal(singly, single_pass)
+    assert torch.equal(text.fed(random_cuts(S, [1, 2, 3, 5, 8, 16, 60], draw), seed=3), single_pass)
+    reference, _ = by_the_book(text.q_SHD, text.k_SGD, text.v_SGD, visible(0, S, S))
     bound = (2.0**-7 if dtype == torch.bfloat16 else 3e-5) * float(text.v_SGD.abs().max())
-    torch.testing.assert_close(whole.double(), wanted, atol=bound, rtol=0)
+    torch.testing.assert_close(single_pass.double(), reference, atol=bound, rtol=0)
 
 
 def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
     """The scene is what it says: in a block some queries of a tile rise, others do not, by more and by less than 8."""
     tops = block_tops(jumping(650, 1, 6, 64, dtype))
-    shift, raised, kept = tops[:, 0], 0, 0
+    shift, raised, unraised = tops[:, 0], 0, 0
     for top in tops.T[1:]:
         rises = top > shift + RISE
         raised += bool(rises.any() and not rises.all())
-        kept += bool(((top > shift) & ~rises).any())
+        unraised += bool(((top > shift) & ~rises).any())
         shift = torch.where(rises, top, shift)
-    assert raised >= 4 and kept >= 4
+    assert raised >= 4 and unraised >= 4
 
 
 @pytest.mark.parametrize("where", ["keys", "values"])

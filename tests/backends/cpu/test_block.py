@@ -100,8 +100,10 @@ class Small:
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
-        behind = {name[:-2]: getattr(layer, name) for name in ("o_bias_C", "gate_bias_I", "up_bias_I", "down_bias_C")}
-        self.block = native.DecoderLayer(*tensors(layer), **behind, head_dim=D, eps=EPS)
+        late_biases = {
+            name[:-2]: getattr(layer, name) for name in ("o_bias_C", "gate_bias_I", "up_bias_I", "down_bias_C")
+        }
+        self.block = native.DecoderLayer(*tensors(layer), **late_biases, head_dim=D, eps=EPS)
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture(), intermediate_size=M)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
@@ -140,22 +142,22 @@ def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> N
 
 
 def test_block_row_bits_independent_of_batch(small: Small) -> None:
-    whole, finished = small.qkv(), small.finish()
+    batch_qkv, finished = small.qkv(), small.finish()
     for threads in (1, 2):
         native.set_threads(threads)
         for rows in [slice(0, 1), slice(5, 12), slice(3, 19), slice(100, 101), slice(0, 120), slice(None)]:
-            assert all(torch.equal(a[rows], b) for a, b in zip(whole, small.qkv(rows), strict=True))
+            assert all(torch.equal(a[rows], b) for a, b in zip(batch_qkv, small.qkv(rows), strict=True))
             assert torch.equal(finished[rows], small.finish(rows))
 
 
 def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
     """A gate far below zero is shut; far above, it is what it is."""
     C = 16
-    one, none = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
+    unit_C, zeros_CC = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
     gates = torch.tensor([-3e38, -1e4, -90, -87, 0, 87, 1e4, 1e30, *[1.0] * 8]).to(dtype)
     block = native.DecoderLayer(
-        one, none, none, none, none, one, gates.repeat(C, 1).T.contiguous() / C, torch.ones(C, C, dtype=dtype) / C,
-        torch.eye(C, dtype=dtype), None, None, None, None, None, head_dim=16, eps=0.0,
+        unit_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, unit_C, gates.repeat(C, 1).T.contiguous() / C,
+        torch.ones(C, C, dtype=dtype) / C, torch.eye(C, dtype=dtype), None, None, None, None, None, head_dim=16, eps=0.0,
     )  # fmt: skip
     x = torch.ones(1, C)
     block.finish(x, torch.zeros(1, C, dtype=dtype))
@@ -173,9 +175,9 @@ def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
     exact = norm(x.double(), scale.double()) @ weight.double().T
     theirs = (model.norm(x.to(dtype), scale, EPS) @ weight.T).float()
     assert distance(logits, exact) <= 2 * distance(theirs, exact)
-    one = torch.empty(1, V)
-    head.logits(x[7:8].contiguous(), one)
-    assert torch.equal(one[0], logits[7])
+    row_logits = torch.empty(1, V)
+    head.logits(x[7:8].contiguous(), row_logits)
+    assert torch.equal(row_logits[0], logits[7])
 
 
 def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
@@ -190,7 +192,7 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     with pytest.raises(ValueError, match="attn_out must be"):
         small.block.finish(x, mixed.double())
     weights = tensors(small.layer)
-    for index, told in [
+    for index, message in [
         (0, "input_norm"),
         (1, "q_proj|whole heads"),
         (2, "k_proj|v_proj"),
@@ -198,7 +200,7 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         (7, "up_proj"),
     ]:
         wrong = [w[:-1].contiguous() if i == index else w for i, w in enumerate(weights)]
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.DecoderLayer(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
     with pytest.raises(ValueError, match="both have biases, or none"):
         native.DecoderLayer(
@@ -208,15 +210,15 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         native.DecoderLayer(*weights, head_dim=24, eps=EPS)
 
 
-def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeLayerShard:
+def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> NativeLayerShard:
     """Some query heads, and some outputs of the other matrices; K and V are whole."""
     queries = slice(heads.start * D, heads.stop * D)
     outputs = dict(
         q_proj_QC=queries, q_bias_Q=queries, gate_proj_IC=mlp, gate_bias_I=mlp, up_proj_IC=mlp, up_bias_I=mlp,
-        o_proj_CQ=some, o_bias_C=some, down_proj_CI=some, down_bias_C=some,
+        o_proj_CQ=output_rows, o_bias_C=output_rows, down_proj_CI=output_rows, down_bias_C=output_rows,
     )  # fmt: skip
-    whole = {name: getattr(layer, name) for name in outputs}
-    cut = replace(layer, **{name: None if (w := whole[name]) is None else w[rows] for name, rows in outputs.items()})
+    matrices = {name: getattr(layer, name) for name in outputs}
+    cut = replace(layer, **{name: None if (w := matrices[name]) is None else w[rows] for name, rows in outputs.items()})
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
         architecture=Architecture(),
@@ -231,9 +233,9 @@ def test_shard_bits_equal_whole_block(small: Small) -> None:
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
     q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())
-    some = [each.qkv(small.x_NC, ALONE) for each in parts[: len(heads)]]
-    assert torch.equal(torch.cat([queries for queries, *_ in some], 1), q)
-    assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in some)
+    shard_qkv = [shard.qkv(small.x_NC, ALONE) for shard in parts[: len(heads)]]
+    assert torch.equal(torch.cat([queries for queries, *_ in shard_qkv], 1), q)
+    assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in shard_qkv)
 
     def finished(ranks: TPGroup) -> Tensor:
         x_NC = small.x_NC.clone()

@@ -80,13 +80,13 @@ def test_decoder_pass_equals_separate_kernels(
         at_BJ = None if at is None else torch.tensor(at[:B])
         ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
         results.append((way(model, ids_BT, memory, this, at_BJ), memory))
-    (got, ours), (wanted, theirs) = results
+    (got, ours), (separate, theirs) = results
     for b, count in enumerate(this.views[0][1].counts):
         real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
-        assert torch.equal(got.logits_BJV[b, real], wanted.logits_BJV[b, real])
+        assert torch.equal(got.logits_BJV[b, real], separate.logits_BJV[b, real])
         if this.observe and count:
-            assert torch.equal(got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count])
-            assert torch.equal(got.mass_LBGU[:, b], wanted.mass_LBGU[:, b])
+            assert torch.equal(got.queries_LBTHD[:, b, :count], separate.queries_LBTHD[:, b, :count])
+            assert torch.equal(got.mass_LBGU[:, b], separate.mass_LBGU[:, b])
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):
         pairs = zip(ours.read(layer, everywhere_N), theirs.read(layer, everywhere_N), strict=True)
@@ -95,13 +95,13 @@ def test_decoder_pass_equals_separate_kernels(
 
 def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
     """The tokens are remembered all the same."""
-    kept = []
+    passes = []
     for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
         model, memory = parts(dtype)
         outcome = model.forward(torch.arange(10).view(2, 5), memory, FULL, at_BJ)
-        kept.append((memory.read(L - 1, torch.arange(PAGE, 100)), outcome))
-    (whole, a), (other, b) = kept
-    assert all(torch.equal(*pair) for pair in zip(whole, other, strict=True))
+        passes.append((memory.read(L - 1, torch.arange(PAGE, 100)), outcome))
+    (scored_kv, a), (unscored_kv, b) = passes
+    assert all(torch.equal(*pair) for pair in zip(scored_kv, unscored_kv, strict=True))
     assert b.logits_BJV.shape == (2, 0, V) and torch.equal(a.mass_LBGU, b.mass_LBGU)
 
 
@@ -140,11 +140,11 @@ def test_pass_in_parts_equals_one_call(
     this: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
-    monkeypatch.setattr(cpu_model, "part_of_pass", lambda *given: (layers, tokens))
+    monkeypatch.setattr(cpu_model, "part_of_pass", lambda *arguments: (layers, tokens))
     ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
-    (model, memory), (other, own) = parts(dtype), parts(dtype)
-    wanted = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
-    steps, worth = cpu_model.parts(other, own, ids_1T, this), list[int]()
+    (model, memory), (part_model, part_memory) = parts(dtype), parts(dtype)
+    reference = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
+    steps, worth = cpu_model.parts(part_model, part_memory, ids_1T, this), list[int]()
     while True:
         try:
             worth.append(next(steps))
@@ -153,11 +153,13 @@ def test_pass_in_parts_equals_one_call(
             break
     assert worth == sorted(worth) and worth[-1] == 200 and len(worth) == -(-L // layers) * -(-200 // tokens)
     if this.states:
-        assert torch.equal(output.states_SBTC, wanted.states_SBTC)
+        assert torch.equal(output.states_SBTC, reference.states_SBTC)
     slots_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):
-        for one, both in zip(memory.read(layer, slots_N), own.read(layer, slots_N), strict=True):
-            assert torch.equal(one, both)
+        for whole_pass_rows, part_rows in zip(
+            memory.read(layer, slots_N), part_memory.read(layer, slots_N), strict=True
+        ):
+            assert torch.equal(whole_pass_rows, part_rows)
 
 
 def test_part_of_pass_is_bounded_by_its_operations() -> None:

@@ -79,11 +79,11 @@ def slots_of(b: int) -> Tensor:
 @pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
 def test_native_passes_are_those_of_torch(published: bool, dtype: torch.dtype) -> None:
     scene = Scene(dtype, published)
-    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(each, dtype, [0, 1]) for each in (scene.native, scene.torch))
+    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(passes, dtype, [0, 1]) for passes in (scene.native, scene.torch))
     torch.testing.assert_close(got_BJV, wanted_BJV, **CLOSE[dtype])
     slots_N = torch.cat([slots_of(0), slots_of(1)])
-    for mine, other in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
-        torch.testing.assert_close(mine.float(), other.float(), **CLOSE[dtype])
+    for mine, reference in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
+        torch.testing.assert_close(mine.float(), reference.float(), **CLOSE[dtype])
     assert not ours.states_NC[:PAGE].any(), "the state before a text"
 
 
@@ -91,21 +91,21 @@ def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
     memory, both_BJV = scene.run(scene.native, dtype, [0, 1])
     for b in (0, 1):
-        alone, one_1JV = scene.run(scene.native, dtype, [b])
+        single_memory, one_1JV = scene.run(scene.native, dtype, [b])
         assert torch.equal(one_1JV[0], both_BJV[b])
-        for mine, other in zip(alone.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
-            assert torch.equal(mine, other)
+        for mine, batched in zip(single_memory.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
+            assert torch.equal(mine, batched)
 
 
 def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
-    memory, one = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
-    for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):
+    memory, slot = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
+    for slots, ids in (((slot, slot, slot), 0), ((slot, slot + 500, slot), 0), ((slot, slot + PAGE, slot), V)):
         with pytest.raises(ValueError, match="must"):
-            scene.native.record_entries(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
+            scene.native.record_entries(torch.tensor([ids]), memory, slots, slot, scene.states_SBTC)
     narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
-        scene.native.record_entries(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
+        scene.native.record_entries(torch.tensor([1]), narrow, (slot, slot + PAGE, slot), slot, scene.states_SBTC)
 
 
 def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:

@@ -47,9 +47,9 @@ def layer_of(experts: Experts, seed: int = 0) -> Layer:
     def some(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw) * shape[-1] ** -0.5
 
-    none = torch.zeros(C, C)
+    zeros_CC = torch.zeros(C, C)
     return Layer(
-        None, none, none, none, none, None, None, None, None, router_EC=4 * some(E, C),
+        None, zeros_CC, zeros_CC, zeros_CC, zeros_CC, None, None, None, None, router_EC=4 * some(E, C),
         router_correction_E=some(E) * E**0.5 * 0.3 if experts.corrected else None,
         experts=tuple(Mlp(some(INNER, C), some(INNER, C), some(C, INNER)) for _ in range(experts.total)),
     )  # fmt: skip
@@ -66,15 +66,15 @@ def by_the_book(layer: Layer, experts: Experts, x_C: Tensor) -> Tensor:
     scores = (logits_E.softmax(0) if experts.function == "softmax" else 1 / (1 + (-logits_E).exp())).tolist()
     worth = list(scores)
     if layer.router_correction_E is not None:
-        worth = [score + float(more) for score, more in zip(scores, layer.router_correction_E, strict=True)]
+        worth = [score + float(correction) for score, correction in zip(scores, layer.router_correction_E, strict=True)]
     size = E // experts.groups
-    groups = [range(first, first + size) for first in range(0, E, size)]
+    groups = [range(begin, begin + size) for begin in range(0, E, size)]
     if experts.groups > 1:
         groups.sort(key=lambda group: -sum(sorted(worth[e] for e in group)[-2:]))
     able = [e for group in groups[: experts.chosen_groups] for e in group]
     chosen = sorted(able, key=lambda e: -worth[e])[: experts.chosen]
-    whole = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
-    weights = {e: experts.scale * scores[e] / whole for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
+    score_sum = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
+    weights = {e: experts.scale * scores[e] / score_sum for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
     sum_C = torch.zeros(C, dtype=torch.float64)
     for e, weight in weights.items():
         gate_I, up_I = (part.double() @ x_C for part in (layer.experts[e].gate_proj_IC, layer.experts[e].up_proj_IC))  # type: ignore[union-attr]
@@ -88,10 +88,10 @@ def config(experts: Experts) -> Any:
 
 def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
     """Return what they give, (N, C), and how many were touched."""
-    made = native.experts(config(experts), layer, bits=0)
-    gated, sum_NC = torch.empty(len(x_NC) * experts.active, made.stride), torch.empty(len(x_NC), C)
-    choices = made.gate(x_NC.contiguous(), gated)
-    made.down(choices, gated, sum_NC)
+    native_experts = native.experts(config(experts), layer, bits=0)
+    gated, sum_NC = torch.empty(len(x_NC) * experts.active, native_experts.stride), torch.empty(len(x_NC), C)
+    choices = native_experts.gate(x_NC.contiguous(), gated)
+    native_experts.down(choices, gated, sum_NC)
     return sum_NC, choices.touched
 
 
@@ -112,12 +112,12 @@ def test_mixture_equals_the_book(name: str) -> None:
 def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
     experts, layer = ROUTERS[name], layer_of(ROUTERS[name])
     whole_NC, _ = natively(layer, experts, rows())
-    for some in (slice(0, 1), slice(3, 8), slice(17, 40)):
-        assert torch.equal(natively(layer, experts, rows()[some])[0], whole_NC[some])
+    for row_slice in (slice(0, 1), slice(3, 8), slice(17, 40)):
+        assert torch.equal(natively(layer, experts, rows()[row_slice])[0], whole_NC[row_slice])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (dict(groups=5), "groups must be of the same number of experts"),
         (dict(groups=12), "of at least two"),
@@ -126,9 +126,9 @@ def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
         (dict(chosen=0), "chosen must lie in"),
     ],
 )
-def test_choices_that_cannot_be_raise(changes: dict[str, int], told: str) -> None:
+def test_choices_that_cannot_be_raise(changes: dict[str, int], message: str) -> None:
     experts = Experts(E, 4, True, function="sigmoid")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         native.experts(config(replace(experts, **changes)), layer_of(experts), bits=0)
 
 
@@ -142,10 +142,10 @@ def test_experts_that_do_not_fit_the_router_raise() -> None:
 @pytest.mark.parametrize(("size", "dtype"), [(2 * C, torch.float32), (C, torch.bfloat16)])
 def test_layer_refuses_experts_that_are_not_its_own(size: int, dtype: torch.dtype) -> None:
     """Of another size, or of another type of weights."""
-    experts, none = ROUTERS["softmax"], torch.zeros(16, size, dtype=dtype)
+    experts, zeros_C = ROUTERS["softmax"], torch.zeros(16, size, dtype=dtype)
     parts = native.experts(config(experts), layer_of(experts), bits=0)
     with pytest.raises(ValueError, match="experts must be whole, of the layer's type and size"):
         native._native.DecoderLayer(
-            None, none, none, none, none.T.contiguous(), None, None, None, None, *[None] * 5,
+            None, zeros_C, zeros_C, zeros_C, zeros_C.T.contiguous(), None, None, None, None, *[None] * 5,
             experts=parts, head_dim=16, eps=0.0,
         )  # fmt: skip

@@ -35,19 +35,21 @@ ROUNDS = [([i % 4 != 0, i % 5 != 1, True], [i % 6, (i + 3) % 6, 5 - i % 3]) for 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
 def test_fused_draft_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
-    one, many = drafting(coupling, several=False), drafting(coupling, several=True)
-    for live, kept in ROUNDS:
-        assert same(one.propose(live, kept), many.propose(live, kept))
-    assert torch.equal(one.noise.draws, many.noise.draws)
-    assert np.array_equal(one.tier.counters.passes_B, many.tier.counters.passes_B)
-    assert np.array_equal(one.tier.cache.lengths_B, many.tier.cache.lengths_B)
-    assert np.array_equal(one.prefix.ids_BS[:, :90], many.prefix.ids_BS[:, :90])
+    single, fused = drafting(coupling, several=False), drafting(coupling, several=True)
+    for live, accepted in ROUNDS:
+        assert same(single.propose(live, accepted), fused.propose(live, accepted))
+    assert torch.equal(single.noise.draws, fused.noise.draws)
+    assert np.array_equal(single.tier.counters.passes_B, fused.tier.counters.passes_B)
+    assert np.array_equal(single.tier.cache.lengths_B, fused.tier.cache.lengths_B)
+    assert np.array_equal(single.prefix.ids_BS[:, :90], fused.prefix.ids_BS[:, :90])
 
 
 def test_fused_draft_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, most: most)
-    one, many = drafting(Rejection, several=False), drafting(Rejection, several=True)
-    assert not all(same(one.propose(*each), many.propose(*each)) for each in ROUNDS)
+    monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, max_steps: max_steps)
+    single, fused = drafting(Rejection, several=False), drafting(Rejection, several=True)
+    assert not all(
+        same(single.propose(*round_arguments), fused.propose(*round_arguments)) for round_arguments in ROUNDS
+    )
 
 
 def test_torch_sampler_is_asked_per_token() -> None:
@@ -62,7 +64,7 @@ def test_torch_sampler_is_asked_per_token() -> None:
 
 def test_token_without_probability_mass_raises() -> None:
     asked = drafting(Seeded, several=True)
-    view, one = asked.tier.cache, torch.full((2, 1, 16), float("nan"))
-    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), one, one)  # the first sink of row 1
+    view, nan_row = asked.tier.cache, torch.full((2, 1, 16), float("nan"))
+    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), nan_row, nan_row)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
         asked.propose([True] * 3, [5] * 3)

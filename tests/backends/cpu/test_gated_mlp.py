@@ -38,11 +38,11 @@ def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bo
     """Halves as such, and as float32, where both lie in one matrix."""
     gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
     x_NC, biases_2I = normal(20, C), normal(2, size, seed=2)
-    one = gated(gate, up, x_NC, biases_2I=biases_2I)
-    assert not torch.equal(one, gated(gate, up, x_NC))
-    assert torch.equal(one[:, size:], torch.zeros_like(one[:, size:])) and one[:, :size].isfinite().all()
+    joined = gated(gate, up, x_NC, biases_2I=biases_2I)
+    assert not torch.equal(joined, gated(gate, up, x_NC))
+    assert torch.equal(joined[:, size:], torch.zeros_like(joined[:, size:])) and joined[:, :size].isfinite().all()
     for two in ((as_kind(gate, "F32"), up), (gate, as_kind(up, "F32"))):
-        assert torch.equal(gated(*two, x_NC, biases_2I=biases_2I), one)
+        assert torch.equal(gated(*two, x_NC, biases_2I=biases_2I), joined)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])
@@ -63,13 +63,13 @@ def test_gate_and_up_of_two_types_keep_the_law(kinds: tuple[str, str], bits: int
     """A row's bits depend on that row alone, and those of some outputs on these."""
     gate, up = (random_blocks(kind, 1600, 256, True, size=0.004) for kind in kinds)
     x_NC = normal(110, 256)
-    whole = gated(gate, up, x_NC, bits)
+    batch_output = gated(gate, up, x_NC, bits)
     for threads in (1, 2):
         native.set_threads(threads)
         for rows in (slice(0, 1), slice(5, 12), slice(100, 101), slice(0, 110)):
-            assert torch.equal(gated(gate, up, x_NC[rows], bits), whole[rows])
-    part = [Blocks(one.kind, one.blocks[32:80].contiguous(), True) for one in (gate, up)]
-    assert torch.equal(gated(*part, x_NC, bits), whole[:, 32:80])
+            assert torch.equal(gated(gate, up, x_NC[rows], bits), batch_output[rows])
+    part = [Blocks(weight.kind, weight.blocks[32:80].contiguous(), True) for weight in (gate, up)]
+    assert torch.equal(gated(*part, x_NC, bits), batch_output[:, 32:80])
 
 
 def test_gate_and_up_of_two_shapes_raise() -> None:

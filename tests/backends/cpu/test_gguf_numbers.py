@@ -69,12 +69,12 @@ def test_gguf_bfloat16_is_a_bfloat16_matrix() -> None:
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_row_bits_independent_of_batch(kind: str) -> None:
     weight, x_NK = random_blocks(kind, 100, 2600, True), normal(230, 2600).bfloat16()
-    whole = linear(weight, x_NK)
+    batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(whole, linear(weight, x_NK))
+        assert torch.equal(batch_output, linear(weight, x_NK))
         for N in range(1, 20):
-            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
@@ -140,7 +140,7 @@ def test_gguf_number_nonfinite_inputs_stay_nonfinite() -> None:
 def test_gguf_number_bad_bytes_raise() -> None:
     good = random_blocks("F16", 16, 64, True)
     shifted = torch.zeros(16 * 128 + 1, dtype=torch.uint8)[1:].view(16, 128)
-    for bad, told in [
+    for bad, message in [
         (Blocks("F64", good.blocks), "no kernels for weights of type F64"),
         (Blocks("F32", good.blocks[:, :126].contiguous()), "whole numbers"),
         (Blocks("F16", shifted), "whole numbers, aligned"),
@@ -148,5 +148,5 @@ def test_gguf_number_bad_bytes_raise() -> None:
         (Blocks("F16", good.blocks[:0]), "weight is empty"),
         (Blocks("F32", good.blocks[0]), "weight must be uint8"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.Matrix(bad)

@@ -25,9 +25,9 @@ BLOCK = 64
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = native.threads()
+    default_threads = native.threads()
     yield
-    native.set_threads(before)
+    native.set_threads(default_threads)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -51,8 +51,8 @@ def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype)
     w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
     w_MK[M // 2], x_NK[3] = 0, 0
     (w, of_output), (x, of_row) = rounded(w_MK), rounded(x_NK)
-    wanted = (x.double() @ w.double().T).float() * (of_output.T * of_row)
-    assert torch.equal(linear(w_MK, x_NK), wanted)
+    integer_product = (x.double() @ w.double().T).float() * (of_output.T * of_row)
+    assert torch.equal(linear(w_MK, x_NK), integer_product)
 
 
 def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
@@ -66,11 +66,11 @@ def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
 
 def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
     w_MK, x_NK = normal(200, 1500).to(dtype), normal(230, 1500, seed=1).to(dtype)
-    whole = linear(w_MK, x_NK)
+    batch_output = linear(w_MK, x_NK)
     for count in (1, 2):
         native.set_threads(count)
         for N in (1, 2, 3, 5, 7, 19, 97):
-            assert torch.equal(whole[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
 
 
 def test_int8_embedding_rows_are_dequantised(dtype: torch.dtype) -> None:
@@ -104,8 +104,8 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
     kv, row = paged(dtype, S, G=2, D=D)
     start = S - 100
     q_BTHD = kv.normal(1, S - start, 2 * h, D)
-    whole = attend(kv, row, q_BTHD, start, [start])
-    assert whole.isfinite().all() and not torch.equal(whole, attend(kv, row, q_BTHD, start, []))
+    single_pass = attend(kv, row, q_BTHD, start, [start])
+    assert single_pass.isfinite().all() and not torch.equal(single_pass, attend(kv, row, q_BTHD, start, []))
     for count, widths in enumerate(([1] * 100, [3, 7, 16, 1, 9, 64], [99, 1])):
         native.set_threads(1 + count % 2)
         parts, at = [], 0
@@ -113,7 +113,7 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
             part_BTHD = q_BTHD[:, at : at + width].contiguous()
             parts.append(attend(kv, row, part_BTHD, start + at, [start]))
             at += width
-        assert torch.equal(torch.cat(parts, 1), whole)
+        assert torch.equal(torch.cat(parts, 1), single_pass)
 
 
 def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> None:
@@ -126,8 +126,8 @@ def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> Non
     kv.fill(row.list_P, k_SGD, v_SGD.contiguous())
     q_BTHD = signs_4D[:, None].to(dtype)[None]
     mixed = attend(kv, row, q_BTHD, start, [start])
-    wanted, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
-    assert torch.allclose(mixed[0].double(), wanted, atol=0.02)
+    reference, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
+    assert torch.allclose(mixed[0].double(), reference, atol=0.02)
     assert torch.allclose(mixed, attend(kv, row, q_BTHD, start, []), atol=0.02)
 
 
@@ -142,12 +142,12 @@ def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
     S, start = 210, 200
     kv, row = paged(dtype, S)
     q_BTHD = kv.normal(1, S - start, 4, kv.D)
-    before = attend(kv, row, q_BTHD, start, [start])
+    copy_output = attend(kv, row, q_BTHD, start, [start])
     copied = row.list_P[: start // BLOCK * BLOCK // PAGE].long()
     kv.keys[:, copied], kv.values[:, copied] = torch.nan, torch.nan
-    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
-    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
 
 
 @pytest.mark.parametrize("cut", [40, 64, 130])

@@ -53,8 +53,8 @@ def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
         row, q_BTHD = kv.row(S), kv.normal(1, T, 8, D, gain=gain)
         mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
         kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
-        wanted, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
-        mixed_errors.append((mixed[0].double() - wanted).abs().flatten() / row.v_SGD.double().abs().max())
+        reference, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+        mixed_errors.append((mixed[0].double() - reference).abs().flatten() / row.v_SGD.double().abs().max())
         mass_errors.append((mass[0].double() - wanted_mass).abs().flatten() / (T * 4))
     return torch.cat(mixed_errors), torch.cat(mass_errors)
 
@@ -103,24 +103,24 @@ def rotation(dtype: torch.dtype) -> Tensor:
     got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
     kv.pages.read(place_N, got_k, got_v)
     assert torch.equal(got_v, v.view(N, G, D).to(dtype))
-    one, other = k.view(N, G, 2, D // 2).double().unbind(2)
+    lower_half, upper_half = k.view(N, G, 2, D // 2).double().unbind(2)
     c, s = cos.double()[:, None], sin.double()[:, None]
-    exact = torch.cat([one * c - other * s, other * c + one * s], -1)
-    return (got_k.double() - exact).abs() / torch.hypot(one, other).repeat(1, 1, 2)
+    exact = torch.cat([lower_half * c - upper_half * s, upper_half * c + lower_half * s], -1)
+    return (got_k.double() - exact).abs() / torch.hypot(lower_half, upper_half).repeat(1, 1, 2)
 
 
 def gate(dtype: torch.dtype) -> Tensor:
     """Through a block that has nothing else in it: the norm of its x is 1, and its other products have one term."""
     M, C = 4096, 16
-    none, one_C, x_NC = torch.zeros(C, C, dtype=dtype), torch.ones(C, dtype=dtype), torch.full((1, C), 2.0**-60)
+    zeros_CC, one_C, x_NC = torch.zeros(C, C, dtype=dtype), torch.ones(C, dtype=dtype), torch.full((1, C), 2.0**-60)
     gates_M, ups_M = (30 * normal(M)).clamp(-80, 80).to(dtype), normal(M, seed=1).to(dtype)
     results = []
-    for some in range(0, M, C):
+    for begin in range(0, M, C):
         gate_MC, up_MC = torch.zeros(C, C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
-        gate_MC[:, 0], up_MC[:, 0] = gates_M[some : some + C], ups_M[some : some + C]
+        gate_MC[:, 0], up_MC[:, 0] = gates_M[begin : begin + C], ups_M[begin : begin + C]
         block = native.DecoderLayer(
-            one_C, none, none, none, none, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16,
-            eps=0.0,
+            one_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype),
+            *[None] * 5, head_dim=16, eps=0.0,
         )  # fmt: skip
         x = x_NC.clone()
         block.finish(x, torch.zeros(1, C, dtype=dtype))

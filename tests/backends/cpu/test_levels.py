@@ -108,12 +108,12 @@ def between_products(dtype: torch.dtype) -> Results:
 def draws(dtype: torch.dtype) -> Results:
     """Logits are float32 whatever the type."""
     for seed, coupling in enumerate(COUPLINGS):
-        whole = scene(seed, 700, rows=6)
-        found = verdict(whole, NativeSampling, coupling)
-        yield torch.from_numpy(found.counts_B[whole.live_B])
-        for b in whole.live_B.nonzero()[0].tolist():
-            count = int(found.counts_B[b])
-            yield from (found.probs_BKV[b, :count], torch.from_numpy(found.tokens_BK[b, :count]))
+        batch_scene = scene(seed, 700, rows=6)
+        verification = verdict(batch_scene, NativeSampling, coupling)
+        yield torch.from_numpy(verification.counts_B[batch_scene.live_B])
+        for b in batch_scene.live_B.nonzero()[0].tolist():
+            count = int(verification.counts_B[b])
+            yield from (verification.probs_BKV[b, :count], torch.from_numpy(verification.tokens_BK[b, :count]))
 
 
 RUNS: list[Callable[[torch.dtype], Results]] = [
@@ -136,51 +136,55 @@ KERNELS = {
 
 
 def at_levels(run: Callable[[], Results]) -> dict[str, list[Tensor]]:
-    found = {}
+    tensors_by_level = {}
     for level in native.levels():
         with at_level(level):
-            found[level] = list(run())
-    return found
+            tensors_by_level[level] = list(run())
+    return tensors_by_level
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_levels_agree_as_stated(name: str) -> None:
     """All have the bits of the best one, but for those without fused multiply-adds where it is stated."""
     run, dtype, same_at = KERNELS[name]
-    found = at_levels(lambda: run(dtype))
-    *others, best = native.levels()
-    alike = {level for level in others if all(map(torch.equal, found[level], found[best]))}
-    assert alike == {*others} - (UNFUSED if same_at == "fused" else set())
+    tensors_by_level = at_levels(lambda: run(dtype))
+    *lower_levels, best = native.levels()
+    equal_levels = {
+        level for level in lower_levels if all(map(torch.equal, tensors_by_level[level], tensors_by_level[best]))
+    }
+    assert equal_levels == {*lower_levels} - (UNFUSED if same_at == "fused" else set())
 
 
 def test_subnormal_products_are_zero_with_avx512bf16_alone() -> None:
     weight_MK, x_NK = (normal(9, 768, seed=seed).bfloat16() * 1e-20 for seed in (0, 1))
-    found = at_levels(lambda: iter([product(weight_MK, x_NK)]))
-    for level, (y_NM,) in found.items():
+    tensors_by_level = at_levels(lambda: iter([product(weight_MK, x_NK)]))
+    for level, (y_NM,) in tensors_by_level.items():
         assert bool(y_NM.any()) == (level != "avx512bf16")
-        assert level in {"avx512bf16", *UNFUSED} or torch.equal(y_NM, found["avx2"][0])
+        assert level in {"avx512bf16", *UNFUSED} or torch.equal(y_NM, tensors_by_level["avx2"][0])
 
 
 def test_subnormal_sums_of_quantised_products_agree() -> None:
     """A scale and a float have no digits beyond those of a double there, so that one that emulates rounds once."""
     x_NK = normal(9, 768) * 2e-34
-    found = at_levels(lambda: iter([product(random_blocks(kind, 40, 768, size=1e-7), x_NK) for kind in KINDS]))
-    best = found[native.levels()[-1]]
+    tensors_by_level = at_levels(
+        lambda: iter([product(random_blocks(kind, 40, 768, size=1e-7), x_NK) for kind in KINDS])
+    )
+    best = tensors_by_level[native.levels()[-1]]
     subnormal = torch.stack([(y_NM != 0) & (y_NM.abs() < 2.0**-126) for y_NM in best])
     assert 0.2 < subnormal.float().mean() < 0.8
-    assert all(all(map(torch.equal, tensors, best)) for tensors in found.values())
+    assert all(all(map(torch.equal, tensors, best)) for tensors in tensors_by_level.values())
 
 
-def at_input(wanted: np.float32) -> float:
-    """The input of a group of its own that its code and scale make `wanted`."""
-    most = np.float32(32767)
-    near = wanted * (1 + np.arange(-8, 9) * 2.0**-24).astype(np.float32)
-    return float(next(x for x in near if most * (x / most) == wanted))
+def at_input(dequantized: np.float32) -> float:
+    """The input of a group of its own that its code and scale make `dequantized`."""
+    code_limit = np.float32(32767)
+    candidates = dequantized * (1 + np.arange(-8, 9) * 2.0**-24).astype(np.float32)
+    return float(next(x for x in candidates if code_limit * (x / code_limit) == dequantized))
 
 
 def test_sums_just_above_halfway_are_rounded_up(level: str) -> None:
     """1 + 2^-24 + 2^-54, say: a double would lose the last term, and then go to the even float, 1."""
-    found = 0
+    halfway_sums = 0
     for m in range(1025, 2048):
         wide = -(-(2**34) // m)
         if not 0 < m * wide - 2**34 < 2**5:
@@ -194,5 +198,5 @@ def test_sums_just_above_halfway_are_rounded_up(level: str) -> None:
         x_NK[0, 0], x_NK[0, 32] = at_input(np.float32(1)), at_input(factor)
         y_NM = product(Blocks("Q8_0", torch.from_numpy(blocks.reshape(1, -1))), x_NK)
         assert y_NM.item() == 1 + 2.0**-23
-        found += 1
-    assert found > 5
+        halfway_sums += 1
+    assert halfway_sums > 5

@@ -73,12 +73,12 @@ def parts_that_cancel(weight: Blocks) -> Tensor:
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
     weight, x_NK = random_blocks(kind, 100, 2560), normal(230, 2560)
-    whole = linear(weight, x_NK)
+    batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(whole, linear(weight, x_NK))
+        assert torch.equal(batch_output, linear(weight, x_NK))
         for N in range(1, 20):
-            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -150,12 +150,12 @@ def test_low_bit_nonfinite_scales_raise() -> None:
 
 def test_low_bit_bad_blocks_raise() -> None:
     good = random_blocks("Q4_1", 16, 64)
-    for bad, told in [
+    for bad, message in [
         (Blocks("Q2_K", good.blocks), "no kernels for weights of type Q2_K"),
         (Blocks("Q4_1", good.blocks[:, :30].contiguous()), "whole blocks"),
         (Blocks("Q4_1", good.blocks.int()), "weight must be uint8"),
         (Blocks("Q4_1", good.blocks[:0]), "weight is empty"),
         (Blocks("Q4_1", good.blocks[0]), "weight must be uint8"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.Matrix(bad)

@@ -77,7 +77,7 @@ class Text:
         """Each layer and head sees some pages of its own, and the latest ones."""
         new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
         picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
-        units = torch.stack([torch.cat([self.units[sorted(each)], new]) for each in picks])
+        units = torch.stack([torch.cat([self.units[sorted(page_picks)], new]) for page_picks in picks])
         lists = PageTable(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
         return ForwardBatch([self.length], [(L, lists)])
 
@@ -86,52 +86,61 @@ class Text:
 
 
 def same(
-    text: Text, this: ForwardBatch, model: NativeModel, here: NativeKV, away: NativeOffloadedKV, layered: bool = False
+    text: Text,
+    this: ForwardBatch,
+    model: NativeModel,
+    resident_kv: NativeKV,
+    away: NativeOffloadedKV,
+    layered: bool = False,
 ) -> bool:
     ids_1T = text.ids(this.views[0][1].counts[0])
-    wanted = model.forward(ids_1T, here, this, None)
-    found = forward_layerwise(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
-    masses = wanted.mass_LBGU, found.mass_LBGU
-    return torch.equal(wanted.logits_BJV, found.logits_BJV) and (masses[0] is None or torch.equal(*masses))
+    resident_output = model.forward(ids_1T, resident_kv, this, None)
+    offloaded_output = (
+        forward_layerwise(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
+    )
+    masses = resident_output.mass_LBGU, offloaded_output.mass_LBGU
+    return torch.equal(resident_output.logits_BJV, offloaded_output.logits_BJV) and (
+        masses[0] is None or torch.equal(*masses)
+    )
 
 
 @pytest.mark.parametrize("kind", [Host, File])
 @pytest.mark.parametrize("layered", [False, True])
 def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
-    model, here, away = memories(dtype, kind)
+    model, resident_kv, away = memories(dtype, kind)
     text = Text(5)
     away.reserve(text.units.tolist())
     while text.length < TEXT:
         width = min(text.draw.choice([1, 16, 100, 256]), TEXT - text.length)
-        assert same(text, text.full(width), model, here, away, layered)
+        assert same(text, text.full(width), model, resident_kv, away, layered)
         text.length += width
     for step in range(12):
         if step == 6:
             away.prefer([2])
-        assert same(text, text.selected(3), model, here, away, layered)
+        assert same(text, text.selected(3), model, resident_kv, away, layered)
         width = text.draw.choice([1, 2, 7])
-        assert same(text, text.full(width, keep=7), model, here, away, layered)
+        assert same(text, text.full(width, keep=7), model, resident_kv, away, layered)
         text.length += width
-    streamed, fetched, kept = away.native_offload.page_counts
-    assert streamed > 12 * 300 and fetched and kept
+    streamed, fetched, resident_pages = away.native_offload.page_counts
+    assert streamed > 12 * 300 and fetched and resident_pages
 
 
 def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
     """Negative control: what is written to pages behind the store's back is not what comes back."""
-    model, here, away = memories(dtype, Host)
+    model, resident_kv, away = memories(dtype, Host)
     text = Text(6)
     while text.length < TEXT:
-        assert same(text, text.full(100), model, here, away)
+        assert same(text, text.full(100), model, resident_kv, away)
         text.length += 100
     away.offload_layout.store.memory[: away.offload_layout.store.bytes // 2].zero_()
-    assert not same(text, text.full(1), model, here, away)
+    assert not same(text, text.full(1), model, resident_kv, away)
 
 
 def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
-    model, here, away = memories(dtype, Host)
+    model, resident_kv, away = memories(dtype, Host)
     text = Text(7)
     for _ in range(TEXT // 100):
-        assert same(text, text.full(100), model, here, away)
+        assert same(text, text.full(100), model, resident_kv, away)
         text.length += 100
     away.forget(text.units[:40].tolist())
     with pytest.raises(CacheError, match="is lost"):
@@ -149,9 +158,9 @@ def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     for layer in (0, 1):
         with pytest.raises(ValueError, match="in their order"):
             attend(layer, q_BTHD, None)
-    for first, layers in ((-1, 1), (2, 2), (0, 0)):
+    for first_layer, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first)
+            away.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first_layer)
     for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
             away.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)

@@ -68,9 +68,9 @@ while time.monotonic() < end:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[int]:
-    before = native.threads()
-    yield before
-    native.set_threads(before)
+    default_threads = native.threads()
+    yield default_threads
+    native.set_threads(default_threads)
 
 
 def start(code: str) -> subprocess.Popen[str]:
@@ -102,8 +102,8 @@ def test_more_threads_than_cpus_start_no_more(threads: int) -> None:
 
 def test_bits_independent_of_threads_and_callers() -> None:
     matrix, x = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300)
-    wanted = torch.empty(20, 1000)
-    matrix.linear(x, wanted)
+    reference = torch.empty(20, 1000)
+    matrix.linear(x, reference)
     results: list[torch.Tensor] = []
 
     def call() -> None:
@@ -120,12 +120,12 @@ def test_bits_independent_of_threads_and_callers() -> None:
         for caller in callers:
             caller.join()
     assert len(results) == 3 * 3 * 50
-    assert all(torch.equal(wanted, y) for y in results)
+    assert all(torch.equal(reference, y) for y in results)
 
 
 def test_thread_count_changes_between_jobs() -> None:
-    matrix, x, wanted = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
-    matrix.linear(x, wanted)
+    matrix, x, reference = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
+    matrix.linear(x, reference)
     results = [torch.empty(20, 1000) for _ in range(40)]
     caller = threading.Thread(target=lambda: [matrix.linear(x, y) for y in results])
     caller.start()
@@ -134,7 +134,7 @@ def test_thread_count_changes_between_jobs() -> None:
             native.set_threads(count)
             assert native.threads() == count
     caller.join()
-    assert all(torch.equal(wanted, y) for y in results)
+    assert all(torch.equal(reference, y) for y in results)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -150,6 +150,6 @@ def test_threads_on_one_cpu_sleep_and_wake() -> None:
 
 def test_two_processes_share_cores() -> None:
     """Each job waits for the one chunk that a descheduled worker holds, not for a time slice per thread."""
-    both = [start("work(1000)") for _ in range(2)]
-    for process in both:
+    processes = [start("work(1000)") for _ in range(2)]
+    for process in processes:
         finish(process)
