@@ -43,17 +43,17 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
     shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
     # Each row has pages of its own for new tokens: what two wrote to one place would depend on who was last.
-    own = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
-    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], own], 3)
+    new_pages = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
+    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
     wide, window = torch.randint(50, (1, 90), generator=draw), PageTable(places[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
-    some = PageTable(of_heads, [50, 49], [2, 3])
+    retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
     # New tokens lie at the same slots in all layers: of the last units that all heads share.
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
     mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
         "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, return_mass=True)),
-        "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, some)])),
+        "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, retrieval_table)])),
         "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
@@ -76,8 +76,8 @@ def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
-        (ids_BT, at_BJ, this), made = passes()[name], model(decoder.config, weights)
-        outcome = made.forward(ids_BT, memory, this, at_BJ)
+        (ids_BT, at_BJ, this), backend = passes()[name], model(decoder.config, weights)
+        outcome = backend.forward(ids_BT, memory, this, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
 
@@ -89,22 +89,22 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(passes()))
 def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
-    (wanted, kv), (got, fast_kv) = both(decoder, name)
+    (reference, kv), (got, fast_kv) = both(decoder, name)
     _, at, this = passes()[name]
     for b, count in enumerate(this.views[0][1].counts):
         real = slice(count) if at is None else slice(None)
-        torch.testing.assert_close(got.logits_BJV[b, real], wanted.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(got.logits_BJV[b, real], reference.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
         if this.observe:
-            assert got.queries_LBTHD is not None and wanted.queries_LBTHD is not None
-            queries = got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count]
+            assert got.queries_LBTHD is not None and reference.queries_LBTHD is not None
+            queries = got.queries_LBTHD[:, b, :count], reference.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
         if this.states:
-            assert got.states_SBTC is not None and wanted.states_SBTC is not None
-            states = got.states_SBTC[:, b, :count], wanted.states_SBTC[:, b, :count]
+            assert got.states_SBTC is not None and reference.states_SBTC is not None
+            states = got.states_SBTC[:, b, :count], reference.states_SBTC[:, b, :count]
             torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
-    assert got.logits_BJV.shape == wanted.logits_BJV.shape
+    assert got.logits_BJV.shape == reference.logits_BJV.shape
     if this.return_mass:
-        torch.testing.assert_close(got.mass_LBGU, wanted.mass_LBGU, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(got.mass_LBGU, reference.mass_LBGU, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(fast_kv[:, :, :, 16:], kv[:, :, :, 16:], atol=2e-5, rtol=1e-5)
     assert not torch.equal(kv, torch.zeros_like(kv))
 
@@ -117,7 +117,7 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     monkeypatch.setattr(
         cuda_model,
         "run_pass",
-        lambda model, kv, inputs, *rest: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
+        lambda model, kv, inputs, *arguments: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
     )
 
     def outcome() -> ForwardOutput:
@@ -141,14 +141,14 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
 def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
-    far = len(memory.tables_PF[0]) + 5
+    far_position = len(memory.tables_PF[0]) + 5
     model.forward(
         torch.ones(1, 1).long(),
         memory,
-        one_row(far, 3, 1, DEVICE),
+        one_row(far_position, 3, 1, DEVICE),
         None,
     )
-    assert len(memory.tables_PF[0]) > far
+    assert len(memory.tables_PF[0]) > far_position
 
 
 def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
@@ -194,25 +194,27 @@ def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> N
     config, layer = a_layer(torch.Generator().manual_seed(3))
     plain, products = TorchLayer(config, layer), list[int]()
     x_NC = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(4)).to(DEVICE)
-    wanted = *plain.qkv(x_NC), plain.gate(x_NC)
+    single_outputs = *plain.qkv(x_NC), plain.gate(x_NC)
     fast, product = TritonLayer(config, layer), F.linear
-    monkeypatch.setattr(F, "linear", lambda *given: products.append(1) or product(*given))
+    monkeypatch.setattr(F, "linear", lambda *arguments: products.append(1) or product(*arguments))
     got = *fast.qkv(x_NC), fast.gate(x_NC)
     assert len(products) == 2
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+    for joined_output, single_output in zip(got, single_outputs, strict=True):
+        torch.testing.assert_close(joined_output, single_output, atol=2e-5, rtol=1e-5)
 
 
 def test_joined_matrices_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The layer's own become parts of them."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
-    before = [each.clone() for each in (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P) if isinstance(each, Tensor)]
+    original_weights = [
+        weight.clone() for weight in (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P) if isinstance(weight, Tensor)
+    ]
     TritonLayer(config, layer)
-    each = layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.gate_proj_IC, layer.up_proj_IC
-    addresses = [numbers(one).untyped_storage().data_ptr() for one in each]
+    joined_weights = layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.gate_proj_IC, layer.up_proj_IC
+    addresses = [numbers(weight).untyped_storage().data_ptr() for weight in joined_weights]
     assert len(set(addresses[:3])) == len(set(addresses[3:])) == 1 and addresses[0] != addresses[3]
-    assert all(map(torch.equal, before, map(numbers, (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P))))  # type: ignore[arg-type]
+    assert all(map(torch.equal, original_weights, map(numbers, (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P))))  # type: ignore[arg-type]
 
 
 def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -230,7 +232,7 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
     """Passes of one shape, of three tokens and of one each: whatever else is fed, a token's logits are the same."""
     monkeypatch.setattr(F, "linear", by_row)
     monkeypatch.setattr(np, "matmul", by_the_term)
-    ids, found = [7, 11, 13], []
+    ids, logits_by_kind = [7, 11, 13], []
     for widths in ([3], [1, 1, 1]):
         memory, at, logits = TritonKV(decoder.config, PAGES, torch.float32, DEVICE), 0, []
         model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
@@ -240,5 +242,5 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
             output = model.forward(torch.tensor([ids[at : at + width]]), memory, batch, None)
             logits.append(output.logits_BJV[0])
             at += width
-        found.append(torch.cat(logits))
-    assert torch.equal(*found)
+        logits_by_kind.append(torch.cat(logits))
+    assert torch.equal(*logits_by_kind)

@@ -81,9 +81,9 @@ def test_offloaded_single_text_equals_memory(
     folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
 ) -> None:
     """No layer whole; one, and a prompt that is read layer by layer; all."""
-    (found,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
-    assert [found.outputs[0].token_ids] == plainly([ids(length)], temperature)
-    assert (found.kv.host_bytes > 0) == (layers < 2) and 0 < found.kv.device_bytes <= 700 << 10
+    (answer,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
+    assert [answer.outputs[0].token_ids] == plainly([ids(length)], temperature)
+    assert (answer.kv.host_bytes > 0) == (layers < 2) and 0 < answer.kv.device_bytes <= 700 << 10
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_offloaded_mode_text_equals_memory(
     folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None
 ) -> None:
     prompts = [ids(30), ids(320)[3:]]
-    found = texts(folder, mode, prompts, temperature, 12, **host("1MiB", layers))
-    assert found == plainly(prompts, temperature, 12)
+    offloaded_texts = texts(folder, mode, prompts, temperature, 12, **host("1MiB", layers))
+    assert offloaded_texts == plainly(prompts, temperature, 12)
 
 
 def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
@@ -114,11 +114,11 @@ def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
 def test_page_copies_equal_source() -> None:
     draw = torch.Generator().manual_seed(0)
     source = [torch.randn(9, 24, generator=draw).to(DEVICE) for _ in range(2)]
-    found, wanted = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
+    triton_pages, torch_pages = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
     from_X, to_X = (torch.tensor(places, device=DEVICE) for places in ([8, 0, 3, 5, 1], [1, 6, 0, 2, 5]))
-    copy_pages((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
-    torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
-    assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
+    copy_pages((source[0], source[1]), from_X, (triton_pages[0], triton_pages[1]), to_X, 24)
+    torch_kernels.carried((source[0], source[1]), from_X, (torch_pages[0], torch_pages[1]), to_X, 24)
+    assert all(torch.equal(a, b) and a[5].any() for a, b in zip(triton_pages, torch_pages, strict=True))
 
 
 def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
@@ -202,5 +202,5 @@ def test_offload_reported_minimum_suffices(needs: CudaKVSizing, monkeypatch: pyt
     assert needs.split(OffloadConfig("host"), needs.min_bytes)[2] == 0
     with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
         needs.split(OffloadConfig("host", layers=10), needs.min_bytes)
-    more = float(str(error.value).split("give ")[1].split("GiB")[0])
-    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((more + 0.1) * GIB))[2] == 10
+    missing_gib = float(str(error.value).split("give ")[1].split("GiB")[0])
+    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((missing_gib + 0.1) * GIB))[2] == 10

@@ -29,8 +29,8 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["ranks"] == count
-    found: list[int] = answer["token_ids"]
-    return found
+    answer_ids: list[int] = answer["token_ids"]
+    return answer_ids
 
 
 @pytest.mark.slow
@@ -38,5 +38,5 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
 def test_cuda_ranks_text_equals_one_process(tmp_path: Path, mode: str) -> None:
     """Greedy, in float32: sums of ranks are rounded alike but for the products of torch."""
     pair = tiny_pair(tmp_path, 256)
-    alone = token_ids(pair, mode, 1)
-    assert len(alone) == 6 and token_ids(pair, mode, 2) == alone
+    one_process_ids = token_ids(pair, mode, 1)
+    assert len(one_process_ids) == 6 and token_ids(pair, mode, 2) == one_process_ids

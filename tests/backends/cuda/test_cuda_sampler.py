@@ -90,7 +90,7 @@ def test_triton_sampler_largest_in_one_part_equal_torch() -> None:
 def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
     """Down to the subnormal ones and to what is 0."""
     logits_BV = -torch.arange(0, 800, 1.37)[None]
-    expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, OnDevice))
+    expected, got = (laws(sampler, logits_BV, [SamplingParams()]) for sampler in (torch_sampling, OnDevice))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-310
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-322)
@@ -99,13 +99,13 @@ def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
 @each_coupling
 def test_triton_sampler_accepts_strided_tensors(coupling: type) -> None:
     """Logits of a graph's padded pass, and guesses cut from longer drafts; bfloat16 too."""
-    whole = scene(4, 30)
+    batch_scene = scene(4, 30)
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
-    padded[:4, :4] = whole.logits_BJV
+    padded[:4, :4] = batch_scene.logits_BJV
     longer = torch.full((4, 5, 30), math.nan).double()
-    longer[:, :3] = whole.guess.probs_BKV
-    guess = replace(whole.guess, probs_BKV=longer[:, :3])
-    agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
+    longer[:, :3] = batch_scene.guess.probs_BKV
+    guess = replace(batch_scene.guess, probs_BKV=longer[:, :3])
+    agree(replace(batch_scene, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 513])
@@ -116,13 +116,13 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
 def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
     """In padding and rows that are done, too: then the model is broken."""
-    whole = scene(1, 300)
-    whole.guess.counts_B[:], whole.live_B[:] = 0, [True, True, False, True]
-    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
-    whole.logits_BJV[3, 0, 5] = math.nan
+    batch_scene = scene(1, 300)
+    batch_scene.guess.counts_B[:], batch_scene.live_B[:] = 0, [True, True, False, True]
+    batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
+    batch_scene.logits_BJV[3, 0, 5] = math.nan
     for coupling in COUPLINGS:
         with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
-            verdict(whole, OnDevice, coupling)
+            verdict(batch_scene, OnDevice, coupling)
 
 
 def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
@@ -133,12 +133,12 @@ def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
 def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
     drawn = {}
-    for wanted in ("torch", "triton"):
-        monkeypatch.setattr(dispatch, "requested", wanted)
+    for kernels in ("torch", "triton"):
+        monkeypatch.setattr(dispatch, "requested", kernels)
         rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
         asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
-        drawn[wanted] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
+        drawn[kernels] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
     assert all(map(torch.equal, drawn["torch"], drawn["triton"]))
 
 

@@ -40,26 +40,26 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="devices are m
 
 @pytest.fixture
 def one() -> Iterator[Machine]:
-    with machine() as made:
-        yield made
+    with machine() as device_stub:
+        yield device_stub
         gc.collect()  # memory of the host is unpinned while there still is a machine
 
 
 @pytest.fixture
 def two() -> Iterator[Machine]:
-    with machine(devices=2) as made:
-        yield made
+    with machine(devices=2) as device_stub:
+        yield device_stub
         gc.collect()
 
 
 def test_stub_tensors_are_where_they_were_made(two: Machine) -> None:
-    first, second = (torch.ones(3, device=f"cuda:{index}") for index in range(2))
-    assert (type(first), type(second)) == (OnFirst, OnSecond) and second.device == torch.device("cuda:1")
+    on_first, second = (torch.ones(3, device=f"cuda:{index}") for index in range(2))
+    assert (type(on_first), type(second)) == (OnFirst, OnSecond) and second.device == torch.device("cuda:1")
     assert (second + 1).device == second[1:].device == torch.empty_like(second).device == torch.device("cuda:1")
     assert second.cpu().device.type == torch.ones(1).device.type == "cpu" and second.cpu().tolist() == [1, 1, 1]
     assert torch.ones(3).to("cuda").device == torch.device("cuda:0")
     with pytest.raises(TypeError):
-        first + second
+        on_first + second
     with pytest.raises(RuntimeError, match="invalid device ordinal"):
         torch.ones(1, device="cuda:2")
 
@@ -121,17 +121,17 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 @pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
 def test_second_device_runs_all_launches(folder: Path, two: Machine, how: dict[str, Any]) -> None:
     """From a thread of its own, as a server's engine has one: its current device is the first."""
-    found: list[list[int]] = []
+    device_answers: list[list[int]] = []
 
     def work() -> None:
         with two:
-            found.append(answer(folder, "cuda:1", **how))
+            device_answers.append(answer(folder, "cuda:1", **how))
             assert two.current == 0, "the caller's own device is current again"
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [answer(folder, "cpu")]
+    assert device_answers == [answer(folder, "cpu")]
     assert len({name for name, *_ in two.launches}) >= 8
     assert {(current, *devices) for _, current, devices in two.launches} == {(1, 1)}
     assert two.captured
@@ -146,32 +146,32 @@ def test_second_device_reads_rows_of_the_head(folder: Path, two: Machine, monkey
 
 
 def test_current_device_is_the_callers_between_steps(two: Machine) -> None:
-    seen: list[int] = []
+    device_indices: list[int] = []
 
     def steps() -> Iterator[int]:
         try:
             for step in range(3):
-                seen.append(two.current)
+                device_indices.append(two.current)
                 yield step
         finally:
-            seen.append(two.current)
+            device_indices.append(two.current)
 
     for _ in steps_on(torch.device("cuda:1"), steps()):  # type: ignore[arg-type]
         assert two.current == 0
-    assert seen == [1, 1, 1, 1]
-    begun = steps_on(torch.device("cuda:1"), steps())  # type: ignore[arg-type]
-    next(begun)
-    begun.close()
-    assert seen[4:] == [1, 1] and two.current == 0
+    assert device_indices == [1, 1, 1, 1]
+    step_iterator = steps_on(torch.device("cuda:1"), steps())  # type: ignore[arg-type]
+    next(step_iterator)
+    step_iterator.close()
+    assert device_indices[4:] == [1, 1] and two.current == 0
 
 
 def test_dtype_is_one_that_tensor_cores_know(one: Machine) -> None:
     config, device = shapes.parts("30m-draft", 64)[0], torch.device("cuda:0")
-    found = {}
+    dtypes = {}
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
         one.capability = capability
-        found[capability] = best_dtype(config, device)
-    assert found == {(7, 5): torch.float16} | dict.fromkeys([(8, 0), (9, 0), (12, 0)], torch.bfloat16)
+        dtypes[capability] = best_dtype(config, device)
+    assert dtypes == {(7, 5): torch.float16} | dict.fromkeys([(8, 0), (9, 0), (12, 0)], torch.bfloat16)
 
 
 def test_cost_file_names_its_device(two: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -195,12 +195,12 @@ def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.Mo
 
 def test_captures_of_one_memory_are_of_one_stream() -> None:
     """Torch gives working memory of one capture to the next only there."""
-    with machine() as made:
+    with machine() as device_stub:
         graphs = Graphs(torch.device("cuda:0"))
         for key in range(3):
             replay: Replay[None, Tensor] = graphs.get(key, lambda: Replay(None))
             graphs.run(replay, lambda: torch.zeros(1, device="cuda:0"))
-        assert made.captured == 3 and len(made.capture_streams) == 1
+        assert device_stub.captured == 3 and len(device_stub.capture_streams) == 1
 
 
 @pytest.mark.parametrize(("capability", "flash"), [((7, 5), False), ((8, 0), True), ((12, 0), True)])
@@ -214,9 +214,9 @@ def test_gpu_tests_name_a_device() -> None:
     takes = {"PagePool": 5, "noise_of": 2}
     for file in Path(__file__).parent.glob("test_*.py"):
         for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
-            least = takes.get(call.func.id, 0) if isinstance(call.func, ast.Name) else 0
-            named = any(each.arg == "device" for each in call.keywords)
-            assert named or len(call.args) >= least, f"{file.name}:{call.lineno}"
+            required_arguments = takes.get(call.func.id, 0) if isinstance(call.func, ast.Name) else 0
+            named = any(argument.arg == "device" for argument in call.keywords)
+            assert named or len(call.args) >= required_arguments, f"{file.name}:{call.lineno}"
 
 
 def test_strict_memory_is_reserved(one: Machine) -> None:
@@ -229,8 +229,8 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     parts = 4 * 8 * 32 * s.heads * (131_072 // 1024) * s.head_dim
     assert parts == 536_870_912
     mass, queries = 4 * s.layers * 8 * s.kv_heads * 8192, 2 * s.layers * 8 * 32 * s.heads * s.head_dim
-    told = 2 * (mass + queries) + 4 * 8 * 32 * config.vocab_size
-    assert parts + told < workspace(config, 2, 8, 25, 8192) < 1.6 * parts + told
+    observed_bytes = 2 * (mass + queries) + 4 * 8 * 32 * config.vocab_size
+    assert parts + observed_bytes < workspace(config, 2, 8, 25, 8192) < 1.6 * parts + observed_bytes
     assert workspace(config, 2, 1, 25, 8192) * 8 == workspace(config, 2, 8, 25, 8192)
     finer = 4 * 15 * 8192 * 8 * (32 * s.heads + 2 * s.layers * s.kv_heads)  # of each token, not of each page
     assert workspace(config, 2, 8, 25, 8192, unit=1) - workspace(config, 2, 8, 25, 8192) == finer

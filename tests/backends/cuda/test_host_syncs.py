@@ -63,16 +63,16 @@ class Watch(TorchFunctionMode):
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the host would: for an answer, or for a copy from memory that is not pinned."""
-    there = [isinstance(x, OnDevice) for x in args[:2]]
+    on_device = [isinstance(x, OnDevice) for x in args[:2]]
     if func is torch.tensor:
         return kwargs.get("device") is not None
     if func is Tensor.__getitem__:
         return _by_mask(args[1])
     if _moves(func, args):
-        return not there[0] and args[0].numel() > 0 and not kwargs.get("non_blocking")
+        return not on_device[0] and args[0].numel() > 0 and not kwargs.get("non_blocking")
     if func is Tensor.copy_:
-        return there[0] != there[1] and not kwargs.get("non_blocking")
-    return func in ANSWERS and any(there)
+        return on_device[0] != on_device[1] and not kwargs.get("non_blocking")
+    return func in ANSWERS and any(on_device)
 
 
 def _moves(func: Any, args: Any) -> bool:
@@ -80,8 +80,8 @@ def _moves(func: Any, args: Any) -> bool:
 
 
 def _by_mask(index: Any) -> bool:
-    each = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(x, OnDevice) and x.dtype == torch.bool for x in each)
+    indices = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(x, OnDevice) and x.dtype == torch.bool for x in indices)
 
 
 @pytest.fixture
@@ -139,12 +139,18 @@ def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: py
 def test_host_sync_kinds_are_counted() -> None:
     device, host = torch.device("cpu"), torch.ones(3)
     with Watch() as watch:
-        there = torch.zeros(3, device=device)
-        there.copy_(host, non_blocking=True)
+        on_device = torch.zeros(3, device=device)
+        on_device.copy_(host, non_blocking=True)
         torch.from_numpy(np.ones(3)).to(device, non_blocking=True)
-        host.tolist(), there + host
+        host.tolist(), on_device + host
         assert not watch.waits
-        there.copy_(host), host.to(device), torch.tensor([1], device=device), (2 * there).tolist(), there[there > 0]
+        (
+            on_device.copy_(host),
+            host.to(device),
+            torch.tensor([1], device=device),
+            (2 * on_device).tolist(),
+            on_device[on_device > 0],
+        )
     assert [wait.split()[0] for wait in watch.waits] == ["copy_", "to", "tensor", "tolist", "__getitem__"]
 
 

@@ -41,9 +41,9 @@ def parts() -> Iterator[None]:
 
 def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
     """One row for each of the settings, all of them live."""
-    whole = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
-    whole.live_B[:], whole.guess.counts_B[:] = True, guesses
-    return replace(whole, params=params)
+    batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
+    batch_scene.live_B[:], batch_scene.guess.counts_B[:] = True, guesses
+    return replace(batch_scene, params=params)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +79,6 @@ def test_triton_sampler_borders_of_parts_count(parts: None) -> None:
     logits_BV = torch.full((3, VOCABULARY), -torch.inf)
     logits_BV[:, edges] = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.75])
     params = [SamplingParams(0.7), SamplingParams(1.0, top_k=4), SamplingParams(1.0, top_p=0.7)]
-    got, expected = (laws(each, logits_BV, params) for each in (OnDevice, torch_sampling))
+    got, expected = (laws(sampling, logits_BV, params) for sampling in (OnDevice, torch_sampling))
     assert (got > 0).sum(1).tolist() == [5, 4, 3] == (expected > 0).sum(1).tolist()
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)

@@ -62,8 +62,8 @@ def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
     small = numbers(rounded(torch.full_like(scene.k, 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
-    (mixed, _), (wanted, _) = scene.by_kernel(), scene.by_the_book()
-    assert scene.error(mixed, wanted) <= 4 * BOUND[torch.float16]
+    (mixed, _), (reference, _) = scene.by_kernel(), scene.by_the_book()
+    assert scene.error(mixed, reference) <= 4 * BOUND[torch.float16]
 
 
 def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
@@ -71,8 +71,8 @@ def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
     scene = CodedScene(Case(by_head=False))
     scene.q[0, 1, 2, 3] = torch.nan
     mixed = scene.by_kernel()[0]
-    lost = mixed.isnan()
-    assert lost[0, 1, 2].all() and lost.sum() == mixed.shape[-1]
+    nan_mask = mixed.isnan()
+    assert nan_mask[0, 1, 2].all() and nan_mask.sum() == mixed.shape[-1]
 
 
 def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...]:
@@ -81,17 +81,17 @@ def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...
     memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
     tables = torch.ones(40, D // 2, device=DEVICE), torch.zeros(40, D // 2, device=DEVICE)  # nothing is turned
     at, counts = torch.tensor([14], device=DEVICE), torch.tensor([T], device=DEVICE)
-    seen = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
+    page_table = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
     x_BTGD = x_BTGD.to(DEVICE)
-    q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, seen, memory, together)
+    q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, page_table, memory, together)
     wanted_BTGD = rotated_head(x_BTGD).to(x_BTGD.dtype) if together > 1 else x_BTGD
     step = torch.finfo(x_BTGD.dtype).eps if together > 1 else 0  # the interpreter does not round to the nearest
     if x_BTGD.isfinite().all():
         torch.testing.assert_close(q_BTGD, wanted_BTGD, rtol=step, atol=0)
     slots_T = torch.tensor([46, 47, 16, 17, 18], device=DEVICE)
     if codes:
-        return tuple(read_rows(each, slots_T).cpu() for each in memory)
-    return tuple(each.cpu() for each in as_numbers((memory[0], memory[1]), slots_T, x_BTGD.dtype))
+        return tuple(read_rows(tensor, slots_T).cpu() for tensor in memory)
+    return tuple(tensor.cpu() for tensor in as_numbers((memory[0], memory[1]), slots_T, x_BTGD.dtype))
 
 
 def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
@@ -105,12 +105,12 @@ def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
 def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
     """And each row is near, whatever rounds it."""
     x_BTGD = random_rows(dtype)
-    for factor, got, near in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
+    for factor, got, expected in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
         x_GTD = factor * x_BTGD[0].transpose(0, 1)
         assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.float().abs().amax(-1, keepdim=True) / 127
         assert bool(((numbers(got) - x_GTD.float()).abs() <= 0.505 * step_GT1).all())
-        assert torch.equal(near, numbers(got).to(dtype))
+        assert torch.equal(expected, numbers(got).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -162,29 +162,29 @@ def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatc
 
 def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
     """Logits of a text over int8 KV, in passes of such widths."""
-    decoder, ids_T, found, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
+    decoder, ids_T, pass_logits, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
     decoder.config = replace(decoder.config, kv_int8=True, hadamard=hadamard)
     pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype, decoder.device)
     assert isinstance(pool.kv, TritonKV) == (backends_dispatch.requested == "triton")
     pool.reserve(0, len(ids_T))
     view = FullView(pool)
     for width in widths:
-        found.append(feed(decoder, view, [ids_T[at : at + width]])[0])
+        pass_logits.append(feed(decoder, view, [ids_T[at : at + width]])[0])
         at += width
-    return torch.cat(found)
+    return torch.cat(pass_logits)
 
 
 @pytest.mark.parametrize("hadamard", [True, False], ids=["rotated", "plain"])
 def test_triton_passes_over_codes_equal_torch(hadamard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt, which torch attends to, and narrow passes behind it."""
     monkeypatch.setattr(backends_dispatch, "native", None)
-    found = []
+    logits_by_kernels = []
     for name in ("torch", "triton"):
         monkeypatch.setattr(backends_dispatch, "requested", name)
-        found.append(logits((90, 1, 5), hadamard))
-    wanted, got = found
+        logits_by_kernels.append(logits((90, 1, 5), hadamard))
+    reference, got = logits_by_kernels
     # A code is one step further where a key's last bit decides it.
-    assert (got - wanted).abs().max() < 0.01 * wanted.abs().max()
+    assert (got - reference).abs().max() < 0.01 * reference.abs().max()
 
 
 HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "kv_resident_layers": 0}]

@@ -53,19 +53,19 @@ def check(arch: str) -> None:
     assert all_faults(rows) == set()
 
 
-@pytest.mark.parametrize(("observing", "told"), [(["a", "b", "c"], 0), (["a", "c"], 4), ([], 4)])
-def test_strict_passes_of_other_layouts_are_noticed(observing: list[str], told: int) -> None:
+@pytest.mark.parametrize(("observing", "fault_count"), [(["a", "b", "c"], 0), (["a", "c"], 4), ([], 4)])
+def test_strict_passes_of_other_layouts_are_noticed(observing: list[str], fault_count: int) -> None:
     sums = {case: observing if how else ["a", "b"] for cases in STRICT.values() for how, case in cases.items()}
     rows = [{"kernel": kernel, "case": case, "sums": sums[case]} for kernel in ("_splits", "_merge") for case in sums]
-    assert len(list(unlike(rows))) == told and len(list(unlike(rows[1:2]))) == 4
+    assert len(list(unlike(rows))) == fault_count and len(list(unlike(rows[1:2]))) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("plant", "told"),
+    ("plant", "message"),
     [("spill", "bytes of registers are spilled"), ("misalignment", "loads of keys or values are of two bytes")],
 )
-def test_planted_compiler_fault_is_noticed(plant: str, told: str) -> None:
+def test_planted_compiler_fault_is_noticed(plant: str, message: str) -> None:
     (row,) = compiled("sm_89", "--plant", plant)
-    assert any(told in fault for fault in faults(row))
+    assert any(message in fault for fault in faults(row))

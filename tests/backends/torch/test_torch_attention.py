@@ -43,8 +43,8 @@ def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
     return mixed, mass
 
 
-def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got.double().cpu(), wanted, atol=SLACK[dtype], rtol=SLACK[dtype])
+def close(got: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double().cpu(), reference, atol=SLACK[dtype], rtol=SLACK[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -52,12 +52,12 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (2, 2), (3, 11), (5, 5), (9, 12)])
 def test_torch_attention_equals_loop(T: int, S: int, H: int, G: int, dtype: torch.dtype) -> None:
     q, k, v = operands(T, S, H, G, 8, dtype)
-    wanted, mass = slow(q, k, v)
+    reference, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)
     assert got.dtype == dtype and got_mass.dtype == torch.float32
-    close(got, wanted, dtype)
+    close(got, reference, dtype)
     close(got_mass, mass, dtype)
-    close(attend_causal(q, k, v), wanted, dtype)
+    close(attend_causal(q, k, v), reference, dtype)
 
 
 @pytest.mark.parametrize("T", range(1, 41))
@@ -75,11 +75,11 @@ def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_torch_attention_random_shape_equals_loop(T: int, past: int, G: int, h: int, D: int) -> None:
     q, k, v = operands(T, T + past, G * h, G, D, DTYPES[0])
-    wanted, mass = slow(q, k, v)
+    reference, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)
-    close(got, wanted, DTYPES[0])
+    close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
-    close(attend_causal(q, k, v), wanted, DTYPES[0])
+    close(attend_causal(q, k, v), reference, DTYPES[0])
 
 
 @pytest.mark.parametrize("scores", [1, 40, 100, 150])
@@ -87,9 +87,9 @@ def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPa
     """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
     monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
-    wanted, mass = slow(q, k, v)
+    reference, mass = slow(q, k, v)
     got, got_mass = attend(q, k, v)
-    close(got, wanted, DTYPES[0])
+    close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
 
 
@@ -104,10 +104,10 @@ def test_torch_attention_reads_pool_without_copy() -> None:
 
 def test_torch_attention_leaves_operands_unchanged() -> None:
     q, k, v = operands(3, 9, 4, 2, 8, torch.float32)
-    before = [x.clone() for x in (q, k, v)]
+    original_operands = [x.clone() for x in (q, k, v)]
     attend(q, k, v)
     attend_causal(q, k, v)
-    assert all(torch.equal(a, b) for a, b in zip(before, (q, k, v), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(original_operands, (q, k, v), strict=True))
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e5])
@@ -122,9 +122,9 @@ def test_torch_attention_large_scores_stay_finite(gain: float) -> None:
 def test_torch_attention_is_causal(T: int, past: int) -> None:
     q, k, v = operands(T, T + past, 4, 2, 8, torch.float32)
     for t in range(T):
-        later = slice(past + t + 1, None)
+        later_keys = slice(past + t + 1, None)
         changed_k, changed_v = k.clone(), v.clone()
-        changed_k[:, later], changed_v[:, later] = 50.0, -50.0
+        changed_k[:, later_keys], changed_v[:, later_keys] = 50.0, -50.0
         for kernel in (lambda *x: attend(*x)[0], attend_causal):
             torch.testing.assert_close(kernel(q, changed_k, changed_v)[: t + 1], kernel(q, k, v)[: t + 1])
 
