@@ -128,9 +128,9 @@ def outcome(render: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("made", ["byte level", "a first token"])
-def test_chat_layout_equals_transformers(tmp_path: Path, name: str, made: str) -> None:
-    MADE[made](tmp_path)
+@pytest.mark.parametrize("tokenizer_kind", ["byte level", "a first token"])
+def test_chat_layout_equals_transformers(tmp_path: Path, name: str, tokenizer_kind: str) -> None:
+    MADE[tokenizer_kind](tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8")
     ours, theirs = both(tmp_path)
     good = 0
@@ -161,8 +161,8 @@ def test_chat_wrong_dialect_is_detected(monkeypatch: pytest.MonkeyPatch, dialect
     template = "  {% if true %}{{ 'ü'|tojson }}{% endif %}"
     assert chat_template.render(template, {}) == '"ü"'
     monkeypatch.setattr(chat_template, *DIALECTS[dialect])
-    other = f"{template}{{# {dialect} #}}"  # compiled templates are remembered by their text
-    assert chat_template.render(other, {}) != '"ü"'
+    marked_template = f"{template}{{# {dialect} #}}"  # compiled templates are remembered by their text
+    assert chat_template.render(marked_template, {}) != '"ü"'
 
 
 @pytest.mark.parametrize("files", [True, False])

@@ -90,8 +90,8 @@ def test_draft_with_windows_raises(tmp_path: Path) -> None:
 def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
     window = dict(use_sliding_window=True, sliding_window=64)
     upper = load(save(tiny_model("Qwen2", **window, max_window_layers=1), tmp_path / "a"), device="cpu")
-    none = load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
-    assert (upper.config.windows, none.config.windows) == ([0, 64], [0, 0])
+    unwindowed = load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
+    assert (upper.config.windows, unwindowed.config.windows) == ([0, 64], [0, 0])
 
 
 def test_context_beyond_model_raises(folder: Path) -> None:

@@ -39,8 +39,8 @@ def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) ->
     ours, theirs = read_both(tmp_path, BY_KIND[name] | {"num_hidden_layers": 9})
     local, kinds = theirs.rope_parameters.get("sliding_attention"), ours.architecture.kinds
     slides = [kind == "sliding_attention" for kind in theirs.layer_types]
-    assert [kind.window for kind in kinds] == [theirs.sliding_window * each for each in slides]
-    assert [kind.rope for kind in kinds] == [int(each and local is not None) for each in slides]
+    assert [kind.window for kind in kinds] == [theirs.sliding_window * slides_here for slides_here in slides]
+    assert [kind.rope for kind in kinds] == [int(slides_here and local is not None) for slides_here in slides]
     assert ours.rope_theta == theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     assert ours.local_theta == (local["rope_theta"] if local else None)
 

@@ -114,8 +114,8 @@ def test_longrope_is_short_within_original_positions(tmp_path: Path) -> None:
     folder = save(model, tmp_path)
     ids_BT = tokens(32)
     close(score(load(folder, device=DEVICE, dtype="float32", context=32).decoder, ids_BT), reference(model, ids_BT))
-    far = load(folder, device=DEVICE, dtype="float32", context=33)
-    assert (score(far.decoder, ids_BT) - reference(model, ids_BT)).abs().max() > 1e-2
+    long_context = load(folder, device=DEVICE, dtype="float32", context=33)
+    assert (score(long_context.decoder, ids_BT) - reference(model, ids_BT)).abs().max() > 1e-2
 
 
 def test_yarn_llama_table_equals_published(tmp_path: Path) -> None:
@@ -192,9 +192,9 @@ def test_padded_vocabulary_rows_are_never_sampled(tmp_path: Path) -> None:
 def test_fingerprint_differs_between_models(tmp_path: Path) -> None:
     model = tiny_model(rope_parameters=LONGROPE)
     folder = save(model, tmp_path / "a")
-    first = load(folder, device=DEVICE, dtype="float32")
-    assert load(folder, device=DEVICE, dtype="float32", context=100).fingerprint == first.fingerprint
-    assert load(folder, device=DEVICE, dtype="float32", context=32).fingerprint != first.fingerprint
-    assert load(folder, device=DEVICE, dtype="bfloat16").fingerprint != first.fingerprint
+    original = load(folder, device=DEVICE, dtype="float32")
+    assert load(folder, device=DEVICE, dtype="float32", context=100).fingerprint == original.fingerprint
+    assert load(folder, device=DEVICE, dtype="float32", context=32).fingerprint != original.fingerprint
+    assert load(folder, device=DEVICE, dtype="bfloat16").fingerprint != original.fingerprint
     model.lm_head.weight.data[-1, -1] += 1
-    assert load(save(model, tmp_path / "b"), device=DEVICE, dtype="float32").fingerprint != first.fingerprint
+    assert load(save(model, tmp_path / "b"), device=DEVICE, dtype="float32").fingerprint != original.fingerprint

@@ -82,7 +82,7 @@ def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels
         model.float()
     decoder = load(folder, device="cpu", dtype="bfloat16", context=LENGTH).decoder
     found_BTV = paged_logits(decoder, texts(), RAGGED)
-    error, theirs = ((each - expected_BTV).square().mean().sqrt() for each in (found_BTV, theirs_BTV))
+    error, theirs = ((logits_BTV - expected_BTV).square().mean().sqrt() for logits_BTV in (found_BTV, theirs_BTV))
     assert error <= 1.5 * theirs
 
 
@@ -161,7 +161,9 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
     folder = save(family_model("glm-4.5"), tmp_path)
     plain_BTV = logits(folder)
     tensors = load_file(folder / "model.safetensors")
-    extra = {name.replace("layers.3.", "layers.4."): each + 1 for name, each in tensors.items() if "layers.3." in name}
+    extra = {
+        name.replace("layers.3.", "layers.4."): tensor + 1 for name, tensor in tensors.items() if "layers.3." in name
+    }
     save_file(tensors | extra | {"model.layers.4.eh_proj.weight": torch.ones(64, 128)}, folder / "model.safetensors")
     assert torch.equal(logits(folder), plain_BTV)
     edit(folder / "config.json", num_nextn_predict_layers=0)
@@ -176,7 +178,7 @@ def logits(folder: Path) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (dict(n_group=5), "n_group = 5 is not supported .*divisors of 12 up to half of it"),
         (dict(n_group=12), "n_group = 12"),
@@ -186,6 +188,6 @@ def logits(folder: Path) -> Tensor:
         (dict(n_shared_experts=0), "n_shared_experts = 0"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(changes: dict[str, int], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_choices_that_cannot_be_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         checked(family_model("glm-4.5").config.to_dict() | changes)

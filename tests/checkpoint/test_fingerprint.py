@@ -12,9 +12,9 @@ from triforce.model.config import Architecture, Experts
 def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:
     """Else each version that knows another kind of model would refuse the drafts and prompts of the one before."""
     config = replace(small_decoder().config, architecture=Architecture())
-    other = replace(config, architecture=Architecture(qk_norm="head"))
+    changed_config = replace(config, architecture=Architecture(qk_norm="head"))
     assert {field.name for field in fields(Architecture)}.isdisjoint(name for name, _ in told(config))
-    assert [*told(config), ("qk_norm", "head")] == told(other)
+    assert [*told(config), ("qk_norm", "head")] == told(changed_config)
 
 
 def test_fingerprint_of_a_mixture_stays_what_it_was() -> None:
@@ -25,6 +25,6 @@ def test_fingerprint_of_a_mixture_stays_what_it_was() -> None:
     assert told(config) == [*plain, ("experts", mixture)]
     assert repr(mixture) == "Experts(count=8, chosen=2, renormalised=True, biases=False)"
     shared = replace(mixture, function="sigmoid", shared=1)
-    other = replace(config, architecture=Architecture(experts=shared, dense_layers=1, dense_size=9))
+    shared_config = replace(config, architecture=Architecture(experts=shared, dense_layers=1, dense_size=9))
     facts = [("experts", shared), ("dense_layers", 1), ("dense_size", 9), ("function", "sigmoid"), ("shared", 1)]
-    assert told(other) == [*plain, *facts]
+    assert told(shared_config) == [*plain, *facts]

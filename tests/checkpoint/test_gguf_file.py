@@ -44,10 +44,10 @@ def test_tensors_of_each_type_equal_those_written(tmp_path: Path, kind: str) -> 
 
 
 def test_metadata_equal_those_written(tmp_path: Path) -> None:
-    found = GGUFFile(write_gguf(tmp_path / "x.gguf", VALUES, {})).metadata
-    assert found["a.float"] == 1e-5  # not the float32 of it
-    assert found["a.numbers"].tolist() == [1, -2, 3]
-    assert {key: found[key] for key in VALUES if key != "a.numbers"} == {
+    metadata = GGUFFile(write_gguf(tmp_path / "x.gguf", VALUES, {})).metadata
+    assert metadata["a.float"] == 1e-5  # not the float32 of it
+    assert metadata["a.numbers"].tolist() == [1, -2, 3]
+    assert {key: metadata[key] for key in VALUES if key != "a.numbers"} == {
         key: value for key, value in VALUES.items() if key != "a.numbers"
     }
 
@@ -173,15 +173,15 @@ def test_parts_are_found_from_any_of_them(tmp_path: Path) -> None:
 
 
 def test_incomplete_or_mixed_parts_raise(tmp_path: Path) -> None:
-    one, two, three = split(tmp_path)
-    whole = two.read_bytes()
+    first_part, two, three = split(tmp_path)
+    second_bytes = two.read_bytes()
     two.unlink()
     refuses(three, "m-00003-of-00003.gguf is one of 3 parts, and m-00002-of-00003.gguf is not beside it")
-    two.write_bytes(one.read_bytes())
-    refuses(one, "m-00002-of-00003.gguf calls itself part 1 of 3, and its name says 2 of 3")
-    two.write_bytes(whole)
-    patch(one, one.read_bytes().index(b"split.tensors.count") + 19 + 4, struct.pack("<I", 9))
-    refuses(one, "split.tensors.count = 9, but there are 5 tensors")
-    (tmp_path / "alone.gguf").write_bytes(one.read_bytes())
+    two.write_bytes(first_part.read_bytes())
+    refuses(first_part, "m-00002-of-00003.gguf calls itself part 1 of 3, and its name says 2 of 3")
+    two.write_bytes(second_bytes)
+    patch(first_part, first_part.read_bytes().index(b"split.tensors.count") + 19 + 4, struct.pack("<I", 9))
+    refuses(first_part, "split.tensors.count = 9, but there are 5 tensors")
+    (tmp_path / "alone.gguf").write_bytes(first_part.read_bytes())
     refuses(tmp_path / "alone.gguf", "calls itself part 1 of 3, and its name says 1 of 1")
     refuses(tmp_path / "m-00007-of-00003.gguf", "its name says part 7 of 3")

@@ -50,7 +50,7 @@ print(json.dumps([status("VmRSS") - empty, peak - empty]))
 """
 
 
-def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
+def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) -> Path:
     """Write a model of 49 MB or more; `kinds` are those of tensors that have another type."""
     inner, P = C * 3 // 2, C // 2
     shapes = {"attn_k": (P, C), "attn_v": (P, C), "ffn_gate": (inner, C), "ffn_up": (inner, C), "ffn_down": (C, inner)}
@@ -59,7 +59,7 @@ def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
     names |= {"token_embd.weight": (300, C), "output.weight": (300, C)}
     tensors: dict[str, Any] = {}
     for name, shape in names.items():
-        kind = kinds.get(name.split(".")[-2], usual)
+        kind = kinds.get(name.split(".")[-2], default_kind)
         tensors[name] = GGMLQuantizationType[kind], random_blocks(kind, *shape, size=1e-4).blocks.numpy()
     norms = ["output_norm.weight", *(f"blk.{i}.{part}_norm.weight" for i in range(LAYERS) for part in ("attn", "ffn"))]
     config = SimpleNamespace(
@@ -78,9 +78,9 @@ def test_gguf_load_takes_memory_of_packed_weights(tmp_path: Path, model: str) ->
     small, large = write_model(tmp_path / "small", "Q4_K").gguf, write_large(tmp_path / "large.gguf", *what)
     command = [sys.executable, "-c", WATCHED, str(small), str(large), str(bits)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    after, peak = json.loads(done.stdout)
+    loaded_bytes, peak = json.loads(done.stdout)
     packed, slack = large.stat().st_size, 2 * MB
-    print(f"{packed / MB:.1f} MB packed, {after / MB:.1f} after loading, {peak / MB:.1f} at the most")
+    print(f"{packed / MB:.1f} MB packed, {loaded_bytes / MB:.1f} after loading, {peak / MB:.1f} at the most")
     assert packed > 49 * MB
-    assert packed * 0.95 < after < 1.1 * packed + slack
+    assert packed * 0.95 < loaded_bytes < 1.1 * packed + slack
     assert peak < 1.3 * packed + slack

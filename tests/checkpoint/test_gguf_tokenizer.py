@@ -28,12 +28,12 @@ def read(values: Values) -> GGUFTokenizer:
     return read_gguf_tokenizer(values, "x.gguf")
 
 
-def tokenizer(found: GGUFTokenizer) -> Tokenizer:
-    return Tokenizer(found.files, found.eos_ids)
+def tokenizer(gguf_tokenizer: GGUFTokenizer) -> Tokenizer:
+    return Tokenizer(gguf_tokenizer.files, gguf_tokenizer.eos_ids)
 
 
-def ids_of(found: GGUFTokenizer, text: str) -> list[int]:
-    return tokenizer(found).encode(text, add_special=False)
+def ids_of(gguf_tokenizer: GGUFTokenizer, text: str) -> list[int]:
+    return tokenizer(gguf_tokenizer).encode(text, add_special=False)
 
 
 def changed(values: Values, **changes: Any) -> Values:
@@ -43,23 +43,27 @@ def changed(values: Values, **changes: Any) -> Values:
 
 
 def test_byte_level_ids_and_texts_equal_transformers() -> None:
-    found, theirs = tokenizer(read(byte_level_values())), ours(tiny_tokenizer(), (1,))
+    file_tokenizer, theirs = tokenizer(read(byte_level_values())), ours(tiny_tokenizer(), (1,))
     for text in TEXTS:
-        ids = found.encode(text)
+        ids = file_tokenizer.encode(text)
         assert ids == theirs.encode(text)
-        assert found.decode(ids) == theirs.decode(ids)
-    found.require_same_vocabulary(theirs, ("the file", "the folder"))
-    assert (found.eos_ids, found.special_ids, found.vocab_size) == (theirs.eos_ids, theirs.special_ids, 297)
+        assert file_tokenizer.decode(ids) == theirs.decode(ids)
+    file_tokenizer.require_same_vocabulary(theirs, ("the file", "the folder"))
+    assert (file_tokenizer.eos_ids, file_tokenizer.special_ids, file_tokenizer.vocab_size) == (
+        theirs.eos_ids,
+        theirs.special_ids,
+        297,
+    )
 
 
 @pytest.mark.parametrize("bos", [False, True])
 @pytest.mark.parametrize("eos", [False, True])
 def test_first_and_last_tokens_are_set_as_the_file_says(bos: bool, eos: bool) -> None:
     plain = tokenizer(read(byte_level_values())).encode("the cat")
-    found = read(byte_level_values(add_bos_token=bos, add_eos_token=eos))
-    assert (found.adds_bos, found.adds_eos) == (bos, eos)
-    assert tokenizer(found).encode("the cat") == [0] * bos + plain + [1] * eos
-    assert ids_of(found, "the cat") == plain
+    gguf_tokenizer = read(byte_level_values(add_bos_token=bos, add_eos_token=eos))
+    assert (gguf_tokenizer.adds_bos, gguf_tokenizer.adds_eos) == (bos, eos)
+    assert tokenizer(gguf_tokenizer).encode("the cat") == [0] * bos + plain + [1] * eos
+    assert ids_of(gguf_tokenizer, "the cat") == plain
 
 
 def test_first_token_is_set_by_default_where_llama_cpp_sets_it() -> None:
@@ -75,7 +79,7 @@ def pieces(name: str, text: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"),
+    ("name", "cut_text"),
     [
         ("gpt-2", "I|'ll| x|'|LL|  | a| 1234|\r\n\n"),
         ("smollm", "I|'ll| x|'|LL|  | a| |1|2|3|4|\r\n\n"),
@@ -88,8 +92,8 @@ def pieces(name: str, text: str) -> list[str]:
         ("seed-coder", "I|'ll| x|'LL|  | a| |1|2|3|4|\r\n\n"),
     ],
 )
-def test_texts_are_cut_as_their_name_says(name: str, wanted: str) -> None:
-    assert "|".join(pieces(name, wanted.replace("|", ""))) == wanted
+def test_texts_are_cut_as_their_name_says(name: str, cut_text: str) -> None:
+    assert "|".join(pieces(name, cut_text.replace("|", ""))) == cut_text
 
 
 COMPOSED = "각 việt naïve \uff21\ufb01 東京\u0301"
@@ -99,28 +103,28 @@ COMPOSED = "각 việt naïve \uff21\ufb01 東京\u0301"
 @pytest.mark.parametrize("name", ["qwen2", "qwen35"])
 def test_qwen_decomposed_texts_have_ids_of_composed_ones(name: str) -> None:
     hf = tiny_tokenizer()
-    found, folder = read(byte_level_values(pre=name)), ours(hf)
+    gguf_tokenizer, folder = read(byte_level_values(pre=name)), ours(hf)
     hf.backend_tokenizer.normalizer = normalizers.NFC()
     hf.backend_tokenizer.pre_tokenizer = pre_tokenizer(PRETOKENIZERS[name], ())
     decomposed = normalize("NFD", COMPOSED)
     assert decomposed != COMPOSED
-    assert ids_of(found, decomposed) == ids_of(found, COMPOSED) == folder.encode(decomposed)
-    assert tokenizer(found).decode(ids_of(found, decomposed)) == COMPOSED
+    assert ids_of(gguf_tokenizer, decomposed) == ids_of(gguf_tokenizer, COMPOSED) == folder.encode(decomposed)
+    assert tokenizer(gguf_tokenizer).decode(ids_of(gguf_tokenizer, decomposed)) == COMPOSED
 
 
 def test_other_families_decomposed_texts_stay_decomposed() -> None:
-    found, decomposed = read(byte_level_values(pre="llama3", add_bos_token=False)), normalize("NFD", COMPOSED)
-    assert tokenizer(found).decode(ids_of(found, decomposed)) == decomposed
+    gguf_tokenizer, decomposed = read(byte_level_values(pre="llama3", add_bos_token=False)), normalize("NFD", COMPOSED)
+    assert tokenizer(gguf_tokenizer).decode(ids_of(gguf_tokenizer, decomposed)) == decomposed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(QWEN is None, reason="TRIFORCE_QWEN2_5_CODER_0_5B names no GGUF file of Qwen2.5-Coder 0.5B")
 def test_real_qwen_decomposed_texts_have_ids_of_composed_ones() -> None:
     assert QWEN
-    found = read_gguf_tokenizer(GGUFFile(Path(QWEN)).metadata, QWEN)
+    gguf_tokenizer = read_gguf_tokenizer(GGUFFile(Path(QWEN)).metadata, QWEN)
     for text in ("한국어 문장은 여러 음절로 되어 있다. " * 50, "Tiếng Việt có nhiều dấu thanh. " * 50, COMPOSED):
-        assert ids_of(found, normalize("NFD", text)) == ids_of(found, text)
-    assert len(ids_of(found, normalize("NFD", "한국어 문장"))) < 8
+        assert ids_of(gguf_tokenizer, normalize("NFD", text)) == ids_of(gguf_tokenizer, text)
+    assert len(ids_of(gguf_tokenizer, normalize("NFD", "한국어 문장"))) < 8
 
 
 def test_names_of_one_kind_stand_once() -> None:
@@ -143,21 +147,21 @@ def test_bytes_without_token_are_left_out_and_part_their_neighbours() -> None:
     values = byte_level_values()
     tokens = values["tokenizer.ggml.tokens"]
     tokens[tokens.index("ć")] = "instead"  # byte 7
-    found = tokenizer(read(values))
-    apart = [tokens.index("a"), tokens.index("t")]
-    assert (found.encode("at"), found.encode("a\x07t")) == ([tokens.index("at")], apart)
+    file_tokenizer = tokenizer(read(values))
+    separate_ids = [tokens.index("a"), tokens.index("t")]
+    assert (file_tokenizer.encode("at"), file_tokenizer.encode("a\x07t")) == ([tokens.index("at")], separate_ids)
 
 
 def test_kinds_of_tokens_are_found_in_texts() -> None:
     values = byte_level_values()
     tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
     tokens[297:], kinds[297:] = ["<tool>", "<think>", "<|im_end|>"], [3, 4, 1]
-    found = read(values)
-    assert ids_of(found, "<tool><think><|im_end|>") == [297, 298, 299]
-    assert tokenizer(found).decode([297, 298, 299]) == "<think>"
-    assert found.eos_ids == {1, 299}  # known by its text, whatever its kind
-    found.files.core.encode_special_tokens = True
-    assert 297 not in ids_of(found, "<tool>") and 298 in ids_of(found, "<think>")
+    gguf_tokenizer = read(values)
+    assert ids_of(gguf_tokenizer, "<tool><think><|im_end|>") == [297, 298, 299]
+    assert tokenizer(gguf_tokenizer).decode([297, 298, 299]) == "<think>"
+    assert gguf_tokenizer.eos_ids == {1, 299}  # known by its text, whatever its kind
+    gguf_tokenizer.files.core.encode_special_tokens = True
+    assert 297 not in ids_of(gguf_tokenizer, "<tool>") and 298 in ids_of(gguf_tokenizer, "<think>")
 
 
 def test_ends_are_those_of_keys_and_texts() -> None:
@@ -223,16 +227,16 @@ def test_inconsistent_metadata_raise_model_error(case: str) -> None:
 def test_tokenizer_written_to_a_file_comes_back(tmp_path: Path) -> None:
     for values in (byte_level_values(), SCORES):
         file = GGUFFile(write_gguf(tmp_path / "x.gguf", values, {}))
-        found, wanted = read_gguf_tokenizer(file.metadata, "x.gguf"), read(values)
-        assert [ids_of(found, text) for text in TEXTS] == [ids_of(wanted, text) for text in TEXTS]
+        file_tokenizer, value_tokenizer = read_gguf_tokenizer(file.metadata, "x.gguf"), read(values)
+        assert [ids_of(file_tokenizer, text) for text in TEXTS] == [ids_of(value_tokenizer, text) for text in TEXTS]
 
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
 def test_real_tokenizer_gives_recorded_ids_of_llama_cpp() -> None:
     """Recorded with llama-cpp-python 0.3.36: special tokens parsed, no first token."""
-    found = read_gguf_tokenizer(GGUFFile(SMOLLM2).metadata, SMOLLM2.name)
-    assert sorted(found.eos_ids) == RECORDED["eos_ids"]
-    assert (found.adds_bos, found.adds_eos) == (False, False)
-    whole = tokenizer(found)
+    gguf_tokenizer = read_gguf_tokenizer(GGUFFile(SMOLLM2).metadata, SMOLLM2.name)
+    assert sorted(gguf_tokenizer.eos_ids) == RECORDED["eos_ids"]
+    assert (gguf_tokenizer.adds_bos, gguf_tokenizer.adds_eos) == (False, False)
+    full_tokenizer = tokenizer(gguf_tokenizer)
     for text, ids in zip(RECORDED["texts"], RECORDED["ids"], strict=True):
-        assert whole.encode(text, add_special=False) == ids, text
+        assert full_tokenizer.encode(text, add_special=False) == ids, text

@@ -37,8 +37,8 @@ FILES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def written(folder: Path, kind: str, others: Any = None, family: str = "llama", tied: bool = False) -> Written:
-    return write_model(folder, kind, others, family, tie_word_embeddings=tied)
+def written(folder: Path, kind: str, kinds_by_name: Any = None, family: str = "llama", tied: bool = False) -> Written:
+    return write_model(folder, kind, kinds_by_name, family, tie_word_embeddings=tied)
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -78,12 +78,14 @@ def test_gguf_weights_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypa
 
 
 def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
-    others = MIXED | {"attn_k": "F16", "attn_q": "BF16", "attn_output": "F32"}
-    weights = read(written(tmp_path, "Q4_K", others).gguf, True, torch.bfloat16)
+    kinds_by_name = MIXED | {"attn_k": "F16", "attn_q": "BF16", "attn_output": "F32"}
+    weights = read(written(tmp_path, "Q4_K", kinds_by_name).gguf, True, torch.bfloat16)
     layer = weights.layers[1]
     parts = (layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.gate_proj_IC)
-    found = [one.kind for one in (weights.embedding_VC, weights.head_VC, *parts) if isinstance(one, QuantizedWeight)]
-    assert found == ["Q5_K", "Q6_K", "BF16", "F16", "Q6_K", "F32", "Q4_K"]
+    kinds = [
+        weight.kind for weight in (weights.embedding_VC, weights.head_VC, *parts) if isinstance(weight, QuantizedWeight)
+    ]
+    assert kinds == ["Q5_K", "Q6_K", "BF16", "F16", "Q6_K", "F32", "Q4_K"]
     assert {layer.input_norm_C.dtype, layer.post_norm_C.dtype, weights.norm_C.dtype} == {torch.float32}
 
 
@@ -115,14 +117,14 @@ def test_gguf_fingerprints_differ_by_type_and_value(tmp_path: Path) -> None:
     data = bytearray(changed.read_bytes())
     data[-2000] ^= 1
     changed.write_bytes(data)
-    found = [load(file, device="cpu").fingerprint for file in (*files, changed)]
-    assert len({*found}) == len(found)
-    assert load(files[0], device="cpu").fingerprint == found[0] != load(files[0], dtype="float32").fingerprint
+    fingerprints = [load(file, device="cpu").fingerprint for file in (*files, changed)]
+    assert len({*fingerprints}) == len(fingerprints)
+    assert load(files[0], device="cpu").fingerprint == fingerprints[0] != load(files[0], dtype="float32").fingerprint
 
 
 def spoiled(file: Path, name: str, kind: str) -> Path:
     """The file, with the scale of a block in the middle of a tensor infinite."""
-    (tensor,) = (one for one in GGUFReader(file).tensors if one.name == name)
+    (tensor,) = (candidate for candidate in GGUFReader(file).tensors if candidate.name == name)
     size = GGML_QUANT_SIZES[tensor.tensor_type][1]
     at = tensor.data_offset + tensor.n_bytes // size // 2 * size + HALVES.get(kind, (0,))[0]
     data = bytearray(file.read_bytes())
@@ -145,11 +147,13 @@ SPOILED = {
 def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     file = spoiled(written(tmp_path, kind).gguf, name, kind)
     capsys.readouterr()
-    for dtype, told in (("auto", SPOILED[name]), ("float32", "")):
+    for dtype, tensor_name in (("auto", SPOILED[name]), ("float32", "")):
         assert main(["generate", str(file), "some text", "--dtype", dtype]) == 2
         error = capsys.readouterr().err
         assert error.startswith("triforce: error: ") and error.count("\n") == 1
-        assert f"{told} holds NaN or Inf" in error and str(file) in error and error.endswith("download it again\n")
+        assert (
+            f"{tensor_name} holds NaN or Inf" in error and str(file) in error and error.endswith("download it again\n")
+        )
 
 
 @pytest.mark.parametrize(

@@ -54,9 +54,9 @@ BLOCK = torch.ones(1 << 16)
 
 @pytest.mark.parametrize("case", PICKLES)
 def test_pickle_of_what_are_no_weights_is_one_line(case: str, tmp_path: Path) -> None:
-    make, said = PICKLES[case]
+    make, message = PICKLES[case]
     pickled(tmp_path, make)
-    assert said in said_of(tmp_path, pickle_weights.open_case)
+    assert message in said_of(tmp_path, pickle_weights.open_case)
 
 
 def replace_program(file: Path, program: bytes) -> None:
@@ -96,7 +96,7 @@ def busy(*_: object, **__: object) -> None:
 def test_pickle_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trials = list[Any]()
-    monkeypatch.setattr(passed_trials, "tried", lambda *given: trials.append(given) or forked(*given))
+    monkeypatch.setattr(passed_trials, "tried", lambda *arguments: trials.append(arguments) or forked(*arguments))
     file = pickled(tmp_path / "model", lambda state: state)
     for _ in range(2):
         open_archives(file.parent)
@@ -107,7 +107,7 @@ def test_pickle_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pyte
 
 
 def test_shipped_pair_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(*given: object) -> None:
+    def tried(*arguments: object) -> None:
         raise AssertionError("a trial takes a second")
 
     monkeypatch.setattr(passed_trials, "tried", tried)

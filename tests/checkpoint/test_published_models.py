@@ -16,7 +16,7 @@ from triforce.model.config import ModelConfig
 
 DATA = Path(__file__).parents[2] / "docs" / "data" / "models.toml"
 PUBLISHED = tomllib.loads(DATA.read_text(encoding="utf-8"))["models"]
-each_model = pytest.mark.parametrize("published", PUBLISHED, ids=[each["name"] for each in PUBLISHED])
+each_model = pytest.mark.parametrize("published", PUBLISHED, ids=[entry["name"] for entry in PUBLISHED])
 
 
 def ours(published: dict[str, Any]) -> ModelConfig:
@@ -36,7 +36,9 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
     assert ours(published).parameters == published["parameters"]
 
 
-@pytest.mark.parametrize("published", [each for each in PUBLISHED if "held" in each], ids=lambda each: each["name"])
+@pytest.mark.parametrize(
+    "published", [entry for entry in PUBLISHED if "held" in entry], ids=lambda entry: entry["name"]
+)
 def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[str, Any]) -> None:
     """To the last parameter: it has three norms, a projection of twice the width, and an embedding and a head."""
     config = ours(published)
@@ -48,9 +50,11 @@ def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[st
 @each_model
 def test_parameters_and_kv_are_those_of_transformers(published: dict[str, Any]) -> None:
     config, model = ours(published), theirs(published)
-    corrections = [each for name, each in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     assert config.parameters == sum(weight.numel() for weight in (*model.parameters(), *corrections))
     linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
-    projected = sum(each.out_features for name, each in linear.items() if name.endswith(("q_proj", "k_proj", "v_proj")))
-    queries = sum(each.in_features for name, each in linear.items() if name.endswith("o_proj"))
+    projected = sum(
+        module.out_features for name, module in linear.items() if name.endswith(("q_proj", "k_proj", "v_proj"))
+    )
+    queries = sum(module.in_features for name, module in linear.items() if name.endswith("o_proj"))
     assert config.kv_size == projected - queries

@@ -39,8 +39,10 @@ def test_sampling_defaults_of_gguf_with_values_are_those(tmp_path: Path) -> None
 def test_sampling_defaults_of_folder_with_penalty_alone_are_usual_in_chats(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text('{"repetition_penalty": 1.1}')
     assert chat_defaults({"repetition_penalty": 1.1}) == USUAL_IN_CHATS | {"repetition_penalty": 1.1}
-    told = defaults(HFFolder(tmp_path))
-    assert told.startswith("repetition_penalty 1.1 by default (generation_config.json); in chats temperature 0.8, ")
+    description = defaults(HFFolder(tmp_path))
+    assert description.startswith(
+        "repetition_penalty 1.1 by default (generation_config.json); in chats temperature 0.8, "
+    )
 
 
 @pytest.mark.parametrize("values", [{"temp": -1.0}, {"top_p": "much"}, {"top_p": 0.0}])

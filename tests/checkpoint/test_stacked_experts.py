@@ -80,8 +80,10 @@ def mxfp4_folders(folder: Path) -> tuple[Path, Path]:
             getattr(experts, part).data = convert_moe_packed_tensors(*pair, dtype=torch.float32).contiguous()
     plain, packed = save(model, folder / "numbers"), save(model, folder / "mxfp4")
     tensors = load_file(packed / "model.safetensors")
-    kept = {name: each for name, each in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))}
-    save_file(kept | blocks, packed / "model.safetensors")
+    dense_tensors = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))
+    }
+    save_file(dense_tensors | blocks, packed / "model.safetensors")
     edit(packed / "config.json", quantization_config={"quant_method": "mxfp4"})
     return plain, packed
 
@@ -126,8 +128,8 @@ def test_mxfp4_damage_and_other_quantizations_raise(tmp_path: Path) -> None:
 def test_mxfp4_of_gguf_files_are_the_numbers_of_their_package() -> None:
     rows = torch.randint(0, 256, (40, 2, 17), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     rows[..., 0] = rows[..., 0] % 5 + 120
-    wanted = torch.from_numpy(quants.dequantize(rows.flatten(1).numpy(), GGMLQuantizationType.MXFP4))
+    reference = torch.from_numpy(quants.dequantize(rows.flatten(1).numpy(), GGMLQuantizationType.MXFP4))
     weight: Any = of_mxfp4(rows.flatten(1))
     assert weight.kind == "Q5_0"
-    found = torch.from_numpy(quants.dequantize(weight.blocks.numpy(), GGMLQuantizationType.Q5_0))
-    assert torch.equal(found, wanted)
+    block_numbers = torch.from_numpy(quants.dequantize(weight.blocks.numpy(), GGMLQuantizationType.Q5_0))
+    assert torch.equal(block_numbers, reference)

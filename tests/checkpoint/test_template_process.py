@@ -34,10 +34,10 @@ def refused(template: str) -> str:
 def check(name: str) -> None:
     """Time is that of the clock, ten times what is promised: other tests may hold the processor."""
     assert render_apart("{{ 1 }}", MESSAGES) == "1"
-    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    peak_before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
     assert len(refused(HOSTILE[name])) < 1100
     assert time.monotonic() - began < 10
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 16 * 1024  # KiB
     assert render_apart("{{ messages[0].content }}", MESSAGES) == "hat"
 
 
@@ -124,8 +124,8 @@ def test_forked_process_has_one_of_its_own() -> None:
 
 def test_template_of_known_model_is_rendered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     template = "{{ messages|length }}{{ raise_exception('no') if name is not string }}"
-    known = frozenset({hashlib.sha256(template.encode()).hexdigest()})
-    monkeypatch.setattr(template_process, "KNOWN", known)
+    known_digests = frozenset({hashlib.sha256(template.encode()).hexdigest()})
+    monkeypatch.setattr(template_process, "KNOWN", known_digests)
     monkeypatch.setattr(template_process, "PROCESS", None)
     assert render_apart(template, MESSAGES) == chat_template.render(template, json.loads(MESSAGES)) == "1"
     with pytest.raises(RequestError, match=r"^no$"):

@@ -95,14 +95,14 @@ def test_table_of_added_tokens_is_built_once() -> None:
 
 def test_highest_id_is_that_of_a_token_below_the_rows() -> None:
     hf = tiny_tokenizer()
-    for rows, wanted in ((None, 297), (280, 280), (297, 297), (400, 297), (500_000, 297), (1 << 40, 297)):
-        assert ours(hf, rows=rows).vocab_size == wanted
+    for rows, vocab_size in ((None, 297), (280, 280), (297, 297), (400, 297), (500_000, 297), (1 << 40, 297)):
+        assert ours(hf, rows=rows).vocab_size == vocab_size
     with pytest.raises(ModelError, match="no token that the model has an embedding for"):
         ours(hf, rows=0)
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int] | tuple[()] = ()) -> list[str]:
-    stream = tokenizer.stream(after)
+def pieces(tokenizer: Tokenizer, ids: list[int], context_ids: list[int] | tuple[()] = ()) -> list[str]:
+    stream = tokenizer.stream(context_ids)
     return [*(stream.step(i) for i in ids), stream.flush()]
 
 
@@ -152,9 +152,9 @@ def byte_symbol(byte: int) -> str:
 
 @BOTH
 def test_continuation_keeps_leading_space(tokenizer: Tokenizer) -> None:
-    before, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
-    new = "".join(pieces(tokenizer, ids, before))
-    assert new == REFERENCE[tokenizer].decode(before + ids)[len("a東 b") :]
+    context_ids, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
+    new = "".join(pieces(tokenizer, ids, context_ids))
+    assert new == REFERENCE[tokenizer].decode(context_ids + ids)[len("a東 b") :]
     assert new.startswith(" ")
 
 

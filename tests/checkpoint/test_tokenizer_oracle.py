@@ -27,10 +27,10 @@ TEXTS = [
 PLAIN = [text for text in TEXTS if not text.startswith((" ", "<")) and "<s>" not in text]
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_tokenizer_folder_equals_transformers(tmp_path: Path, made: str) -> None:
-    MADE[made](tmp_path)
-    ours, theirs = both(tmp_path, "qwen2" if made.startswith("Qwen") else "llama")
+@pytest.mark.parametrize("tokenizer_kind", MADE)
+def test_tokenizer_folder_equals_transformers(tmp_path: Path, tokenizer_kind: str) -> None:
+    MADE[tokenizer_kind](tmp_path)
+    ours, theirs = both(tmp_path, "qwen2" if tokenizer_kind.startswith("Qwen") else "llama")
     assert read_tokenizer(tmp_path).core.get_vocab() == theirs.get_vocab()
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text), text

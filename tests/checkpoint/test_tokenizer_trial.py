@@ -28,14 +28,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
     """The tasks of trials, none of which has passed before."""
-    made: list[Any] = []
+    tasks: list[Any] = []
 
     def tried(function: str, task: Any, limits: Any) -> None:
-        made.append(task)
+        tasks.append(task)
 
     monkeypatch.setattr(passed_trials, "tried", tried)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield made
+    yield tasks
 
 
 @pytest.mark.parametrize("name", BREAKS)
@@ -43,12 +43,12 @@ def test_broken_tokenizer_exits_2_in_one_line(model: Path, name: str, capfd: pyt
     """Libraries of other languages write to the file descriptor."""
     write_broken(name, model)
     asked = ["generate", str(model), "-p", "hat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"]
-    code, said = main(asked), capfd.readouterr().err
+    code, errors = main(asked), capfd.readouterr().err
     if name in UNUSED:
-        assert (code, said) == (0, "")
+        assert (code, errors) == (0, "")
         return
-    assert code == 2, said
-    assert said.startswith("triforce: error: ") and said.count("\n") == 1 and len(said) < 1000
+    assert code == 2, errors
+    assert errors.startswith("triforce: error: ") and errors.count("\n") == 1 and len(errors) < 1000
 
 
 def test_tokenizer_that_passed_is_not_tried_again(model: Path, trials: list[Any]) -> None:
