@@ -32,14 +32,14 @@ def reference(logits: list[float], history: list[int], prompt: int, params: Samp
         return [float(token == best_first[0]) for token in range(len(x))]
     peak = x[best_first[0]]
     weights = [math.exp((score - peak) / params.temperature) for score in x]
-    kept = [token for token in best_first if weights[token] >= params.min_p]
-    kept = kept[: params.top_k or None]
+    kept_tokens = [token for token in best_first if weights[token] >= params.min_p]
+    kept_tokens = kept_tokens[: params.top_k or None]
     if params.top_p < 1:
-        total = sum(weights[token] for token in kept)
-        before = np.cumsum([0.0] + [weights[token] / total for token in kept[:-1]])
-        kept = [token for token, mass in zip(kept, before, strict=True) if mass < params.top_p]
-    total = math.fsum(weights[token] for token in kept)
-    return [weights[token] / total if token in kept else 0.0 for token in range(len(x))]
+        total = sum(weights[token] for token in kept_tokens)
+        mass_before = np.cumsum([0.0] + [weights[token] / total for token in kept_tokens[:-1]])
+        kept_tokens = [token for token, mass in zip(kept_tokens, mass_before, strict=True) if mass < params.top_p]
+    total = math.fsum(weights[token] for token in kept_tokens)
+    return [weights[token] / total if token in kept_tokens else 0.0 for token in range(len(x))]
 
 
 PARAMS = st.builds(
@@ -63,9 +63,9 @@ def test_warper_equals_reference(params: list[SamplingParams], columns: int, see
     lengths = rng.integers(0, capacity - columns + 2, rows)
     prompts = [int(rng.integers(0, length + 1)) for length in lengths]
     ids = rng.integers(0, vocab_size, (rows, capacity))
-    before = logits.clone()
+    original_logits = logits.clone()
     probs = LogitsProcessor(params, prompts, vocab_size)(logits, torch.from_numpy(ids), torch.from_numpy(lengths))
-    assert probs.dtype == torch.float64 and torch.equal(logits, before)
+    assert probs.dtype == torch.float64 and torch.equal(logits, original_logits)
     for b, (row, length) in enumerate(zip(params, lengths, strict=True)):
         for j in range(columns):
             expected = reference(logits[b, j].tolist(), ids[b, : length + j].tolist(), prompts[b], row)
@@ -84,7 +84,7 @@ EQUAL = [1.0, 2.0, 2.0, 2.0, 0.0]
 
 
 @pytest.mark.parametrize(
-    ("params", "kept"),
+    ("params", "kept_tokens"),
     [
         ({"temperature": 0}, [1]),
         ({"top_k": 2}, [1, 2]),
@@ -99,9 +99,9 @@ EQUAL = [1.0, 2.0, 2.0, 2.0, 0.0]
         ({"temperature": 0, "logit_bias": {0: 1.0}}, [0]),
     ],
 )
-def test_warper_ties_keep_lowest_ids(params: dict[str, object], kept: list[int]) -> None:
+def test_warper_ties_keep_lowest_ids(params: dict[str, object], kept_tokens: list[int]) -> None:
     probs = law(EQUAL, **params)
-    assert [token for token, p in enumerate(probs) if p > 0] == kept
+    assert [token for token, p in enumerate(probs) if p > 0] == kept_tokens
     assert sum(probs) == pytest.approx(1, abs=1e-15)
 
 
@@ -164,9 +164,9 @@ def test_warper_bits_independent_of_batch(vocab_size: int) -> None:
     together = LogitsProcessor(rows, prompts, vocab_size)(logits, ids, lengths)
     for b, row in enumerate(rows):
         for j in range(3):
-            alone = LogitsProcessor([row], [4], vocab_size)
-            one = alone(logits[b : b + 1, j : j + 1], ids[b : b + 1], lengths[b : b + 1] + j)
-            assert torch.equal(one[0, 0], together[b, j])
+            row_processor = LogitsProcessor([row], [4], vocab_size)
+            row_probs = row_processor(logits[b : b + 1, j : j + 1], ids[b : b + 1], lengths[b : b + 1] + j)
+            assert torch.equal(row_probs[0, 0], together[b, j])
 
 
 def test_warper_short_head_equals_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:

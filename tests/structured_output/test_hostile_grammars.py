@@ -60,12 +60,12 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_grammar_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     grammar, reason = BAD[name]
-    before = os.times()
+    start_times = os.times()
     with pytest.raises(RequestError, match="cannot be used") as refusal:
         llm.grammars.compile(grammar).follow()
-    after = os.times()
+    end_times = os.times()
     assert reason in str(refusal.value) and len(str(refusal.value)) < 500
-    spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
+    spent = [getattr(end_times, kind) - getattr(start_times, kind) for kind in ("user", "children_user")]
     assert sum(spent) < TrialLimits().cpu_seconds + 2
 
 
@@ -89,11 +89,11 @@ def test_grammar_deep_schema_is_refused() -> None:
 def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
     assert llm.tokenizer
-    held, text = llm.grammars.compile(Grammar.regex(pattern)).follow(), []
+    constraint, text = llm.grammars.compile(Grammar.regex(pattern)).follow(), []
     letters = [llm.tokenizer.encode(letter)[0] for letter in "ab"]
     started = time.process_time()
     for _ in range(60):
-        allowed = held.allowed(ints(text), ints([]))[0]
+        allowed = constraint.allowed(ints(text), ints([]))[0]
         assert allowed.any()
         text.append(next((i for i in letters if allowed[i]), int(np.flatnonzero(allowed)[0])))
     assert time.process_time() - started < 5
@@ -101,13 +101,13 @@ def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
 
 def test_grammar_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert llm.tokenizer
-    held = llm.grammars.compile(Grammar.regex("((a{1,1000}){1,1000}){1,1000}")).follow()
+    constraint = llm.grammars.compile(Grammar.regex("((a{1,1000}){1,1000}){1,1000}")).follow()
     a = llm.tokenizer.encode("a")
     for length in range(60):
-        (allowed,) = held.allowed(ints(a * length), ints([]))
-        if held.failure:
+        (allowed,) = constraint.allowed(ints(a * length), ints([]))
+        if constraint.failure:
             break
-    assert held.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
+    assert constraint.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
 
 
 def test_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

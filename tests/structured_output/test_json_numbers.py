@@ -18,12 +18,12 @@ from triforce.structured_output.matcher import MAX_NUMBER_CHARACTERS, JsonState
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
 
-def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
+def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
     """What somebody writes who chooses digits, the highest, wherever there is a choice."""
     assert llm.tokenizer
     text: list[int] = []
-    while len(text) < most:
-        allowed = np.flatnonzero(held.allowed(ints(text), ints([]))[0]).tolist()
+    while len(text) < max_tokens:
+        allowed = np.flatnonzero(constraint.allowed(ints(text), ints([]))[0]).tolist()
         spelt = {token: llm.tokenizer.bytes_of(token) for token in allowed}
         digit = max(
             (token for token, written in spelt.items() if written.isdigit()), key=spelt.__getitem__, default=None
@@ -36,7 +36,7 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "least", "most"),
+    ("grammar", "min_length", "max_length"),
     [
         (Grammar.json({"type": "integer"}), 40, 41),
         (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as it may
@@ -47,9 +47,9 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
         (Grammar.regex("[0-9]{10,90}"), 90, 90),  # no JSON
     ],
 )
-def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
+def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, min_length: int, max_length: int) -> None:
     written = digits(llm, llm.grammars.compile(grammar).follow())
-    assert least <= len(written.replace(" ", "")) <= most, written
+    assert min_length <= len(written.replace(" ", "")) <= max_length, written
     if grammar.kind == "json_schema":
         json.loads(written)
 
@@ -70,9 +70,9 @@ def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
         text = rng.choice(texts)
         length, guesses = rng.randrange(len(text)), rng.randrange(6)
         asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
-        fresh = llm.grammars.compile(grammar).follow().allowed(*asked)
-        assert (used.allowed(*asked) == fresh).all()
-        cut += bool((~fresh[:, ids["1"]]).any())
+        unused_mask = llm.grammars.compile(grammar).follow().allowed(*asked)
+        assert (used.allowed(*asked) == unused_mask).all()
+        cut += bool((~unused_mask[:, ids["1"]]).any())
     assert cut
 
 

@@ -76,8 +76,8 @@ def test_schema_suite_texts_validate(plain: list[CompletionOutput]) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_schema_suite_texts_equal_in_every_mode(shipped: LLM, plain: list[CompletionOutput], mode: str) -> None:
-    same = texts(shipped, two_hundred(), mode)
-    assert [text.token_ids for text in same] == [text.token_ids for text in plain]
+    mode_texts = texts(shipped, two_hundred(), mode)
+    assert [text.token_ids for text in mode_texts] == [text.token_ids for text in plain]
 
 
 def test_schema_keywords_are_all_covered(llm: LLM) -> None:
