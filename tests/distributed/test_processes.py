@@ -57,7 +57,7 @@ def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "message"),
     [
         ("die", "another rank has ended, or did not answer"),
         ("hang", "did not answer for 2 seconds"),
@@ -65,13 +65,13 @@ def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
         ("part", "another rank has ended, or did not answer"),
     ],
 )
-def test_torch_group_operations_agree(tmp_path: Path, end: str, told: str) -> None:
+def test_torch_group_operations_agree(tmp_path: Path, end: str, message: str) -> None:
     with (
-        python(str(ONE), "0", "2", str(tmp_path), end) as first,
+        python(str(ONE), "0", "2", str(tmp_path), end) as first_rank,
         python(str(ONE), "1", "2", str(tmp_path), end) as second,
     ):
-        said, errors = first.communicate(timeout=240)
-        assert said.startswith("all right\n") and told in said, said + errors
+        output, errors = first_rank.communicate(timeout=240)
+        assert output.startswith("all right\n") and message in output, output + errors
         if end in SECOND_RANK_TELLS:
             assert SECOND_RANK_TELLS[end] in second.communicate(timeout=60)[0]
 
@@ -86,9 +86,9 @@ def test_tp_text_equals_one_process(pair: Path) -> None:
     with python(
         "-m", "triforce", *command(pair, "--max-tokens", "60", "--json", "--tp", "2", "--mode", "triforce")
     ) as process:
-        said, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=240)
     assert process.returncode == 0 and not errors, errors
-    answer = json.loads(said)
+    answer = json.loads(output)
     assert answer["ranks"] == 2 and answer["exactness"] == "bitwise" and answer["mode"] == "triforce"
     assert answer["token_ids"] == text_of(pair, 60)
 
@@ -103,13 +103,13 @@ def test_externally_started_ranks_agree(pair: Path) -> None:
     del arguments[2]
     met = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     with python("-m", "triforce", *arguments, "--prompt-file", __file__, RANK="1", LOCAL_RANK="1", **met) as second:
-        first = subprocess.run(
+        first_rank = subprocess.run(
             [sys.executable, "-m", "triforce", *arguments],
             **{"env": ENVIRONMENT | met | {"RANK": "0", "LOCAL_RANK": "0"}, "timeout": 240},
             **{"input": PROMPT, "capture_output": True, "text": True},
         )
-        assert first.returncode == 0, first.stderr
-        assert json.loads(first.stdout)["token_ids"] == text_of(pair, 30, "ar")
+        assert first_rank.returncode == 0, first_rank.stderr
+        assert json.loads(first_rank.stdout)["token_ids"] == text_of(pair, 30, "ar")
         assert second.communicate(timeout=60) == ("", "") and second.returncode == 0
 
 
@@ -117,9 +117,9 @@ def test_externally_started_ranks_agree(pair: Path) -> None:
 def test_torchrun_text_equals_one_process(pair: Path) -> None:
     arguments = command(pair, "--max-tokens", "30", "--json")
     with python("-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "triforce", *arguments) as process:
-        said, errors = process.communicate(timeout=240)
+        output, errors = process.communicate(timeout=240)
     assert process.returncode == 0, errors
-    assert json.loads(said)["token_ids"] == text_of(pair, 30) and json.loads(said)["ranks"] == 2
+    assert json.loads(output)["token_ids"] == text_of(pair, 30) and json.loads(output)["ranks"] == 2
 
 
 def started(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
@@ -170,13 +170,13 @@ def test_ranks_end_with_their_launcher(pair: Path, how: signal.Signals) -> None:
 def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
     """Heads that cannot be shared: each rank finds that out."""
     with python("-m", "triforce", *command(pair, "--tp", "3")) as process:
-        said, errors = process.communicate(timeout=240)
-    assert process.returncode == 2 and not said
+        output, errors = process.communicate(timeout=240)
+    assert process.returncode == 2 and not output
     assert errors.count("2 KV heads cannot be shared evenly by 3 processes; use --tp 1 or 2") == 1
 
 
 @pytest.mark.parametrize(
-    ("codes", "code", "told"),
+    ("codes", "code", "message"),
     [
         ([0, 0], 0, ""),
         ([0, None], 0, ""),
@@ -190,17 +190,17 @@ def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
     ],
 )
 def test_exit_codes_of_ranks_give_verdict(
-    codes: list[int | None], code: int, told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    codes: list[int | None], code: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for rank in range(2):
         (tmp_path / f"rank-{rank}").write_text(f"what {rank} said\n" if rank else "")
     assert verdict(codes, tmp_path) == code
-    said = capsys.readouterr().err
-    assert told in said if told else not said
+    errors = capsys.readouterr().err
+    assert message in errors if message else not errors
 
 
 @pytest.mark.parametrize(
-    ("arguments", "variables", "told"),
+    ("arguments", "variables", "message"),
     [
         (["generate", "x y", "--tp", "0"], {}, "--tp is 0; give 1 to 64 processes"),
         (["generate", "x y", "--tp", "3"], {"WORLD_SIZE": "2"}, "but 2 processes were started; leave out --tp"),
@@ -214,11 +214,11 @@ def test_exit_codes_of_ranks_give_verdict(
 def test_tp_impossible_settings_raise(
     arguments: list[str],
     variables: dict[str, str],
-    told: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in (variables | {"RANK": "0", "MASTER_ADDR": "127.0.0.1"}).items():
         monkeypatch.setenv(name, value)
     assert main(arguments) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -71,9 +71,9 @@ def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool 
 @pytest.mark.parametrize("count", [2, 4])
 def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, bits: int) -> None:
     """However the text is cut into passes: of the shared model, and of the other one."""
-    if (whole := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
+    if (checkpoint := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
         count = 3
-    alone_TV = read(whole.lower, [LENGTH])
+    alone_TV = read(checkpoint.lower, [LENGTH])
     for widths in ([LENGTH], [40, 1, 7, 33, 1, 8]):
         for each_TV in shared(folder, dtype, widths, count, bits=bits):
             assert torch.equal(each_TV, alone_TV)
@@ -128,13 +128,13 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
         from triforce.checkpoint.weights import read_weights
 
         loaded = load(folder, device="cpu", dtype="float32")
-        whole, archives = loaded.config, loaded.files.archives(packed=False)
-        cpu, rows = torch.device("cpu"), 101 if whole.vocab_size == 101 else 97
-        weights = read_weights(folder, archives, whole, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
+        model_config, archives = loaded.config, loaded.files.archives(packed=False)
+        cpu, rows = torch.device("cpu"), 101 if model_config.vocab_size == 101 else 97
+        weights = read_weights(folder, archives, model_config, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
         return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
 
-    whole, *parts = [sizes(ALONE), *together(2, sizes)]
-    assert [sum(pair) for pair in zip(*parts, strict=True)] == whole
+    full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
+    assert [sum(pair) for pair in zip(*parts, strict=True)] == full_sizes
 
 
 @pytest.mark.parametrize("count", [5, 7])

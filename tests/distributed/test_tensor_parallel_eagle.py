@@ -42,9 +42,9 @@ def texts(
 ) -> list[Any]:
     """Of each prompt its tokens, how exact they are, and of each tier what it proposed and what of that was kept."""
     llm = LLM(folder / "target", folder / "draft", ranks=ranks, **(SETTINGS | settings))
-    found = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
-    tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in each.outputs[0].tiers] for each in found]
-    return [(each.outputs[0].token_ids, each.exactness, tier) for each, tier in zip(found, tiers, strict=True)]
+    outputs = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
+    tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in output.outputs[0].tiers] for output in outputs]
+    return [(output.outputs[0].token_ids, output.exactness, tier) for output, tier in zip(outputs, tiers, strict=True)]
 
 
 @NATIVE
@@ -52,10 +52,10 @@ def texts(
 @pytest.mark.parametrize("mode", ["ar", "draft", "triforce", "draft-ngram"])
 def test_texts_of_drafting_ranks_equal_one_process(mode: str, temperature: float, features: Path) -> None:
     """What is proposed and kept, too: several guesses are one native call."""
-    wanted = texts(features, ALONE, mode, temperature)
-    assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [wanted, wanted]
+    one_process = texts(features, ALONE, mode, temperature)
+    assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [one_process, one_process]
     plain = texts(features, ALONE, "ar", temperature)
-    assert [tokens for tokens, *_ in wanted] == [tokens for tokens, *_ in plain]
+    assert [tokens for tokens, *_ in one_process] == [tokens for tokens, *_ in plain]
 
 
 Guesses = dict[int, list[Tensor]]
@@ -63,28 +63,32 @@ Guesses = dict[int, list[Tensor]]
 
 def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
     """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
-    seen, call = Guesses(), EagleHead.__call__
+    logits_by_thread, call = Guesses(), EagleHead.__call__
 
-    def spy(self: EagleHead, *given: Any) -> Tensor:
-        logits_BJV = call(self, *given)
-        seen.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
+    def spy(self: EagleHead, *arguments: Any) -> Tensor:
+        logits_BJV = call(self, *arguments)
+        logits_by_thread.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
         return logits_BJV
 
     def run(ranks: TPGroup) -> tuple[list[Tensor], list[Any]]:
-        found = texts(folder, ranks, "triforce", prompts=1, **how)
-        return seen.pop(threading.get_ident()), found
+        generated = texts(folder, ranks, "triforce", prompts=1, **how)
+        return logits_by_thread.pop(threading.get_ident()), generated
 
     with monkeypatch.context() as patch:
         patch.setattr(EagleHead, "__call__", spy)
-        patch.setattr(tier_builder, "fused_draft", lambda *given: None)
+        patch.setattr(tier_builder, "fused_draft", lambda *draft_arguments: None)
         return [run(ALONE)] if count == 1 else together(count, run, exact)
 
 
 def check_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((alone, wanted),) = guesses(folder, 1, monkeypatch)
-    for found, text in guesses(folder, 2, monkeypatch):
-        assert len(alone) > 8 and len(found) == len(alone) and all(map(torch.equal, found, alone))
-        assert text == wanted
+    ((single_logits, single_text),) = guesses(folder, 1, monkeypatch)
+    for rank_logits, text in guesses(folder, 2, monkeypatch):
+        assert (
+            len(single_logits) > 8
+            and len(rank_logits) == len(single_logits)
+            and all(map(torch.equal, rank_logits, single_logits))
+        )
+        assert text == single_text
 
 
 @NATIVE
@@ -104,8 +108,8 @@ def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatc
 @pytest.mark.parametrize("exact", [True, False])
 def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
-    (first, text), (second, other) = guesses(features, 2, monkeypatch, exact, dtype="float32")
-    assert len(first) == len(second) > 8 and all(map(torch.equal, first, second)) and text == other
+    (first_logits, text), (second, second_text) = guesses(features, 2, monkeypatch, exact, dtype="float32")
+    assert len(first_logits) == len(second) > 8 and all(map(torch.equal, first_logits, second)) and text == second_text
 
 
 @NATIVE
@@ -122,14 +126,14 @@ def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
 def test_ranks_know_what_target_a_draft_was_trained_for(features: Path, tmp_path: Path) -> None:
     """By the fingerprint of the whole model; a rank's own is that of its part."""
     folder = copytree(features, tmp_path / "pair")
-    about = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
-    whole = load(folder / "target", device="cpu").fingerprint
-    edit(folder / "draft" / "config.json", triforce=about | {"target": whole})
+    card = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
+    fingerprint = load(folder / "target", device="cpu").fingerprint
+    edit(folder / "draft" / "config.json", triforce=card | {"target": fingerprint})
     assert together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks).models.drafts) == [
         True,
         True,
     ]
-    edit(folder / "draft" / "config.json", triforce=about | {"target": "that of another"})
+    edit(folder / "draft" / "config.json", triforce=card | {"target": "that of another"})
     with pytest.raises(ModelError, match="trained on the hidden states of another model"):
         together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks))
 

@@ -44,8 +44,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @cache
 def folder(home: Path, name: str, odd: bool = False) -> Path:
-    more = ODD | (dict(moe_intermediate_size=37) if name in OWN_SIZE else {}) if odd else {}
-    return save(family_model(name, **more), home / f"{name}{odd}")
+    changes = ODD | (dict(moe_intermediate_size=37) if name in OWN_SIZE else {}) if odd else {}
+    return save(family_model(name, **changes), home / f"{name}{odd}")
 
 
 def logits(path: Path, dtype: str, ranks: TPGroup = ALONE, bits: int = 0) -> Tensor:
@@ -121,12 +121,12 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
         )  # fmt: skip
         fields = ("router_EC", "router_bias_E", "router_correction_E")
         routers = [id(getattr(layer, field)) for layer in weights.layers for field in fields]
-        return [each.numel() for each in weights.tensors() if id(each) not in routers]  # type: ignore[union-attr]
+        return [tensor.numel() for tensor in weights.tensors() if id(tensor) not in routers]  # type: ignore[union-attr]
 
-    whole, *parts = [sizes(ALONE), *together(2, sizes)]
-    shares = [(sum(pair), both) for *pair, both in zip(*parts, whole, strict=True)]
-    assert all(share in (both, 2 * both) for share, both in shares)
-    assert sum(share > both for share, both in shares) <= 1 + 4 * 4, "norms alone are whole on each rank"
+    full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
+    shares = [(sum(pair), full_size) for *pair, full_size in zip(*parts, full_sizes, strict=True)]
+    assert all(share in (full_size, 2 * full_size) for share, full_size in shares)
+    assert sum(share > full_size for share, full_size in shares) <= 1 + 4 * 4, "norms alone are whole on each rank"
 
 
 @NATIVE
@@ -140,9 +140,10 @@ def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
         settings = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
         llm = LLM(folder(home, name), draft, ranks=ranks, **settings)  # type: ignore[arg-type]
         return [
-            (each.outputs[0].token_ids, each.exactness) for each in llm.generate([ids(150), ids(40)], params, mode=mode)
+            (output.outputs[0].token_ids, output.exactness)
+            for output in llm.generate([ids(150), ids(40)], params, mode=mode)
         ]
 
-    wanted = made(ALONE, "ar")
+    one_process = made(ALONE, "ar")
     for mode in ("ar", "triforce"):
-        assert together(2, lambda ranks, mode=mode: made(ranks, mode)) == [wanted, wanted]  # type: ignore[misc]
+        assert together(2, lambda ranks, mode=mode: made(ranks, mode)) == [one_process, one_process]  # type: ignore[misc]

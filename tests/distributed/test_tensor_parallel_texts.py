@@ -36,8 +36,8 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes))
 
 
-def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
-    pairs = zip(some, others, strict=True)
+def same(outputs: list[RequestOutput], other_outputs: list[RequestOutput]) -> bool:
+    pairs = zip(outputs, other_outputs, strict=True)
     return all([o.token_ids for o in a.outputs] == [o.token_ids for o in b.outputs] for a, b in pairs)
 
 
@@ -45,11 +45,11 @@ def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "draft-ngram"])
 def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: float) -> None:
-    wanted = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
+    one_process = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
     for outputs in together(
         2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(temperature=temperature), mode=mode)
     ):
-        assert same(outputs, wanted) and all(output.exactness == "bitwise" for output in outputs)
+        assert same(outputs, one_process) and all(output.exactness == "bitwise" for output in outputs)
 
 
 @NATIVE
@@ -64,21 +64,23 @@ def test_sharded_settings_keep_texts(pair: Path, changes: dict[str, str]) -> Non
     def texts(ranks: TPGroup) -> list[RequestOutput]:
         return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
 
-    wanted = texts(ALONE)
+    one_process = texts(ALONE)
     for outputs in together(2, texts):
-        assert same(outputs, wanted)
-        assert outputs[1].outputs[1].logprobs == wanted[1].outputs[1].logprobs
+        assert same(outputs, one_process)
+        assert outputs[1].outputs[1].logprobs == one_process[1].outputs[1].logprobs
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_summed_shards_are_not_called_bitwise(pair: Path, mode: str) -> None:
-    both = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
-    assert same(*both) and all(output.exactness == "distribution" for outputs in both for output in outputs)
+    rank_outputs = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
+    assert same(*rank_outputs) and all(
+        output.exactness == "distribution" for outputs in rank_outputs for output in outputs
+    )
 
 
 def test_drawn_seed_is_one_for_all_ranks(pair: Path) -> None:
-    first, second = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
-    assert same(first, second) and first[0].outputs[0].seed == second[0].outputs[0].seed
+    first_outputs, second = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
+    assert same(first_outputs, second) and first_outputs[0].outputs[0].seed == second[0].outputs[0].seed
 
 
 def opinionated(pair: Path, ranks: TPGroup) -> LLM:
@@ -98,9 +100,11 @@ def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
     """Whether the plan of a text changes depends on the clock, so there are several texts."""
     changed = 0
     for _ in range(4):
-        first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
-        assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
-        changed += len(first[0].outputs[0].plans) > 1
+        first_outputs, second = together(
+            2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto")
+        )
+        assert same(first_outputs, second) and first_outputs[0].outputs[0].plans == second[0].outputs[0].plans
+        changed += len(first_outputs[0].outputs[0].plans) > 1
     assert changed
 
 
