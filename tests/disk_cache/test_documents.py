@@ -35,12 +35,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "texts"
 
 
-def names(folder: Path, known: documents.Known = ()) -> list[str]:
-    return [file.name for file in files_of(folder, known)]
+def names(folder: Path, known_files: documents.Known = ()) -> list[str]:
+    return [file.name for file in files_of(folder, known_files)]
 
 
-def known(folder: Path, before: documents.Known = ()) -> documents.Known:
-    return [(file.name, file.digest) for file in files_of(folder, before)]
+def known(folder: Path, known_files: documents.Known = ()) -> documents.Known:
+    return [(file.name, file.digest) for file in files_of(folder, known_files)]
 
 
 def test_stable_files_come_first(folder: Path) -> None:
@@ -49,21 +49,21 @@ def test_stable_files_come_first(folder: Path) -> None:
 
 
 def test_changed_file_goes_behind_all_others_and_stays_there(folder: Path) -> None:
-    before = known(folder)
+    first_listing = known(folder)
     written(folder, "z.md", "another", 9)
     written(folder, "new.md", "new", 8)
-    assert names(folder, before) == ["src/b.py", "a.txt", "new.md", "z.md"]
-    again = known(folder, before)
+    assert names(folder, first_listing) == ["src/b.py", "a.txt", "new.md", "z.md"]
+    again = known(folder, first_listing)
     written(folder, "z.md", "changed once more", 10)
-    assert names(folder, again) == names(folder, before), "only what stands at the end is another"
+    assert names(folder, again) == names(folder, first_listing), "only what stands at the end is another"
 
 
 def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
-    before = known(folder)
+    first_listing = known(folder)
     written(folder, "z.md", "this is z.md", 99)
-    assert names(folder, before) == ["z.md", "src/b.py", "a.txt"]
+    assert names(folder, first_listing) == ["z.md", "src/b.py", "a.txt"]
     (folder / "src" / "b.py").unlink()
-    assert names(folder, before) == ["z.md", "a.txt"]
+    assert names(folder, first_listing) == ["z.md", "a.txt"]
 
 
 def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,10 +93,10 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
         written(folder, name, "a text of the user's", 9)
-    before = names(folder)
+    plain_names = names(folder)
     if place == ".":
         (folder / "secret").unlink()
-        before.remove("secret")
+        plain_names.remove("secret")
         CacheFolder(folder.parent / "cache").close()
         shutil.copytree(folder.parent / "cache", folder, dirs_exist_ok=True)
         cache = folder
@@ -106,19 +106,19 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
     for round in range(2):
         (cache / "manifest").write_text(f"read {round} times")
         left_out = SkippedFiles()
-        assert [file.name for file in files_of(folder, (), left_out)] == before and not left_out.summary
+        assert [file.name for file in files_of(folder, (), left_out)] == plain_names and not left_out.summary
     written(folder, f"{place}/note.md", "a text of the user's", 99)
     assert names(folder)[-1] == (Path(place) / "note.md").as_posix()
 
 
 @pytest.mark.parametrize("change", ["text", "new file", "gone"])
 def test_stamps_change_with_any_file(folder: Path, change: str) -> None:
-    before = stamps(folder)
+    old_stamps = stamps(folder)
     if change == "gone":
         (folder / "a.txt").unlink()
     else:
         written(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
-    assert stamps(folder) != before
+    assert stamps(folder) != old_stamps
 
 
 def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -
     written(folder, "z.md", "another", 9)
     expected = joined(files_of(folder, order))
     assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
-    one, each = disk_cache_documents.documents(cache)
-    assert (one.name, one.text()) == ("texts", expected)
-    assert (each.name, each.text()) == ("b.py", "this is src/b.py") and each.id != one.id
+    joined_text, single_file = disk_cache_documents.documents(cache)
+    assert (joined_text.name, joined_text.text()) == ("texts", expected)
+    assert (single_file.name, single_file.text()) == ("b.py", "this is src/b.py") and single_file.id != joined_text.id
     assert disk_cache_documents.text_of(folder, tmp_path / "cache") == expected
     disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder, order)))
     assert len(disk_cache_documents.watched_folders(cache)) == 2

@@ -14,9 +14,9 @@ WHOLE = b"".join(packed(made_entry(size=96)))
 
 
 def test_entry_comes_back_whole() -> None:
-    found, wanted = unpacked(bytearray(WHOLE)), made_entry(size=96)
-    assert found.facts == wanted.facts and found.parts["keys"].data == wanted.parts["keys"].data
-    assert (found.parts["keys"].kind, found.parts["keys"].shape) == ("U8", [96])
+    entry, written_entry = unpacked(bytearray(WHOLE)), made_entry(size=96)
+    assert entry.facts == written_entry.facts and entry.parts["keys"].data == written_entry.parts["keys"].data
+    assert (entry.parts["keys"].kind, entry.parts["keys"].shape) == ("U8", [96])
 
 
 def test_entry_is_plain_safetensors() -> None:

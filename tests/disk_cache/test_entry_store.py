@@ -24,19 +24,19 @@ from triforce.disk_cache.folder_checks import PARTIAL
 
 def whole(store: EntryStore, text: int, name: str, index: int) -> bool:
     """Whether an entry is the one that `write` wrote; None of it may be another."""
-    found = store.read(name)
-    if found is None:
+    entry = store.read(name)
+    if entry is None:
         return False
-    wanted = made_entry(text * 1000 + index, len(found.parts["keys"].data))
-    assert found.parts["keys"].data == wanted.parts["keys"].data
+    written_entry = made_entry(text * 1000 + index, len(entry.parts["keys"].data))
+    assert entry.parts["keys"].data == written_entry.parts["keys"].data
     return True
 
 
 def test_entry_is_found_by_name_in_another_process_view(tmp_path: Path) -> None:
     names = write(store_in(tmp_path / "cache"), 1, 3)
-    other = store_in(tmp_path / "cache")
-    assert [whole(other, 1, name, index) for index, name in enumerate(names)] == [True] * 3
-    assert other.read(other.name(b"1", b"3")) is None
+    second_store = store_in(tmp_path / "cache")
+    assert [whole(second_store, 1, name, index) for index, name in enumerate(names)] == [True] * 3
+    assert second_store.read(second_store.name(b"1", b"3")) is None
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "cache").iterdir())
 
 
@@ -52,35 +52,35 @@ def test_next_entry_is_read_while_one_is_in_use(tmp_path: Path, monkeypatch: pyt
     """And none beyond it: a text that is given up has read one entry in vain."""
     store = store_in(tmp_path / "cache")
     names = write(store, 1, 4)
-    begun = {name: Event() for name in names}
+    started_reads = {name: Event() for name in names}
     read = store.read
-    monkeypatch.setattr(store, "read", lambda name: begun[name].set() or read(name))
+    monkeypatch.setattr(store, "read", lambda name: started_reads[name].set() or read(name))
     entries = store.read_ahead(names)
     assert next(entries) is not None
-    assert begun[names[1]].wait(30)
+    assert started_reads[names[1]].wait(30)
     entries.close()  # type: ignore[attr-defined]
-    assert [begun[name].is_set() for name in names] == [True, True, False, False]
+    assert [started_reads[name].is_set() for name in names] == [True, True, False, False]
 
 
 def test_names_need_the_secret(tmp_path: Path) -> None:
-    one, other = store_in(tmp_path / "a"), store_in(tmp_path / "b")
-    assert one.name(b"x") != other.name(b"x")
-    assert one.name(b"a", b"b") not in {one.name(b"ab"), one.name(b"b", b"a"), one.name(b"a", b"b", b"")}
+    store, other_store = store_in(tmp_path / "a"), store_in(tmp_path / "b")
+    assert store.name(b"x") != other_store.name(b"x")
+    assert store.name(b"a", b"b") not in {store.name(b"ab"), store.name(b"b", b"a"), store.name(b"a", b"b", b"")}
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "swap"])
 def test_damaged_entry_is_told_once_and_removed(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
     store = store_in(tmp_path / "cache")
-    name, other = write(store, 1, 2)
+    name, intact_name = write(store, 1, 2)
     path = tmp_path / "cache" / name
     data = path.read_bytes()
     if damage == "swap":
-        path.write_bytes((tmp_path / "cache" / other).read_bytes())
+        path.write_bytes((tmp_path / "cache" / intact_name).read_bytes())
     else:
         path.write_bytes({"flip": data[:300] + b"?" + data[301:], "cut": data[:-1], "empty": b""}[damage])
     assert store.read(name) is None and store.read(name) is None
     assert len(caplog.records) == 1 and name in caplog.text
-    assert present(store, [name, other]) == [False, True]
+    assert present(store, [name, intact_name]) == [False, True]
 
 
 def test_entry_opened_to_others_is_not_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -97,11 +97,11 @@ def test_entry_that_the_disk_cannot_read_is_removed(
     """But not one that this process cannot open for now."""
     store = store_in(tmp_path / "cache")
     (name,) = write(store, 1, 1)
-    for code, kept in ((errno.EMFILE, True), (errno.EIO, False)):
+    for code, entry_stays in ((errno.EMFILE, True), (errno.EIO, False)):
         with monkeypatch.context() as patch:
             patch.setattr(store.folder, "open", lambda _, code=code: raised(code))
             assert store.read(name) is None
-        assert present(store, [name]) == [kept]
+        assert present(store, [name]) == [entry_stays]
     assert len(caplog.records) == 2
 
 
@@ -111,13 +111,13 @@ def raised(code: int) -> int:
 
 def test_touched_text_outlives_newer_ones(tmp_path: Path) -> None:
     store = store_in(tmp_path / "cache", limit=20_000)
-    first = write(store, 1, 4)
+    touched_names = write(store, 1, 4)
     use = Use()
-    for index, name in enumerate(first):
+    for index, name in enumerate(touched_names):
         store.touch(name, use, index)
     for text in range(2, 12):
         write(store, text, 4)
-    assert present(store, first) == [True] * 4
+    assert present(store, touched_names) == [True] * 4
 
 
 def test_size_is_kept_by_openings_that_take_turns(tmp_path: Path) -> None:
@@ -183,26 +183,26 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, held = store_in(tmp_path / "cache"), []
+    store, names_under_lock = store_in(tmp_path / "cache"), []
     state = os.open(tmp_path / "cache" / "state", os.O_RDWR)
     rename = store.folder.rename
 
     def watched(name: str, new: str) -> None:
         with pytest.raises(BlockingIOError):
             fcntl.flock(state, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        held.append(new)
+        names_under_lock.append(new)
         rename(name, new)
 
     monkeypatch.setattr(store.folder, "rename", watched)
-    assert write(store, 1, 3) == held
+    assert write(store, 1, 3) == names_under_lock
     os.close(state)
 
 
-def noted(call: Callable[..., None], done: list[str], first: Any, *more: Any, **how: Any) -> None:
+def noted(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **how: Any) -> None:
     """Note a call, and whether it is one of a folder."""
-    folder = isinstance(first, int) and stat.S_ISDIR(os.fstat(first).st_mode)
+    folder = isinstance(path, int) and stat.S_ISDIR(os.fstat(path).st_mode)
     done.append(f"{call.__name__} the folder" if folder else call.__name__)
-    call(first, *more, **how)
+    call(path, *arguments, **how)
 
 
 def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,9 +215,9 @@ def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, m
 
 
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
-    store, other = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
+    store, second_store = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
     write(store, 1, 3)
-    assert other.clear()[0] == 3 and store.entries() == []
+    assert second_store.clear()[0] == 3 and store.entries() == []
     assert all(present(store, write(store, 1, 3)))
 
 

@@ -43,14 +43,14 @@ def test_new_text_finds_room_among_entries_used_again() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9), st.booleans(), st.integers(1, 30))), st.integers(0, 400)
 )
-def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], most: int) -> None:
+def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], max_bytes: int) -> None:
     entries = [
         StoredEntry(str(i), size, place_of(order, index, again)) for i, (order, index, again, size) in enumerate(drawn)
     ]
-    dropped = entries_to_evict(entries, most)
-    left = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)
-    assert left <= most
-    assert not dropped or left + dropped[-1].bytes > most
+    dropped = entries_to_evict(entries, max_bytes)
+    remaining_bytes = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)
+    assert remaining_bytes <= max_bytes
+    assert not dropped or remaining_bytes + dropped[-1].bytes > max_bytes
     assert len(set(names(dropped))) == len(dropped)
 
 

@@ -59,8 +59,8 @@ def test_cache_command_tells_of_a_lock(cache: Path, command: str, capsys: pytest
     write(store_in(cache), 1, 1)
     with locked_by_another(cache):
         assert main(["cache", command, str(cache)]) == 2
-    said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and "is locked by another process" in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "" and captured.err.count("\n") == 1 and "is locked by another process" in captured.err
 
 
 @pytest.mark.usefixtures("impatient")
@@ -81,9 +81,9 @@ def test_folder_without_a_secret_that_another_holds_costs_one_line(
         if secret:
             with pytest.raises(CacheError, match="is locked by another process"):
                 CacheFolder(cache, create=False)
-    other = store_in(cache)
+    second_store = store_in(cache)
     assert not any(offered(disk, 3)) and "was locked when it was opened, and is used from now on" in caplog.text
-    assert all(offered(disk, 4)) and disk.store.folder.secret == other.folder.secret
+    assert all(offered(disk, 4)) and disk.store.folder.secret == second_store.folder.secret
     disk.close()
 
 
@@ -109,8 +109,8 @@ def test_folder_deleted_in_use_is_told_once_and_made_anew(
     assert all(offered(disk, 3)) and all(offered(disk, 4))
     assert len(caplog.records) == 1 and f"{cache} was deleted, and is made anew" in caplog.text
     assert cache.stat().st_mode & 0o777 == 0o700
-    other = store_in(cache)
-    assert other.folder.secret == disk.store.folder.secret and len(other.entries()) == 4
+    second_store = store_in(cache)
+    assert second_store.folder.secret == disk.store.folder.secret and len(second_store.entries()) == 4
     disk.close()
 
 

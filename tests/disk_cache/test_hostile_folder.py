@@ -29,9 +29,9 @@ def cache(tmp_path: Path) -> Path:
 @pytest.fixture
 def bounded() -> Iterator[None]:
     """The most memory that was held grows by less than 64 MiB."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 64 << 10  # KiB
 
 
 @pytest.mark.usefixtures("bounded")
@@ -50,8 +50,8 @@ def test_verify_refuses_entry_of_gigabytes(cache: Path, capsys: pytest.CaptureFi
     names = write(store_in(cache), 1, 3)
     os.truncate(cache / names[1], LARGE)
     assert main(["cache", "verify", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "3 entries were checked, 1 of them was damaged\n" and said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "3 entries were checked, 1 of them was damaged\n" and captured.err.count("\n") == 1
     assert main(["cache", "verify", str(cache)]) == 0
 
 
@@ -114,13 +114,13 @@ def test_verify_and_clear_go_on_behind_what_they_cannot_remove(
     (cache / names[3]).write_bytes(b"short")
     (cache / "manifest").mkdir()
     assert main(["cache", "verify", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "5 entries were checked, 1 of them was damaged; 3 are left\n"
-    assert said.err.count("\n") == 4 and said.err.isascii() and "\x1b" not in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "5 entries were checked, 1 of them was damaged; 3 are left\n"
+    assert captured.err.count("\n") == 4 and captured.err.isascii() and "\x1b" not in captured.err
     assert store.read(names[0]) is None and store.read(names[0]) is None and len(caplog.records) == 1
     assert main(["cache", "clear", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "removed 1 entry, 0 MiB; 4 are left\n" and said.err.count("is left\n") == 4
+    captured = capsys.readouterr()
+    assert captured.out == "removed 1 entry, 0 MiB; 4 are left\n" and captured.err.count("is left\n") == 4
     assert not (cache / names[2]).exists()
     for name in (*names[:2], "manifest", "\x1b[31m\n.kv"):
         shutil.rmtree(cache / name)
