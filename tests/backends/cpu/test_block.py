@@ -157,7 +157,7 @@ def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
     gates = torch.tensor([-3e38, -1e4, -90, -87, 0, 87, 1e4, 1e30, *[1.0] * 8]).to(dtype)
     block = native.DecoderLayer(
         unit_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, unit_C, gates.repeat(C, 1).T.contiguous() / C,
-        torch.ones(C, C, dtype=dtype) / C, torch.eye(C, dtype=dtype), None, None, None, None, None, head_dim=16, eps=0.0,
+        torch.ones(C, C, dtype=dtype) / C, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16, eps=0.0,
     )  # fmt: skip
     x = torch.ones(1, C)
     block.finish(x, torch.zeros(1, C, dtype=dtype))

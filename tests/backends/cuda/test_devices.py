@@ -39,20 +39,20 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="devices are m
 
 
 @pytest.fixture
-def one() -> Iterator[Machine]:
+def one_device() -> Iterator[Machine]:
     with machine() as device_stub:
         yield device_stub
         gc.collect()  # memory of the host is unpinned while there still is a machine
 
 
 @pytest.fixture
-def two() -> Iterator[Machine]:
+def two_devices() -> Iterator[Machine]:
     with machine(devices=2) as device_stub:
         yield device_stub
         gc.collect()
 
 
-def test_stub_tensors_are_where_they_were_made(two: Machine) -> None:
+def test_stub_tensors_are_where_they_were_made(two_devices: Machine) -> None:
     on_first, second = (torch.ones(3, device=f"cuda:{index}") for index in range(2))
     assert (type(on_first), type(second)) == (OnFirst, OnSecond) and second.device == torch.device("cuda:1")
     assert (second + 1).device == second[1:].device == torch.empty_like(second).device == torch.device("cuda:1")
@@ -64,7 +64,7 @@ def test_stub_tensors_are_where_they_were_made(two: Machine) -> None:
         torch.ones(1, device="cuda:2")
 
 
-def test_stub_graph_computes_what_its_inputs_hold(one: Machine) -> None:
+def test_stub_graph_computes_what_its_inputs_hold(one_device: Machine) -> None:
     x = torch.ones(3, device="cuda")
     graph: Any = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -77,7 +77,7 @@ def test_stub_graph_computes_what_its_inputs_hold(one: Machine) -> None:
         y.cpu()
 
 
-def test_device_without_number_becomes_current_one(two: Machine) -> None:
+def test_device_without_number_becomes_current_one(two_devices: Machine) -> None:
     assert resolve_device("cuda") == resolve_device("auto") == torch.device("cuda:0")
     torch.cuda.set_device(1)
     assert resolve_device("cuda") == resolve_device("auto") == torch.device("cuda:1")
@@ -87,19 +87,19 @@ def test_device_without_number_becomes_current_one(two: Machine) -> None:
 
 
 def test_gpu_benchmark_caps_memory_of_default_device(
-    one: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    one_device: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def under_a_card(setup: Any) -> Iterator[Piece]:
-        piece = Piece("share", "small", 1, lambda: {"share": one.shares[0]})
+        piece = Piece("share", "small", 1, lambda: {"share": one_device.shares[0]})
         yield replace(piece, run=partial(capped, setup, 24 * GIB, piece))
 
     monkeypatch.setitem(gpu.FIGURES, "c", under_a_card)
     assert gpu.main(["c", "--out", str(tmp_path)]) == 0
     (row,) = json.loads((tmp_path / "gpu_c.json").read_text())
-    assert row["share"] == 24 / 80 and row["machine"] == "Made up 0" and one.shares == [1.0]
+    assert row["share"] == 24 / 80 and row["machine"] == "Made up 0" and one_device.shares == [1.0]
 
 
-def test_info_with_offload_describes_gpu(one: Machine, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_with_offload_describes_gpu(one_device: Machine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["info", "--kv-offload", "host", "--kv-memory", "512MiB", "--device", "cuda"]) == 0
     assert "on the device, in all" in capsys.readouterr().out
 
@@ -119,76 +119,78 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
-def test_second_device_runs_all_launches(folder: Path, two: Machine, how: dict[str, Any]) -> None:
+def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, how: dict[str, Any]) -> None:
     """From a thread of its own, as a server's engine has one: its current device is the first."""
     device_answers: list[list[int]] = []
 
     def work() -> None:
-        with two:
+        with two_devices:
             device_answers.append(answer(folder, "cuda:1", **how))
-            assert two.current == 0, "the caller's own device is current again"
+            assert two_devices.current == 0, "the caller's own device is current again"
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
     assert device_answers == [answer(folder, "cpu")]
-    assert len({name for name, *_ in two.launches}) >= 8
-    assert {(current, *devices) for _, current, devices in two.launches} == {(1, 1)}
-    assert two.captured
-    assert {line for line in two.log if line.startswith("pin")} == ({"pin with device 1"} if how else set())
+    assert len({name for name, *_ in two_devices.launches}) >= 8
+    assert {(current, *devices) for _, current, devices in two_devices.launches} == {(1, 1)}
+    assert two_devices.captured
+    assert {line for line in two_devices.log if line.startswith("pin")} == ({"pin with device 1"} if how else set())
 
 
-def test_second_device_reads_rows_of_the_head(folder: Path, two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_device_reads_rows_of_the_head(
+    folder: Path, two_devices: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     decoder, current = LLM(folder / "target", device="cuda:1").target.decoder, list[int]()
-    monkeypatch.setattr(decoder.model, "head_rows", lambda ids_N: current.append(two.current))
+    monkeypatch.setattr(decoder.model, "head_rows", lambda ids_N: current.append(two_devices.current))
     decoder.head_rows(torch.arange(3))
-    assert current == [1] and two.current == 0
+    assert current == [1] and two_devices.current == 0
 
 
-def test_current_device_is_the_callers_between_steps(two: Machine) -> None:
+def test_current_device_is_the_callers_between_steps(two_devices: Machine) -> None:
     device_indices: list[int] = []
 
     def steps() -> Iterator[int]:
         try:
             for step in range(3):
-                device_indices.append(two.current)
+                device_indices.append(two_devices.current)
                 yield step
         finally:
-            device_indices.append(two.current)
+            device_indices.append(two_devices.current)
 
     for _ in steps_on(torch.device("cuda:1"), steps()):  # type: ignore[arg-type]
-        assert two.current == 0
+        assert two_devices.current == 0
     assert device_indices == [1, 1, 1, 1]
     step_iterator = steps_on(torch.device("cuda:1"), steps())  # type: ignore[arg-type]
     next(step_iterator)
     step_iterator.close()
-    assert device_indices[4:] == [1, 1] and two.current == 0
+    assert device_indices[4:] == [1, 1] and two_devices.current == 0
 
 
-def test_dtype_is_one_that_tensor_cores_know(one: Machine) -> None:
+def test_dtype_is_one_that_tensor_cores_know(one_device: Machine) -> None:
     config, device = shapes.parts("30m-draft", 64)[0], torch.device("cuda:0")
     dtypes = {}
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
-        one.capability = capability
+        one_device.capability = capability
         dtypes[capability] = best_dtype(config, device)
     assert dtypes == {(7, 5): torch.float16} | dict.fromkeys([(8, 0), (9, 0), (12, 0)], torch.bfloat16)
 
 
-def test_cost_file_names_its_device(two: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cost_file_names_its_device(two_devices: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     devices = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1")]
     paths = [costs_path(["a"], device, torch.bfloat16) for device in devices]
     assert len(set(paths)) == 3 and "costs-made-up-1-" in str(paths[2])
 
 
-def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_time_leaves_out_a_slow_host(one_device: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is kept busy before the first event, so that the host is ahead of it."""
     clock = DeviceClock(torch.device("cuda:0"))
-    assert clock.device_seconds(lambda: one.log.append("call"), 1) == 2e-3
-    assert one.log == 2 * ["wait", "sleep", "event", "call", "event", "wait"]
-    one.log.clear()
-    clock.seconds(lambda: one.log.append("call"), 1)
-    assert one.log == 2 * ["wait", "call", "wait"]
+    assert clock.device_seconds(lambda: one_device.log.append("call"), 1) == 2e-3
+    assert one_device.log == 2 * ["wait", "sleep", "event", "call", "event", "wait"]
+    one_device.log.clear()
+    clock.seconds(lambda: one_device.log.append("call"), 1)
+    assert one_device.log == 2 * ["wait", "call", "wait"]
     monkeypatch.setattr(roofline, "COPIED", (1 << 12, 1 << 12))
     assert clock.bandwidth > 0 and clock.bus > 0
 
@@ -219,7 +221,7 @@ def test_gpu_tests_name_a_device() -> None:
             assert named or len(call.args) >= required_arguments, f"{file.name}:{call.lineno}"
 
 
-def test_strict_memory_is_reserved(one: Machine) -> None:
+def test_strict_memory_is_reserved(one_device: Machine) -> None:
     """Of Llama-2-7B at 128K, in passes of 8 rows of 32 tokens: parts of 128 splits have .54 GB, what is told .7 GB."""
     s = shapes.SHAPES["llama-2-7b-128k"]
     config = replace(
@@ -242,7 +244,7 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     assert strict.activation_bytes - plain.activation_bytes == workspace(config, 2, 8, 25, 8191) - workspace(
         config, 2, 1, 25, 8191
     )
-    one.free = plain.bytes + plain.activation_bytes
+    one_device.free = plain.bytes + plain.activation_bytes
     plain.require_all()
     with pytest.raises(CacheError, match="the KV cache needs"):
         strict.require_all()
