@@ -36,7 +36,8 @@ def close(got: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], v: Tenso
 ])  # fmt: skip
 def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
     reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
     close((got[0][0], got[1][0]), reference, row.v_SGD)
@@ -46,9 +47,13 @@ def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: 
 @pytest.mark.parametrize("past", [0, 40, 1000])
 def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
     """So many queries that they take turns over all splits; nobody asks for mass then."""
-    T, G, H, D = 150, 2, 4, 64
+    T = 150
+    G = 2
+    H = 4
+    D = 64
     kv = Paged(G, D, pages=80, dtype=dtype)
-    row, q_BTHD = kv.row(past + T), kv.normal(1, T, H, D)
+    row = kv.row(past + T)
+    q_BTHD = kv.normal(1, T, H, D)
     mixed, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
     reference, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
     close((mixed[0], mass), (reference, mass), row.v_SGD)
@@ -56,7 +61,12 @@ def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
 
 def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
     """Rows of a batch as if alone; zeros for queries and pages that a row does not have."""
-    starts, counts, T, G, H, D = [0, 1500, 30, 7, 64], [3, 5, 0, 1, 4], 5, 2, 4, 32
+    starts = [0, 1500, 30, 7, 64]
+    counts = [3, 5, 0, 1, 4]
+    T = 5
+    G = 2
+    H = 4
+    D = 32
     kv = Paged(G, D, pages=120, dtype=dtype)
     rows = [kv.row(start + count) for start, count in zip(starts, counts, strict=True)]
     q_BTHD = kv.normal(len(rows), T, H, D)
@@ -77,9 +87,13 @@ def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> N
 
 def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
     """A retrieval view: each head its own pages, then the recent ones that all share, the last partly filled."""
-    G, D, T, S = 3, 64, 4, 600
+    G = 3
+    D = 64
+    T = 4
+    S = 600
     kv = Paged(G, D, pages=40, dtype=dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, 2 * G, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, 2 * G, D)
     index_GP = torch.stack([torch.randperm(30, generator=kv.draw)[:9].sort().values for _ in range(G)])
     index_GP = torch.cat([index_GP, torch.arange(35, 38).expand(G, -1)], 1)
     tokens_GS = (index_GP[..., None] * PAGE + torch.arange(PAGE)).flatten(1)[:, : S % PAGE - PAGE]
@@ -93,7 +107,8 @@ def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
 
 def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=20, dtype=dtype)
-    row, q_BTHD = kv.row(200), kv.normal(3, 2, 4, 64)
+    row = kv.row(200)
+    q_BTHD = kv.normal(3, 2, 4, 64)
     mixed, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
     for b in range(3):
         single_row, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
@@ -104,10 +119,14 @@ def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (0, 37), (16, 30), (32, 256), (16, 2000)])
 def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
     """Queries turned apart for the sinks, and nothing read of the pages that have left the window."""
-    G, H, D = 1, 2, 32
+    G = 1
+    H = 2
+    D = 32
     S = start + T
     kv = Paged(G, D, pages=100, dtype=dtype)
-    row, q_BTHD, q_sinks_BTHD = kv.row(S), kv.normal(1, T, H, D), kv.normal(1, T, H, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, H, D)
+    q_sinks_BTHD = kv.normal(1, T, H, D)
     hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
     kv.keys[:, row.list_P[hidden].long()] = torch.nan
     kv.values[:, row.list_P[hidden].long()] = torch.nan
@@ -124,7 +143,8 @@ def test_attention_random_shapes_equal_float64(seed: int, dtype: torch.dtype) ->
     draw = random.Random(seed)
     T, past, G, h, D = (draw.choice(range(*bounds)) for bounds in ((1, 13), (0, 200), (1, 4), (1, 4), (16, 129, 16)))
     kv = Paged(G, D, pages=-(-(T + past) // PAGE), dtype=dtype, seed=seed)
-    row, q_BTHD = kv.row(T + past), kv.normal(1, T, G * h, D)
+    row = kv.row(T + past)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [past], [T], row.list_P[None])
     reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, T + past))
     close((got[0][0], got[1][0]), reference, row.v_SGD)
@@ -141,8 +161,10 @@ def test_large_scores_stay_finite(gain: float, dtype: torch.dtype) -> None:
 
 def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=10, dtype=dtype)
-    row, q = kv.row(40), kv.normal(1, 2, 4, 32)
-    lists, mixed = row.list_P[None], torch.empty_like(q)
+    row = kv.row(40)
+    q = kv.normal(1, 2, 4, 32)
+    lists = row.list_P[None]
+    mixed = torch.empty_like(q)
     fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": mixed}
     other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     wrong: list[dict[str, object]] = [

@@ -38,7 +38,8 @@ def error(got: Tensor, reference: Tensor, v: Tensor) -> float:
 ])  # fmt: skip
 def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype, codes=True)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
     reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
     assert error(got[0][0], reference[0], row.v_SGD) <= 1
@@ -49,17 +50,18 @@ def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int,
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (16, 30), (32, 256), (16, 2000)])
 def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
     """Nothing is made of pages that have left the window, whose scales are NaN here."""
-    S, D = start + T, 32
+    S = start + T
+    D = 32
     kv = Paged(1, D, pages=100, dtype=dtype, codes=True)
-    row, q_BTHD, q_sinks_BTHD = kv.row(S), kv.normal(1, T, 2, D), kv.normal(1, T, 2, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, 2, D)
+    q_sinks_BTHD = kv.normal(1, T, 2, D)
     hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
     kv.memory[:, row.list_P[hidden].long()] = -1
     for q_sinks in (q_sinks_BTHD, None):
         mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        visible_TS, turned = (
-            visible(start, T, S, sinks, window),
-            rounded_queries(q_sinks[0]) if q_sinks is not None else None,
-        )
+        visible_TS = visible(start, T, S, sinks, window)
+        turned = rounded_queries(q_sinks[0]) if q_sinks is not None else None
         reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
         assert error(mixed[0], reference[0], row.v_SGD) <= 1
         torch.testing.assert_close(mass[0].double(), reference[1], atol=MASS, rtol=MASS)
@@ -99,7 +101,8 @@ def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
     for garbage in (-1, -128, 127):
         kv = Paged(2, 80, pages=20, dtype=dtype, codes=True)
         kv.memory.fill_(garbage)
-        row, q_BTHD = kv.row(203), kv.normal(1, 9, 6, 80)
+        row = kv.row(203)
+        q_BTHD = kv.normal(1, 9, 6, 80)
         outputs.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
     for mixed, mass in outputs[1:]:
         assert torch.equal(mixed, outputs[0][0]) and torch.equal(mass, outputs[0][1])
@@ -137,7 +140,8 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
 @pytest.mark.parametrize("D", [64, 80, 96, 112, 128, 192])
 def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> None:
     """What is written and asked through the whole path is what heads that are not rotated give, but for rounding."""
-    N, visible_TS = 100, visible(0, 100, 100)
+    N = 100
+    visible_TS = visible(0, 100, 100)
     q, k, v = (torch.randn(N, D, generator=torch.Generator().manual_seed(n)) for n in range(3))
     k[:, 3] *= 20  # a channel that spoils the scales of the others
     still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
@@ -145,7 +149,8 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
     errors = []
     for hadamard in (True, False):
         kv = Paged(1, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard)
-        list_P, rotated = kv.take(N), torch.empty(N, 1, D, dtype=dtype)
+        list_P = kv.take(N)
+        rotated = torch.empty(N, 1, D, dtype=dtype)
         places = torch.zeros(N, dtype=torch.long), slots(list_P, N)
         kv.pages.rope_and_write(q, k, v, *still, *places, rotated)
         mixed, _ = attend(kv, rotated[None], [0], [N], list_P[None])
@@ -155,9 +160,12 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
 
 def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
     """A first token sees itself alone: what the pass that makes it has in hand is not what is mixed."""
-    kv, D = Paged(1, 64, pages=9, dtype=torch.float32, codes=True), 64
+    kv = Paged(1, 64, pages=9, dtype=torch.float32, codes=True)
+    D = 64
     q, k, v = (torch.randn(1, D, generator=kv.draw) for _ in range(3))
-    list_P, rotated, still = kv.take(1), torch.empty(1, 1, D), (torch.ones(1, D // 2), torch.zeros(1, D // 2))
+    list_P = kv.take(1)
+    rotated = torch.empty(1, 1, D)
+    still = (torch.ones(1, D // 2), torch.zeros(1, D // 2))
     kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
     mixed, _ = attend(kv, rotated[None], [0], [1], list_P[None])
     rounded_value = kv.back(numbers(rounded(kv.back(v[:, None]))))

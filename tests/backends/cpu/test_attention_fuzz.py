@@ -115,7 +115,8 @@ class Scene:
 
     def by_kernel(self, position_shift: int = 0) -> tuple[Tensor, Tensor | None]:
         """Mixed values (B, T, H, D) and mass (B, G, U); `position_shift` shifts where the queries stand."""
-        case, E = self.case, PAGE * self.case.D
+        case = self.case
+        E = PAGE * self.case.D
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
         pages = native.Pages(keys, values, case.D)
         pages.write(torch.arange(len(self.k)), self.k, self.v)

@@ -51,11 +51,13 @@ def test_query_bits_in_ragged_batch_unchanged(dtype: torch.dtype) -> None:
 
 def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, 200, dtype)
-    row, q_BTHD = kv.row(3000), kv.normal(1, 9, 8, 64)
+    row = kv.row(3000)
+    q_BTHD = kv.normal(1, 9, 8, 64)
     results = []
     for threads in (1, 2, 2):
         native.set_threads(threads)
-        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+        mixed = torch.empty_like(q_BTHD)
+        mass = torch.empty(1, 2, len(row.list_P))
         kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], mixed, mass)
         results.append((mixed, mass))
     without_mass = torch.empty_like(q_BTHD)
@@ -66,12 +68,15 @@ def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
 
 def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
     """Control: the law is about the order of sums. Two halves of the keys, merged, differ from the kernel's whole."""
-    S, D = 1024, 64
+    S = 1024
+    D = 64
     kv = Paged(1, D, 80, dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, 1, 1, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, 1, 1, D)
     different = 0
     for length in range(S - 60, S, 4):
-        unsplit, halves = torch.empty_like(q_BTHD), []
+        unsplit = torch.empty_like(q_BTHD)
+        halves = []
         kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], unsplit)
         middle = length // 2 // PAGE * PAGE  # where a kernel for two threads would cut
         for begin, end in ((0, middle), (middle, length)):

@@ -38,9 +38,11 @@ def test_rules_of_attention_equal_float64(
     rules: str, start: int, T: int, window: int, codes: bool, dtype: torch.dtype
 ) -> None:
     """Values, and the mass that pages have beside the sink logits."""
-    (attention_sink_logits, cap), S = RULES[rules], start + T
+    (attention_sink_logits, cap) = RULES[rules]
+    S = start + T
     kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, attention_sink_logits=attention_sink_logits, cap=cap)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, H, D, gain=2.0)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, H, D, gain=2.0)
     mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
     visible_TS = visible(start, T, S, 0, window)
     asked = rounded_queries(q_BTHD[0]) if codes else q_BTHD[0]
@@ -55,7 +57,8 @@ def test_rules_of_attention_equal_float64(
 def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype) -> None:
     attention_sink_logits, cap = RULES[rules]
     kv = Paged(G, D, 90, dtype, attention_sink_logits=attention_sink_logits, cap=cap)
-    row, q_BTHD = kv.row(1300), kv.normal(1, 130, H, D)
+    row = kv.row(1300)
+    q_BTHD = kv.normal(1, 130, H, D)
     single_pass, _ = attend(kv, q_BTHD, [1170], [130], row.list_P[None], weigh=False)
     for begin, count in ((0, 1), (7, 20), (129, 1)):
         part = q_BTHD[:, begin : begin + count].contiguous()
@@ -66,7 +69,9 @@ def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("window", [0, 50])
 def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dtype) -> None:
-    (attention_sink_logits, cap), T, S = RULES[rules], 9, 150
+    (attention_sink_logits, cap) = RULES[rules]
+    T = 9
+    S = 150
     q, k, v = (torch.randn(n, heads, D) for n, heads in ((T, H), (S, G), (S, G)))
     mixed, mass = attention.attend(
         q, k.transpose(0, 1), v.transpose(0, 1), True, None, 0, window, attention_sink_logits, cap
@@ -82,7 +87,8 @@ def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None
     """A search that finds all pages sees what no search sees, bit for bit."""
     attention_sink_logits, cap = RULES[rules]
     kv = Paged(G, D, 50, dtype, turn=random_rotation(D), attention_sink_logits=attention_sink_logits, cap=cap)
-    row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
+    row = kv.row(600)
+    q_BTHD = kv.normal(1, 2, H, D)
     full_attention, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False)
     searched, _ = attend(kv, q_BTHD, [598], [2], row.list_P[None], weigh=False, search=([1], [31], [30]))
     assert torch.equal(searched, full_attention)
@@ -92,7 +98,8 @@ def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None
 def test_int8_copies_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
     attention_sink_logits, cap = RULES[rules]
     kv = Paged(G, D, 50, dtype, int8=True, attention_sink_logits=attention_sink_logits, cap=cap)
-    row, q_BTHD = kv.row(600), kv.normal(1, 2, H, D)
+    row = kv.row(600)
+    q_BTHD = kv.normal(1, 2, H, D)
     mixed, mass = attend(kv, q_BTHD, [598], [2], row.list_P[None], coarse=[576])
     reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(598, 2, 600), None, 0, attention_sink_logits, cap)
     torch.testing.assert_close(mixed[0].double(), reference[0], atol=0.03, rtol=0)

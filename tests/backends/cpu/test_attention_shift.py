@@ -52,7 +52,8 @@ def block_tops(text: FedText) -> Tensor:
 @pytest.mark.parametrize(("S", "G", "h", "D"), [(650, 1, 3, 64), (330, 1, 7, 80), (330, 1, 1, 128), (1200, 1, 6, 16)])
 def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
     """As in one-at-a-time decoding, and near float64."""
-    text, draw = jumping(S, G, h, D, dtype), random.Random(S)
+    text = jumping(S, G, h, D, dtype)
+    draw = random.Random(S)
     native.set_threads(1)
     single_pass = text.fed([0, S], seed=1, weigh=True)
     tail_tokens = 40
@@ -67,7 +68,9 @@ def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.d
 def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
     """The scene is what it says: in a block some queries of a tile rise, others do not, by more and by less than 8."""
     tops = block_tops(jumping(650, 1, 6, 64, dtype))
-    shift, raised, unraised = tops[:, 0], 0, 0
+    shift = tops[:, 0]
+    raised = 0
+    unraised = 0
     for top in tops.T[1:]:
         rises = top > shift + RISE
         raised += bool(rises.any() and not rises.all())

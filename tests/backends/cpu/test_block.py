@@ -142,7 +142,8 @@ def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> N
 
 
 def test_block_row_bits_independent_of_batch(small: Small) -> None:
-    batch_qkv, finished = small.qkv(), small.finish()
+    batch_qkv = small.qkv()
+    finished = small.finish()
     for threads in (1, 2):
         native.set_threads(threads)
         for rows in [slice(0, 1), slice(5, 12), slice(3, 19), slice(100, 101), slice(0, 120), slice(None)]:
@@ -153,7 +154,8 @@ def test_block_row_bits_independent_of_batch(small: Small) -> None:
 def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
     """A gate far below zero is shut; far above, it is what it is."""
     C = 16
-    unit_C, zeros_CC = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
+    unit_C = torch.ones(C, dtype=dtype)
+    zeros_CC = torch.zeros(C, C, dtype=dtype)
     gates = torch.tensor([-3e38, -1e4, -90, -87, 0, 87, 1e4, 1e30, *[1.0] * 8]).to(dtype)
     block = native.DecoderLayer(
         unit_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, unit_C, gates.repeat(C, 1).T.contiguous() / C,
@@ -169,7 +171,8 @@ def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
 def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
     weight, scale = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((V, C), (C,)))
-    x, logits = torch.randn(21, C, generator=draw), torch.empty(21, V)
+    x = torch.randn(21, C, generator=draw)
+    logits = torch.empty(21, V)
     head = native.LmHead(scale, native.Matrix(weight), eps=EPS)
     head.logits(x, logits)
     exact = norm(x.double(), scale.double()) @ weight.double().T
@@ -182,7 +185,8 @@ def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
 
 def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     q, k, v = small.qkv(slice(2))
-    x, mixed = small.x_NC[:2].clone(), small.mixed_NQ[:2].clone()
+    x = small.x_NC[:2].clone()
+    mixed = small.mixed_NQ[:2].clone()
     with pytest.raises(ValueError, match="x must be float32"):
         small.block.qkv(x.double(), q, k, v)
     with pytest.raises(ValueError, match="k must be"):
@@ -228,8 +232,10 @@ def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> 
 
 def test_shard_bits_equal_whole_block(small: Small) -> None:
     """However the outputs are dealt out, not in blocks of 16 either."""
-    layer, D = small.layer, small.plain.config.head_dim
-    (Q, C), M = layer.q_proj_QC.shape, len(layer.gate_proj_IC)
+    layer = small.layer
+    D = small.plain.config.head_dim
+    (Q, C) = layer.q_proj_QC.shape
+    M = len(layer.gate_proj_IC)
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
     q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())

@@ -99,7 +99,8 @@ def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
 
 def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
-    memory, slot = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
+    memory = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu")
+    slot = np.array([3])
     for slots, ids in (((slot, slot, slot), 0), ((slot, slot + 500, slot), 0), ((slot, slot + PAGE, slot), V)):
         with pytest.raises(ValueError, match="must"):
             scene.native.record_entries(torch.tensor([ids]), memory, slots, slot, scene.states_SBTC)

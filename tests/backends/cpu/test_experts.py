@@ -89,7 +89,8 @@ def config(experts: Experts) -> Any:
 def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
     """Return what they give, (N, C), and how many were touched."""
     native_experts = native.experts(config(experts), layer, bits=0)
-    gated, sum_NC = torch.empty(len(x_NC) * experts.active, native_experts.stride), torch.empty(len(x_NC), C)
+    gated = torch.empty(len(x_NC) * experts.active, native_experts.stride)
+    sum_NC = torch.empty(len(x_NC), C)
     choices = native_experts.gate(x_NC.contiguous(), gated)
     native_experts.down(choices, gated, sum_NC)
     return sum_NC, choices.touched
@@ -110,7 +111,8 @@ def test_mixture_equals_the_book(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
-    experts, layer = ROUTERS[name], layer_of(ROUTERS[name])
+    experts = ROUTERS[name]
+    layer = layer_of(ROUTERS[name])
     whole_NC, _ = natively(layer, experts, rows())
     for row_slice in (slice(0, 1), slice(3, 8), slice(17, 40)):
         assert torch.equal(natively(layer, experts, rows()[row_slice])[0], whole_NC[row_slice])
@@ -142,7 +144,8 @@ def test_experts_that_do_not_fit_the_router_raise() -> None:
 @pytest.mark.parametrize(("size", "dtype"), [(2 * C, torch.float32), (C, torch.bfloat16)])
 def test_layer_refuses_experts_that_are_not_its_own(size: int, dtype: torch.dtype) -> None:
     """Of another size, or of another type of weights."""
-    experts, zeros_C = ROUTERS["softmax"], torch.zeros(16, size, dtype=dtype)
+    experts = ROUTERS["softmax"]
+    zeros_C = torch.zeros(16, size, dtype=dtype)
     parts = native.experts(config(experts), layer_of(experts), bits=0)
     with pytest.raises(ValueError, match="experts must be whole, of the layer's type and size"):
         native._native.DecoderLayer(

@@ -35,7 +35,8 @@ ROUNDS = [([i % 4 != 0, i % 5 != 1, True], [i % 6, (i + 3) % 6, 5 - i % 3]) for 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
 def test_fused_draft_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
-    single, fused = drafting(coupling, several=False), drafting(coupling, several=True)
+    single = drafting(coupling, several=False)
+    fused = drafting(coupling, several=True)
     for live, accepted in ROUNDS:
         assert same(single.propose(live, accepted), fused.propose(live, accepted))
     assert torch.equal(single.noise.draws, fused.noise.draws)
@@ -46,7 +47,8 @@ def test_fused_draft_equals_single_passes_and_draws(coupling: type[Seeded | Reje
 
 def test_fused_draft_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, max_steps: max_steps)
-    single, fused = drafting(Rejection, several=False), drafting(Rejection, several=True)
+    single = drafting(Rejection, several=False)
+    fused = drafting(Rejection, several=True)
     assert not all(
         same(single.propose(*round_arguments), fused.propose(*round_arguments)) for round_arguments in ROUNDS
     )
@@ -64,7 +66,8 @@ def test_torch_sampler_is_asked_per_token() -> None:
 
 def test_token_without_probability_mass_raises() -> None:
     asked = drafting(Seeded, several=True)
-    view, nan_row = asked.tier.cache, torch.full((2, 1, 16), float("nan"))
+    view = asked.tier.cache
+    nan_row = torch.full((2, 1, 16), float("nan"))
     view.kv.write(0, torch.tensor([view.pages * 16 + 16]), nan_row, nan_row)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
         asked.propose([True] * 3, [5] * 3)

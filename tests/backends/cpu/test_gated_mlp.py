@@ -37,7 +37,8 @@ def as_kind(weight: Blocks, kind: str) -> Blocks:
 def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bool) -> None:
     """Halves as such, and as float32, where both lie in one matrix."""
     gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
-    x_NC, biases_2I = normal(20, C), normal(2, size, seed=2)
+    x_NC = normal(20, C)
+    biases_2I = normal(2, size, seed=2)
     joined = gated(gate, up, x_NC, biases_2I=biases_2I)
     assert not torch.equal(joined, gated(gate, up, x_NC))
     assert torch.equal(joined[:, size:], torch.zeros_like(joined[:, size:])) and joined[:, :size].isfinite().all()

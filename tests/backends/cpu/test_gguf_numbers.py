@@ -68,7 +68,8 @@ def test_gguf_bfloat16_is_a_bfloat16_matrix() -> None:
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_row_bits_independent_of_batch(kind: str) -> None:
-    weight, x_NK = random_blocks(kind, 100, 2600, True), normal(230, 2600).bfloat16()
+    weight = random_blocks(kind, 100, 2600, True)
+    x_NK = normal(230, 2600).bfloat16()
     batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)

@@ -48,9 +48,12 @@ def linear(w_MK: Tensor, x_NK: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
 def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype) -> None:
-    w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
-    w_MK[M // 2], x_NK[3] = 0, 0
-    (w, of_output), (x, of_row) = rounded(w_MK), rounded(x_NK)
+    w_MK = normal(M, K).to(dtype)
+    x_NK = normal(25, K, seed=1).to(dtype)
+    w_MK[M // 2] = 0
+    x_NK[3] = 0
+    (w, of_output) = rounded(w_MK)
+    (x, of_row) = rounded(x_NK)
     integer_product = (x.double() @ w.double().T).float() * (of_output.T * of_row)
     assert torch.equal(linear(w_MK, x_NK), integer_product)
 
@@ -65,7 +68,8 @@ def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
 
 
 def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
-    w_MK, x_NK = normal(200, 1500).to(dtype), normal(230, 1500, seed=1).to(dtype)
+    w_MK = normal(200, 1500).to(dtype)
+    x_NK = normal(230, 1500, seed=1).to(dtype)
     batch_output = linear(w_MK, x_NK)
     for count in (1, 2):
         native.set_threads(count)
@@ -108,7 +112,8 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
     assert single_pass.isfinite().all() and not torch.equal(single_pass, attend(kv, row, q_BTHD, start, []))
     for count, widths in enumerate(([1] * 100, [3, 7, 16, 1, 9, 64], [99, 1])):
         native.set_threads(1 + count % 2)
-        parts, at = [], 0
+        parts = []
+        at = 0
         for width in widths:
             part_BTHD = q_BTHD[:, at : at + width].contiguous()
             parts.append(attend(kv, row, part_BTHD, start + at, [start]))
@@ -118,7 +123,9 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
 
 def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> None:
     """Queries, keys and values have codes of 127 and -127 alone, and so have the weights of the keys that count."""
-    S, start, D = 200, 192, 64
+    S = 200
+    start = 192
+    D = 64
     kv, row = paged(dtype, S, G=1, D=D)
     signs_4D = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [-1, -1, -1, -1], [1, 1, -1, -1]]).repeat(1, D // 4)
     k_SGD = signs_4D[torch.arange(S) // 8 % 4][:, None].to(dtype)
@@ -139,7 +146,8 @@ def test_int8_partial_block_read_unquantised(coarse: int, dtype: torch.dtype) ->
 
 
 def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
-    S, start = 210, 200
+    S = 210
+    start = 200
     kv, row = paged(dtype, S)
     q_BTHD = kv.normal(1, S - start, 4, kv.D)
     copy_output = attend(kv, row, q_BTHD, start, [start])

@@ -41,7 +41,8 @@ SLACK = 8
 
 def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
     """Errors of the mixed values and of the mass: few queries and many, short and long contexts, sharp and flat."""
-    mixed_errors, mass_errors = [], []
+    mixed_errors = []
+    mass_errors = []
     for D, T, S, gain in [
         (64, 1, 3000, 1.0),
         (80, 16, 700, 4.0),
@@ -50,8 +51,10 @@ def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
         (96, 2, 9, 8.0),
     ]:
         kv = Paged(2, D, 200, dtype, int8=int8)
-        row, q_BTHD = kv.row(S), kv.normal(1, T, 8, D, gain=gain)
-        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+        row = kv.row(S)
+        q_BTHD = kv.normal(1, T, 8, D, gain=gain)
+        mixed = torch.empty_like(q_BTHD)
+        mass = torch.empty(1, 2, len(row.list_P))
         kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
         reference, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
         mixed_errors.append((mixed[0].double() - reference).abs().flatten() / row.v_SGD.double().abs().max())
@@ -94,29 +97,42 @@ def norm(dtype: torch.dtype) -> Tensor:
 
 def rotation(dtype: torch.dtype) -> Tensor:
     """Of keys, as they are read back from their pages."""
-    N, G, D = 100, 2, 64
+    N = 100
+    G = 2
+    D = 64
     kv = Paged(G, D, 20, dtype)
-    q, k, v = normal(N, G * D), normal(N, G * D, seed=1), normal(N, G * D, seed=2)
+    q = normal(N, G * D)
+    k = normal(N, G * D, seed=1)
+    v = normal(N, G * D, seed=2)
     angle_NF = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
-    cos, sin, place_N = angle_NF.cos(), angle_NF.sin(), slots(kv.take(N), N)
+    cos = angle_NF.cos()
+    sin = angle_NF.sin()
+    place_N = slots(kv.take(N), N)
     kv.pages.rope_and_write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
-    got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
+    got_k = torch.empty(N, G, D, dtype=dtype)
+    got_v = torch.empty(N, G, D, dtype=dtype)
     kv.pages.read(place_N, got_k, got_v)
     assert torch.equal(got_v, v.view(N, G, D).to(dtype))
     lower_half, upper_half = k.view(N, G, 2, D // 2).double().unbind(2)
-    c, s = cos.double()[:, None], sin.double()[:, None]
+    c = cos.double()[:, None]
+    s = sin.double()[:, None]
     exact = torch.cat([lower_half * c - upper_half * s, upper_half * c + lower_half * s], -1)
     return (got_k.double() - exact).abs() / torch.hypot(lower_half, upper_half).repeat(1, 1, 2)
 
 
 def gate(dtype: torch.dtype) -> Tensor:
     """Through a block that has nothing else in it: the norm of its x is 1, and its other products have one term."""
-    M, C = 4096, 16
-    zeros_CC, one_C, x_NC = torch.zeros(C, C, dtype=dtype), torch.ones(C, dtype=dtype), torch.full((1, C), 2.0**-60)
-    gates_M, ups_M = (30 * normal(M)).clamp(-80, 80).to(dtype), normal(M, seed=1).to(dtype)
+    M = 4096
+    C = 16
+    zeros_CC = torch.zeros(C, C, dtype=dtype)
+    one_C = torch.ones(C, dtype=dtype)
+    x_NC = torch.full((1, C), 2.0**-60)
+    gates_M = (30 * normal(M)).clamp(-80, 80).to(dtype)
+    ups_M = normal(M, seed=1).to(dtype)
     results = []
     for begin in range(0, M, C):
-        gate_MC, up_MC = torch.zeros(C, C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
+        gate_MC = torch.zeros(C, C, dtype=dtype)
+        up_MC = torch.zeros(C, C, dtype=dtype)
         gate_MC[:, 0], up_MC[:, 0] = gates_M[begin : begin + C], ups_M[begin : begin + C]
         block = native.DecoderLayer(
             one_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype),
@@ -125,7 +141,8 @@ def gate(dtype: torch.dtype) -> Tensor:
         x = x_NC.clone()
         block.finish(x, torch.zeros(1, C, dtype=dtype))
         results.append(x[0])
-    gates, ups = gates_M.double(), ups_M.double()
+    gates = gates_M.double()
+    ups = ups_M.double()
     exact = gates * gates.sigmoid() * ups
     large = exact.abs() > 2.0**-30  # beside which the residual stream's own 2^-60 is nothing
     assert large.sum() > M / 2

@@ -189,7 +189,8 @@ def test_sums_just_above_halfway_are_rounded_up(level: str) -> None:
         wide = -(-(2**34) // m)
         if not 0 < m * wide - 2**34 < 2**5:
             continue
-        scale, factor = np.float16(m * 2.0**-22), np.float32(wide * 2.0**-36)
+        scale = np.float16(m * 2.0**-22)
+        factor = np.float32(wide * 2.0**-36)
         assert np.float32(1 + float(scale) * float(factor)) == 1
         blocks = np.zeros((1, 2, 34), np.uint8)  # of Q8_0: a half, and 32 codes, the first of which is 1
         blocks[0, :, :2] = np.array([[1], [scale]], np.float16).view(np.uint8)

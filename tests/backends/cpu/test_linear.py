@@ -34,7 +34,8 @@ def test_linear_error_within_bound(M: int, K: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("M", "K"), [*SHAPES, (72, 2600)])
 def test_linear_row_bits_independent_of_batch(M: int, K: int, dtype: torch.dtype) -> None:
-    matrix, x_NK = native.Matrix(normal(M, K).to(dtype)), normal(230, K, seed=1).to(dtype)
+    matrix = native.Matrix(normal(M, K).to(dtype))
+    x_NK = normal(230, K, seed=1).to(dtype)
     batch_output = linear(matrix, M, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
@@ -45,7 +46,8 @@ def test_linear_row_bits_independent_of_batch(M: int, K: int, dtype: torch.dtype
 
 def test_linear_split_of_k_changes_bits(dtype: torch.dtype) -> None:
     """The inverse: a kernel that summed halves would fail the law above."""
-    w_MK, x_NK = normal(64, 256).to(dtype), normal(4, 256, seed=1).to(dtype)
+    w_MK = normal(64, 256).to(dtype)
+    x_NK = normal(4, 256, seed=1).to(dtype)
     halves = [linear(native.Matrix(w_MK[:, k].contiguous()), 64, x_NK[:, k]) for k in (slice(128), slice(128, 256))]
     unsplit = linear(native.Matrix(w_MK), 64, x_NK)
     assert torch.allclose(unsplit, halves[0] + halves[1], atol=1e-3)
@@ -70,7 +72,9 @@ def test_linear_nonfinite_inputs_stay_nonfinite(dtype: torch.dtype) -> None:
 
 
 def test_linear_bad_arguments_raise(dtype: torch.dtype) -> None:
-    matrix, x, y = native.Matrix(normal(32, 64).to(dtype)), torch.zeros(2, 64, dtype=dtype), torch.zeros(2, 32)
+    matrix = native.Matrix(normal(32, 64).to(dtype))
+    x = torch.zeros(2, 64, dtype=dtype)
+    y = torch.zeros(2, 32)
     other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     for bad_x, bad_y, message in [
         (x.to(other_dtype), y, "x must be"),

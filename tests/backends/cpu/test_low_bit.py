@@ -72,7 +72,8 @@ def parts_that_cancel(weight: Blocks) -> Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
-    weight, x_NK = random_blocks(kind, 100, 2560), normal(230, 2560)
+    weight = random_blocks(kind, 100, 2560)
+    x_NK = normal(230, 2560)
     batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)

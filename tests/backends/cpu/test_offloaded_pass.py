@@ -149,7 +149,8 @@ def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
 
 def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     _, _, away = memories(dtype, Host)
-    units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
+    units_1U = torch.arange(1, 3, dtype=torch.int32)[None]
+    q_BTHD = torch.zeros(1, 1, 2 * G, D, dtype=dtype)
     attend = away.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)

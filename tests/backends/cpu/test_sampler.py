@@ -133,7 +133,8 @@ def test_native_sampler_accepts_float64_logits(coupling: type) -> None:
 @pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
 def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
-    rows, params = 250, [SamplingParams()] * 250
+    rows = 250
+    params = [SamplingParams()] * 250
     lengths_B = np.random.default_rng(1).integers(2**32 - 1, size=rows)
     batch_scene = Scene(
         params,

@@ -66,7 +66,8 @@ def clear_cut(scores_C: Tensor, target_picks: int) -> int:
 def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
     rotated = kind == "rotated codes"  # their signs are the sketch
     kv, (row,) = paged(dtype, S, G=1, D=D, codes=kind != "numbers", hadamard=rotated)
-    start, begin = S - T, 2
+    start = S - T
+    begin = 2
     q_1THD = kv.normal(1, T, h, D, gain=4)
     end = start // PAGE - 1
     scores_C = estimates(q_1THD[0], row.k_SGD, range(begin, end), torch.eye(D) if rotated else random_rotation(D))
@@ -83,7 +84,8 @@ def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: 
 
 def test_search_selects_per_kv_head(dtype: torch.dtype) -> None:
     """A key that a head looks for, far back: with the search it is seen, without it is not."""
-    S, D = 1200, 64
+    S = 1200
+    D = 64
     kv, (row,) = paged(dtype, S, G=2, D=D)
     q_1THD = kv.normal(1, 1, 2, D)
     for g, at in enumerate((333, 612)):
@@ -98,7 +100,8 @@ def test_search_selects_per_kv_head(dtype: torch.dtype) -> None:
 
 def test_search_with_full_budget_equals_full_attention(dtype: torch.dtype) -> None:
     """Rows of other lengths, one without new tokens and one that searches nothing among them."""
-    lengths, starts = [700, 96, 300, 64], [693, 96, 297, 60]
+    lengths = [700, 96, 300, 64]
+    starts = [693, 96, 297, 60]
     kv, rows = paged(dtype, *lengths)
     q_BTHD = kv.normal(4, 7, 4, kv.D)
     plain = attend(kv, rows, q_BTHD, starts, None)
@@ -118,7 +121,8 @@ def test_search_shared_pages_found_by_each_row(dtype: torch.dtype) -> None:
 
 def test_search_sketch_is_read_until_page_changes(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600)
-    q_1THD, search = kv.normal(1, 2, 4, kv.D, gain=4), ([1], [36], [3])
+    q_1THD = kv.normal(1, 2, 4, kv.D, gain=4)
+    search = ([1], [36], [3])
     old_output = attend(kv, [row], q_1THD, [598], search)
     kv.fill(row.list_P[:37], *(x.flip(0) for x in (row.k_SGD[: 37 * PAGE], row.v_SGD[: 37 * PAGE])))
     new_output = attend(kv, [row], q_1THD, [598], search)

@@ -101,7 +101,8 @@ def test_more_threads_than_cpus_start_no_more(threads: int) -> None:
 
 
 def test_bits_independent_of_threads_and_callers() -> None:
-    matrix, x = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300)
+    matrix = native.Matrix(torch.randn(1000, 300))
+    x = torch.randn(20, 300)
     reference = torch.empty(20, 1000)
     matrix.linear(x, reference)
     results: list[torch.Tensor] = []
@@ -124,7 +125,9 @@ def test_bits_independent_of_threads_and_callers() -> None:
 
 
 def test_thread_count_changes_between_jobs() -> None:
-    matrix, x, reference = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
+    matrix = native.Matrix(torch.randn(1000, 300))
+    x = torch.randn(20, 300)
+    reference = torch.empty(20, 1000)
     matrix.linear(x, reference)
     results = [torch.empty(20, 1000) for _ in range(40)]
     caller = threading.Thread(target=lambda: [matrix.linear(x, y) for y in results])

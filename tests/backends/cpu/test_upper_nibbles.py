@@ -35,7 +35,9 @@ def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = H
 def test_upper_nibbles_equal_codes_in_their_middle(T: int, S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
     """Bit for bit, and without a look at the lower nibbles."""
     nibble_kv, row, middle_kv = both(S, G, D, S - T, dtype)
-    q_BTHD, page, scales = nibble_kv.normal(1, T, G * h, D), PAGE * D, 2 * PAGE * 2
+    q_BTHD = nibble_kv.normal(1, T, G * h, D)
+    page = PAGE * D
+    scales = 2 * PAGE * 2
     middle_output = attend(middle_kv, q_BTHD, [S - T], [T], row.list_P[None])
     for garbage in (False, True):
         if garbage:
@@ -74,7 +76,8 @@ def two_threads() -> Iterator[None]:
 @pytest.mark.usefixtures("two_threads")
 def test_tokens_written_by_several_threads_keep_their_nibbles() -> None:
     """Tokens of a page share bytes, and lie anywhere in a pass."""
-    N, D = 600, 64
+    N = 600
+    D = 64
     kv = Paged(2, D, N // PAGE + 2, torch.float32, codes=True, hadamard=False)
     place_N = slots(kv.take(N), N)[torch.randperm(N, generator=kv.draw)]
     q, k, v = (torch.randn(N, 2 * D, generator=kv.draw) for _ in range(3))

@@ -29,8 +29,11 @@ def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: to
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     place_N[1::7] = torch.arange(len(place_N[1::7])) % PAGE  # padding
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    table, near_N, far_N = turns(torch.arange(1000), D), torch.randperm(N) + 900, torch.full((N,), 77)
-    rotated, q_sinks = torch.empty(N, H, D, dtype=dtype), torch.empty(N, H, D, dtype=dtype)
+    table = turns(torch.arange(1000), D)
+    near_N = torch.randperm(N) + 900
+    far_N = torch.full((N,), 77)
+    rotated = torch.empty(N, H, D, dtype=dtype)
+    q_sinks = torch.empty(N, H, D, dtype=dtype)
     kv.pages.rope_and_write(q, k, v, *table, near_N, place_N, rotated, far_N, q_sinks)
     table_rows = [tuple(x[None, at_N] for x in table) for at_N in (near_N, far_N)]
     assert torch.equal(rotated, rotate(q.view(1, N, H, D), table_rows[0])[0].to(dtype))
@@ -60,8 +63,10 @@ def test_runs_of_tokens_are_written_like_single_ones(dim: int, dtype: torch.dtyp
     """Runs that begin and end within pages, single tokens, tokens in reverse, and padding, in more than one job."""
     runs = [(16, 3), (21, 40), (64, 16), (100, 1), (102, 2), (3, 2), (160, 70)]
     place_N = torch.cat([torch.arange(begin, begin + count) for begin, count in runs] + [torch.arange(150, 140, -1)])
-    kv, single_kv = Paged(2, dim, pages=16, dtype=dtype), Paged(2, dim, pages=16, dtype=dtype)
-    k_NGD, v_NGD = kv.normal(len(place_N), 2, dim), kv.normal(len(place_N), 2, dim)
+    kv = Paged(2, dim, pages=16, dtype=dtype)
+    single_kv = Paged(2, dim, pages=16, dtype=dtype)
+    k_NGD = kv.normal(len(place_N), 2, dim)
+    v_NGD = kv.normal(len(place_N), 2, dim)
     kv.pages.write(place_N, k_NGD, v_NGD)
     for n in range(len(place_N)):
         single_kv.pages.write(place_N[n : n + 1], k_NGD[n : n + 1], v_NGD[n : n + 1])

@@ -81,7 +81,8 @@ def alike(drafts: list[Draft], reference_drafts: list[Draft]) -> bool:
 
 @each_coupling
 def test_draft_in_one_graph_equals_single_passes_and_draws(coupling: Coupling) -> None:
-    (single_drafts, single_scene), fused_scene = single(coupling), drafting(coupling, several=True)
+    (single_drafts, single_scene) = single(coupling)
+    fused_scene = drafting(coupling, several=True)
     assert alike(proposals(fused_scene), single_drafts)
     assert torch.equal(single_scene.noise.draws, fused_scene.noise.draws)
     assert np.array_equal(single_scene.tier.counters.passes_B, fused_scene.tier.counters.passes_B)
@@ -101,8 +102,11 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 @each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once; what follows are replays, of other texts, lengths and noise."""
-    (single_drafts, _), asked, shapes_run = single(coupling), 0, list[Any]()
-    run, draft = model.run_draft, model.fused_draft
+    (single_drafts, _) = single(coupling)
+    asked = 0
+    shapes_run = list[Any]()
+    run = model.run_draft
+    draft = model.fused_draft
 
     def counted(*arguments: Any) -> Any:
         nonlocal asked
@@ -168,7 +172,8 @@ def test_draft_of_penalised_rows_is_drawn_per_token() -> None:
 
 def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
     fused_scene = drafting(Seeded, several=True)
-    view, broken = fused_scene.tier.cache, torch.full((1, 1, 8), float("nan"), device=DEVICE)
+    view = fused_scene.tier.cache
+    broken = torch.full((1, 1, 8), float("nan"), device=DEVICE)
     view.kv.write(0, torch.tensor([view.pages * 16 + 16], device=DEVICE), broken, broken)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
         fused_scene.propose([True] * 3, [3] * 3)

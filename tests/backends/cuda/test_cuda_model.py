@@ -41,11 +41,13 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     """Ids, columns to score, and the pass: one of each kind of view."""
     draw = torch.Generator().manual_seed(0)
     places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
-    shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
+    shared = places[:12].view(2, 6)
+    ids_23 = torch.randint(50, (2, 3), generator=draw)
     # Each row has pages of its own for new tokens: what two wrote to one place would depend on who was last.
     new_pages = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
     of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
-    wide, window = torch.randint(50, (1, 90), generator=draw), PageTable(places[None, :8], [60], [3], 16, 16, 40)
+    wide = torch.randint(50, (1, 90), generator=draw)
+    window = PageTable(places[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
     retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
     # New tokens lie at the same slots in all layers: of the last units that all heads share.
@@ -76,7 +78,8 @@ def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
-        (ids_BT, at_BJ, this), backend = passes()[name], model(decoder.config, weights)
+        (ids_BT, at_BJ, this) = passes()[name]
+        backend = model(decoder.config, weights)
         outcome = backend.forward(ids_BT, memory, this, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
@@ -192,10 +195,12 @@ def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> N
     """q, k and v of one product, gate and up of another."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
-    plain, products = TorchLayer(config, layer), list[int]()
+    plain = TorchLayer(config, layer)
+    products = list[int]()
     x_NC = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(4)).to(DEVICE)
     single_outputs = *plain.qkv(x_NC), plain.gate(x_NC)
-    fast, product = TritonLayer(config, layer), F.linear
+    fast = TritonLayer(config, layer)
+    product = F.linear
     monkeypatch.setattr(F, "linear", lambda *arguments: products.append(1) or product(*arguments))
     got = *fast.qkv(x_NC), fast.gate(x_NC)
     assert len(products) == 2
@@ -232,9 +237,12 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
     """Passes of one shape, of three tokens and of one each: whatever else is fed, a token's logits are the same."""
     monkeypatch.setattr(F, "linear", by_row)
     monkeypatch.setattr(np, "matmul", by_the_term)
-    ids, logits_by_kind = [7, 11, 13], []
+    ids = [7, 11, 13]
+    logits_by_kind = []
     for widths in ([3], [1, 1, 1]):
-        memory, at, logits = TritonKV(decoder.config, PAGES, torch.float32, DEVICE), 0, []
+        memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+        at = 0
+        logits = []
         model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
         for width in widths:
             lists = PageTable(torch.arange(1, 4, device=DEVICE).int()[None], [20 + at], [width])

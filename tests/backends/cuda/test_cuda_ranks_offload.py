@@ -94,7 +94,8 @@ def needs(folder: Path, count: int) -> CudaKVSizing:
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
-    one_rank, two = needs(folder, 1), needs(folder, 2)
+    one_rank = needs(folder, 1)
+    two = needs(folder, 2)
     monkeypatch.setattr(offload_sizing, "free_on", lambda device: one_rank.activation_bytes + one_rank.bytes // 2)
     assert (
         memory_for(OffloadConfig("host"), one_rank) == int(one_rank.memory_share * one_rank.free_bytes) < one_rank.bytes

@@ -141,7 +141,8 @@ def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, how
 def test_second_device_reads_rows_of_the_head(
     folder: Path, two_devices: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decoder, current = LLM(folder / "target", device="cuda:1").target.decoder, list[int]()
+    decoder = LLM(folder / "target", device="cuda:1").target.decoder
+    current = list[int]()
     monkeypatch.setattr(decoder.model, "head_rows", lambda ids_N: current.append(two_devices.current))
     decoder.head_rows(torch.arange(3))
     assert current == [1] and two_devices.current == 0
@@ -168,7 +169,8 @@ def test_current_device_is_the_callers_between_steps(two_devices: Machine) -> No
 
 
 def test_dtype_is_one_that_tensor_cores_know(one_device: Machine) -> None:
-    config, device = shapes.parts("30m-draft", 64)[0], torch.device("cuda:0")
+    config = shapes.parts("30m-draft", 64)[0]
+    device = torch.device("cuda:0")
     dtypes = {}
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
         one_device.capability = capability
@@ -230,7 +232,8 @@ def test_strict_memory_is_reserved(one_device: Machine) -> None:
     )  # fmt: skip
     parts = 4 * 8 * 32 * s.heads * (131_072 // 1024) * s.head_dim
     assert parts == 536_870_912
-    mass, queries = 4 * s.layers * 8 * s.kv_heads * 8192, 2 * s.layers * 8 * 32 * s.heads * s.head_dim
+    mass = 4 * s.layers * 8 * s.kv_heads * 8192
+    queries = 2 * s.layers * 8 * 32 * s.heads * s.head_dim
     observed_bytes = 2 * (mass + queries) + 4 * 8 * 32 * config.vocab_size
     assert parts + observed_bytes < workspace(config, 2, 8, 25, 8192) < 1.6 * parts + observed_bytes
     assert workspace(config, 2, 1, 25, 8192) * 8 == workspace(config, 2, 8, 25, 8192)

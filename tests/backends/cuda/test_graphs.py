@@ -56,7 +56,9 @@ def test_graph_inputs_hold_only_current_pass() -> None:
 
 
 def test_used_graphs_are_kept() -> None:
-    graphs, captured_keys, inputs = Graphs(CPU), [], GraphInputs(shape_of(1, 1, 1, a_pass(1, 1), padded=True), CPU)
+    graphs = Graphs(CPU)
+    captured_keys = []
+    inputs = GraphInputs(shape_of(1, 1, 1, a_pass(1, 1), padded=True), CPU)
 
     def make(key: int) -> Replay:
         captured_keys.append(key)

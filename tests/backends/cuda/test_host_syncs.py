@@ -137,7 +137,8 @@ def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: py
 
 
 def test_host_sync_kinds_are_counted() -> None:
-    device, host = torch.device("cpu"), torch.ones(3)
+    device = torch.device("cpu")
+    host = torch.ones(3)
     with Watch() as watch:
         on_device = torch.zeros(3, device=device)
         on_device.copy_(host, non_blocking=True)

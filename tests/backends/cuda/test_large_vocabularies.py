@@ -42,7 +42,8 @@ def parts() -> Iterator[None]:
 def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
     """One row for each of the settings, all of them live."""
     batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
-    batch_scene.live_B[:], batch_scene.guess.counts_B[:] = True, guesses
+    batch_scene.live_B[:] = True
+    batch_scene.guess.counts_B[:] = guesses
     return replace(batch_scene, params=params)
 
 

@@ -85,7 +85,8 @@ def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
 def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
-    blocks, (_, weights) = random_blocks(kind, M, 256).blocks, shapes.parts("30m-draft", 64, device=DEVICE)
+    blocks = random_blocks(kind, M, 256).blocks
+    (_, weights) = shapes.parts("30m-draft", 64, device=DEVICE)
     bad_weights = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
     head_VC = on_device(bad_weights).head_VC
     assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
@@ -104,7 +105,9 @@ FAMILIES = {
 
 def logits(path: Path, text: list[int], dtype: str) -> Tensor:
     """Logits of a prompt, and of five tokens behind it."""
-    decoder, pass_logits, at = load(path, device=str(DEVICE), dtype=dtype).decoder, list[Tensor](), 0
+    decoder = load(path, device=str(DEVICE), dtype=dtype).decoder
+    pass_logits = list[Tensor]()
+    at = 0
     pool = PagePool(decoder.config, 1, 20, decoder.dtype, decoder.device)
     pool.reserve(0, len(text))
     view = FullView(pool)
@@ -143,7 +146,8 @@ def test_gguf_text_by_triton_is_that_of_plain_decoding(
     monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)  # of one text
     target = write_model(tmp_path / "target", **FAMILIES["llama"], num_hidden_layers=1).gguf
     draft = write_model(tmp_path / "draft", "Q4_0", num_hidden_layers=1).gguf
-    params, texts = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True), []
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True)
+    texts = []
     llm = LLM(
         target, draft, dtype="bfloat16", retrieval_budget=32, speculative_tokens=3, searched_layers="none", strict=True
     )

@@ -23,7 +23,8 @@ MASS = 2e-5
 
 def agree(case: Case) -> None:
     scene = Scene(case)
-    (mixed, mass), (reference, wanted_mass) = scene.by_kernel(), scene.by_the_book()
+    (mixed, mass) = scene.by_kernel()
+    (reference, wanted_mass) = scene.by_the_book()
     assert mixed.dtype == case.dtype
     assert scene.error(mixed, reference) <= BOUND[case.dtype]
     if case.weigh:
@@ -56,7 +57,8 @@ def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
 )
 def test_triton_attention_default_split_equals_float64(change: dict[str, Any], split: int) -> None:
     """Of each kind of list, across a border. Other splits leave other bits: so the default is what it is said to be."""
-    T, start = change["T"], max(split, 256) - 1
+    T = change["T"]
+    start = max(split, 256) - 1
     case = Case(**{"sinks": 0, "window": 0, "turned": False} | change | {"G": 1, "starts": [start], "counts": [T]})
     scene = Scene(case)
     mixed, mass = scene.by_kernel(split=None)
@@ -69,11 +71,15 @@ def test_triton_attention_default_split_equals_float64(change: dict[str, Any], s
 
 def test_attention_splits_keep_a_device_busy() -> None:
     """Programs of real shapes on an H100: some two for each of its multiprocessors."""
-    budget, window, keys = 4096, 16 + 496, 131_071
+    budget = 4096
+    window = 16 + 496
+    keys = 131_071
     assert keys // split_of(False, 0, 4) * 8 > 264  # Llama-3.1-8B
     assert budget // split_of(True, 0, 4) * 8 >= 256 and budget // split_of(True, 0, 1) * 32 >= 256
     assert window // split_of(False, window, 1) * 12 >= 96  # Llama-68M
-    written_and_read, kv_bytes = 2 * 4 * 32 * (128 + 2), 2 * 2 * 128  # eight queries of a group of 4; a key and a value
+    # eight queries of a group of 4; a key and a value
+    written_and_read = 2 * 4 * 32 * (128 + 2)
+    kv_bytes = 2 * 2 * 128
     assert written_and_read / split_of(False, 0, 4) < kv_bytes / 15
 
 
@@ -98,7 +104,8 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """The inverse: the comparison does not pass whatever the kernel does."""
     scene = Scene(replace(Case(), **change))
-    (mixed, mass), (reference, wanted_mass) = scene.by_kernel(late=-1), scene.by_the_book()
+    (mixed, mass) = scene.by_kernel(late=-1)
+    (reference, wanted_mass) = scene.by_the_book()
     assert scene.error(mixed, reference) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 

@@ -62,7 +62,8 @@ def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
     small = numbers(rounded(torch.full_like(scene.k, 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
-    (mixed, _), (reference, _) = scene.by_kernel(), scene.by_the_book()
+    (mixed, _) = scene.by_kernel()
+    (reference, _) = scene.by_the_book()
     assert scene.error(mixed, reference) <= 4 * BOUND[torch.float16]
 
 
@@ -80,7 +81,8 @@ def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...
     _, T, G, D = x_BTGD.shape
     memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
     tables = torch.ones(40, D // 2, device=DEVICE), torch.zeros(40, D // 2, device=DEVICE)  # nothing is turned
-    at, counts = torch.tensor([14], device=DEVICE), torch.tensor([T], device=DEVICE)
+    at = torch.tensor([14], device=DEVICE)
+    counts = torch.tensor([T], device=DEVICE)
     page_table = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
     x_BTGD = x_BTGD.to(DEVICE)
     q_BTGD, _ = pointwise.rotate_and_write((x_BTGD, x_BTGD, 2 * x_BTGD), at, tables, page_table, memory, together)
@@ -162,7 +164,10 @@ def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatc
 
 def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
     """Logits of a text over int8 KV, in passes of such widths."""
-    decoder, ids_T, pass_logits, at = small_decoder(dtype=torch.float32), text(sum(widths)), list[Tensor](), 0
+    decoder = small_decoder(dtype=torch.float32)
+    ids_T = text(sum(widths))
+    pass_logits = list[Tensor]()
+    at = 0
     decoder.config = replace(decoder.config, kv_int8=True, hadamard=hadamard)
     pool = PagePool(decoder.config, 1, pages_for(len(ids_T)), decoder.dtype, decoder.device)
     assert isinstance(pool.kv, TritonKV) == (backends_dispatch.requested == "triton")

@@ -53,7 +53,9 @@ def test_triton_topk_of_many_equals_torch() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 97])
 def test_triton_noise_equals_torch(vocab_size: int) -> None:
-    seeds, choices, positions = [0, 2**64 - 1, 12345], [0, 7, 2**32 - 1], [3, 2**31, 2**32 - 1]
+    seeds = [0, 2**64 - 1, 12345]
+    choices = [0, 7, 2**32 - 1]
+    positions = [3, 2**31, 2**32 - 1]
     reference = make_noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
     got = exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size=vocab_size)
@@ -67,7 +69,8 @@ def test_triton_noise_equals_torch(vocab_size: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_triton_norm_and_gate_equal_torch(dtype: torch.dtype) -> None:
     """Rounded where the torch path rounds, so they differ by the order of a sum, and by the exponential, at most."""
-    draw, step = torch.Generator().manual_seed(0), torch.finfo(dtype).eps
+    draw = torch.Generator().manual_seed(0)
+    step = torch.finfo(dtype).eps
     x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))
     reference = model.norm(x, weight, 1e-5)
     triton_output = pointwise.norm(x.to(DEVICE), weight.to(DEVICE), 1e-5).cpu()
@@ -116,7 +119,8 @@ def test_page_copy_by_small_programs_equals_torch(size: int, monkeypatch: pytest
     """As they are on a GPU: some of nothing but zeros, the last one not full."""
     draw = torch.Generator().manual_seed(0)
     source, target = ((torch.randn(40, size, generator=draw), torch.randn(40, size, generator=draw)) for _ in range(2))
-    from_X, to_X = torch.randperm(40, generator=draw).repeat(3)[:75], torch.zeros(75, dtype=torch.int64)
+    from_X = torch.randperm(40, generator=draw).repeat(3)[:75]
+    to_X = torch.zeros(75, dtype=torch.int64)
     to_X[[0, 3, 70, 74]] = torch.tensor([9, 4, 39, 1])
     reference = tuple(x.clone() for x in target)
     carried(source, from_X, reference, to_X, size)

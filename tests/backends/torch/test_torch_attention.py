@@ -123,7 +123,8 @@ def test_torch_attention_is_causal(T: int, past: int) -> None:
     q, k, v = operands(T, T + past, 4, 2, 8, torch.float32)
     for t in range(T):
         later_keys = slice(past + t + 1, None)
-        changed_k, changed_v = k.clone(), v.clone()
+        changed_k = k.clone()
+        changed_v = v.clone()
         changed_k[:, later_keys], changed_v[:, later_keys] = 50.0, -50.0
         for kernel in (lambda *x: attend(*x)[0], attend_causal):
             torch.testing.assert_close(kernel(q, changed_k, changed_v)[: t + 1], kernel(q, k, v)[: t + 1])
