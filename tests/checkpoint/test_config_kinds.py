@@ -37,7 +37,8 @@ BY_KIND: dict[str, Values] = {
 def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) -> None:
     """Which layers have a window, and thetas of both kinds."""
     ours, theirs = read_both(tmp_path, BY_KIND[name] | {"num_hidden_layers": 9})
-    local, kinds = theirs.rope_parameters.get("sliding_attention"), ours.architecture.kinds
+    local = theirs.rope_parameters.get("sliding_attention")
+    kinds = ours.architecture.kinds
     slides = [kind == "sliding_attention" for kind in theirs.layer_types]
     assert [kind.window for kind in kinds] == [theirs.sliding_window * slides_here for slides_here in slides]
     assert [kind.rope for kind in kinds] == [int(slides_here and local is not None) for slides_here in slides]

@@ -80,7 +80,8 @@ def config(random: Random, family: str, kind: str) -> Values:
         values.setdefault("num_key_value_heads", heads)  # or a family's own number, which may not divide
     D = values.get("head_dim") or (128 if family == "qwen3" else values["hidden_size"] // heads)
     thetas = {"rope_theta": random.choice([10_000.0, 500_000, 1e6, 10_000_000])}
-    old, rope_fields = random.random() < 0.5, rope(random, kind, D)
+    old = random.random() < 0.5
+    rope_fields = rope(random, kind, D)
     if kind in ("llama3", "longrope") and random.random() < 0.2:
         values["original_max_position_embeddings"] = 2048  # above the others, as Phi-3 has it
     if old and kind == "default":
@@ -110,7 +111,8 @@ def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
         facts |= {"head_dim": (ours.head_dim, D), "window": (ours.sliding_window, window(theirs))}
         facts["rope_theta"] = ours.rope_theta, theirs.rope_parameters["rope_theta"]
         for context in (32, theirs.max_position_embeddings, 3 * theirs.max_position_embeddings):
-            (table, scale), (expected, factor) = frequencies(ours, context), reference(theirs, kind, context)
+            (table, scale) = frequencies(ours, context)
+            (expected, factor) = reference(theirs, kind, context)
             facts[f"table for {context}"] = table.tolist(), expected.tolist()  # float32: every bit
             facts[f"scale for {context}"] = scale, factor
         yield from (

@@ -61,15 +61,21 @@ def test_published_checkpoint_gives_published_logits(
     draft = read_eagle_head(tmp_path, target, "any")
     draw = torch.Generator().manual_seed(5)
     ids_T = torch.randint(97, (12,), generator=draw)
-    states_TX, embedding_VC = torch.randn(11, 3 * 64, generator=draw), torch.randn(97, 64, generator=draw)
-    reference, layer = Eagle3(tensors, config, embedding_VC), EagleHeadLayer(draft.config, draft.weights)
+    states_TX = torch.randn(11, 3 * 64, generator=draw)
+    embedding_VC = torch.randn(97, 64, generator=draw)
+    reference = Eagle3(tensors, config, embedding_VC)
+    layer = EagleHeadLayer(draft.config, draft.weights)
     hidden_C = reference.prefill(states_TX, ids_T[1:].tolist())
     slots_1T = torch.arange(1, 12)[None]
-    fused_1TC, embedded_1TC = layer.fuse(states_TX[None]), embedding_VC[ids_T[1:]][None]
+    fused_1TC = layer.fuse(states_TX[None])
+    embedded_1TC = embedding_VC[ids_T[1:]][None]
     prompt_entries = layer.entries(fused_1TC, embedded_1TC, slots_1T)
     out_1TC, next_1TC, _ = layer.step(fused_1TC, embedded_1TC, slots_1T, prompt_entries, slots_1T)
-    out_11C, fused_11C, chain = out_1TC[:, -1:], next_1TC[:, -1:], list[Entries]()
-    head_MC, last_11 = draft.weights.head_MC, slots_1T[:, -1:]
+    out_11C = out_1TC[:, -1:]
+    fused_11C = next_1TC[:, -1:]
+    chain = list[Entries]()
+    head_MC = draft.weights.head_MC
+    last_11 = slots_1T[:, -1:]
     assert head_MC is not None and draft.weights.tokens_M.tolist() == tensors["t2d"].nonzero().flatten().tolist()
     for step in range(1, 4):
         wanted_M = reference.logits(hidden_C)
@@ -112,7 +118,8 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
     for (_, loaded_weight), (_, draft_weight) in zip(loaded.weights.trained(), draft.weights.trained(), strict=True):
         assert torch.equal(loaded_weight, draft_weight)
     assert torch.equal(loaded.weights.tokens_M, draft.weights.tokens_M)
-    rope, draft_rope = loaded.config.rope, draft.config.rope
+    rope = loaded.config.rope
+    draft_rope = draft.config.rope
     assert torch.equal(rope.inv_freq_RF, draft_rope.inv_freq_RF) and rope.scale == draft_rope.scale
     fields = [name for name in loaded.config.__dataclass_fields__ if name != "rope"]
     assert [getattr(loaded.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]

@@ -47,7 +47,8 @@ def test_model_written_as_gguf_comes_back(tmp_path: Path, family: str, tied: boo
     values = {key.replace("llama.", f"{family}."): value for key, value in LLAMA.items()} | byte_level_values()
     values["general.architecture"] = family
     file = GGUFFile(write_gguf(tmp_path / "x.gguf", values, tensors_of(model, family)))
-    gguf_config, folder_config = read_gguf_config(file), read_config(save(model, tmp_path / "hf"))
+    gguf_config = read_gguf_config(file)
+    folder_config = read_config(save(model, tmp_path / "hf"))
     assert gguf_config == replace(folder_config, rope_theta=10_000.0)
     state = model.state_dict()
     names = hugging_face_names(file, family)
@@ -168,7 +169,8 @@ def test_factors_of_llama_3_are_divided_by(tmp_path: Path) -> None:
 def test_real_model_has_the_config_of_the_converter(tmp_path: Path) -> None:
     file = GGUFFile(SMOLLM2)
     assert {tensor.type for tensor in file.tensors.values()} == {"F32", "Q4_1", "Q8_0"}
-    gguf_config, converter_config = read_gguf_config(file), config_of(dict(file.metadata))
+    gguf_config = read_gguf_config(file)
+    converter_config = config_of(dict(file.metadata))
     assert {key: getattr(gguf_config, key) for key in converter_config if hasattr(gguf_config, key)} == {
         key: value for key, value in converter_config.items() if hasattr(gguf_config, key)
     }

@@ -61,7 +61,8 @@ def test_gguf_without_a_key_means_what_llama_cpp_takes(tmp_path: Path, name: str
 @pytest.mark.parametrize("lacking", ["o", "qkv"])
 def test_gguf_may_have_some_biases_of_attention(tmp_path: Path, name: str, lacking: str) -> None:
     """Those of queries, keys and values, or the one behind attention: a folder has zeros in the place of the others."""
-    model, (arch, fields_by_key) = family_model(name, vocab_size=300, attention_bias=True), FILES[name]
+    model = family_model(name, vocab_size=300, attention_bias=True)
+    (arch, fields_by_key) = FILES[name]
     for layer in model.model.layers:
         for part in lacking:
             torch.nn.init.zeros_(getattr(layer.self_attn, f"{part}_proj").bias)
@@ -101,7 +102,8 @@ def test_gguf_of_another_router_is_refused(tmp_path: Path, key: str, value: int,
 
 def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
     """It is computed in float32, whatever the file has it in."""
-    model, (arch, fields_by_key) = family_model("qwen3-moe", vocab_size=300), FILES["qwen3-moe"]
+    model = family_model("qwen3-moe", vocab_size=300)
+    (arch, fields_by_key) = FILES["qwen3-moe"]
     weights = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
     routers = [name for name in weights if "ffn_gate_inp" in name]
     weights |= {name: (gguf.GGMLQuantizationType.Q8_0, weights[name]) for name in routers}
@@ -119,11 +121,13 @@ def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
 def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> None:
     """Kernels read each expert's blocks where they lie in the stack."""
     kinds, sizes = BLOCKS[name]
-    model, (arch, fields_by_key) = family_model(name, vocab_size=300, **sizes), FILES[name]
+    model = family_model(name, vocab_size=300, **sizes)
+    (arch, fields_by_key) = FILES[name]
     weights = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
     stacks = [stack for stack in weights if stack.endswith("_exps.weight")]
     assert len(stacks) == 3 * model.config.num_hidden_layers
-    blocks, numbers = dict(weights), dict(weights)
+    blocks = dict(weights)
+    numbers = dict(weights)
     for seed, stack in enumerate(stacks):
         kind = kinds[stack.split("_")[1]]
         packed_experts = [packed(expert, kind, 10 * seed + n) for n, expert in enumerate(weights[stack])]
@@ -136,7 +140,8 @@ def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> 
         for path, dtype in ((file, "float32"), (plain, "float32"), (file, "bfloat16"))
     )
     assert torch.equal(block_logits, exact) and 0 < (bfloat16_logits - exact).abs().mean() < 0.06 * exact.std()
-    llm, prompts = LLM(file, retrieval_budget=64, searched_layers="none"), [ids(length) for length in (150, 215)]
+    llm = LLM(file, retrieval_budget=64, searched_layers="none")
+    prompts = [ids(length) for length in (150, 215)]
     plain_ids, retrieval_ids = (
         [output.outputs[0].token_ids for output in llm.generate(prompts, ask(), mode=mode)]
         for mode in ("ar", "retrieval")

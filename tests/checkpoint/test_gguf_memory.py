@@ -52,7 +52,8 @@ print(json.dumps([status("VmRSS") - empty, peak - empty]))
 
 def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) -> Path:
     """Write a model of 49 MB or more; `kinds` are those of tensors that have another type."""
-    inner, P = C * 3 // 2, C // 2
+    inner = C * 3 // 2
+    P = C // 2
     shapes = {"attn_k": (P, C), "attn_v": (P, C), "ffn_gate": (inner, C), "ffn_up": (inner, C), "ffn_down": (C, inner)}
     matrices = [name for name in FAMILIES["llama"] if "norm" not in name and name.endswith("weight")]
     names = {f"blk.{i}.{name}": shapes.get(name.split(".")[0], (C, C)) for i in range(LAYERS) for name in matrices}
@@ -75,11 +76,13 @@ def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) ->
 def test_gguf_load_takes_memory_of_packed_weights(tmp_path: Path, model: str) -> None:
     """However many tiers read them. The slack is for tables of a process and for pages that are not full."""
     *what, bits = MODELS[model]
-    small, large = write_model(tmp_path / "small", "Q4_K").gguf, write_large(tmp_path / "large.gguf", *what)
+    small = write_model(tmp_path / "small", "Q4_K").gguf
+    large = write_large(tmp_path / "large.gguf", *what)
     command = [sys.executable, "-c", WATCHED, str(small), str(large), str(bits)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     loaded_bytes, peak = json.loads(done.stdout)
-    packed, slack = large.stat().st_size, 2 * MB
+    packed = large.stat().st_size
+    slack = 2 * MB
     print(f"{packed / MB:.1f} MB packed, {loaded_bytes / MB:.1f} after loading, {peak / MB:.1f} at the most")
     assert packed > 49 * MB
     assert packed * 0.95 < loaded_bytes < 1.1 * packed + slack

@@ -58,7 +58,8 @@ def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
         pieces += [piece] if piece not in pieces and len(piece) < 12 else []
     scores = [float(score) for score in random.sample(range(-1000, 0), len(pieces))]
     runs = [piece for piece in ("▁" * n for n in range(2, 9)) if piece not in pieces]
-    pieces, scores = pieces + runs, scores + [-1e9] * len(runs)
+    pieces = pieces + runs
+    scores = scores + [-1e9] * len(runs)
     scores = [-1e9 if set(piece) == {"▁"} else score for piece, score in zip(pieces, scores, strict=True)]
     values = score_values(pieces, scores)
     tokenizer = read(values)

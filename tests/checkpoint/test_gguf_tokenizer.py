@@ -43,7 +43,8 @@ def changed(values: Values, **changes: Any) -> Values:
 
 
 def test_byte_level_ids_and_texts_equal_transformers() -> None:
-    file_tokenizer, theirs = tokenizer(read(byte_level_values())), ours(tiny_tokenizer(), (1,))
+    file_tokenizer = tokenizer(read(byte_level_values()))
+    theirs = ours(tiny_tokenizer(), (1,))
     for text in TEXTS:
         ids = file_tokenizer.encode(text)
         assert ids == theirs.encode(text)
@@ -103,7 +104,8 @@ COMPOSED = "각 việt naïve \uff21\ufb01 東京\u0301"
 @pytest.mark.parametrize("name", ["qwen2", "qwen35"])
 def test_qwen_decomposed_texts_have_ids_of_composed_ones(name: str) -> None:
     hf = tiny_tokenizer()
-    gguf_tokenizer, folder = read(byte_level_values(pre=name)), ours(hf)
+    gguf_tokenizer = read(byte_level_values(pre=name))
+    folder = ours(hf)
     hf.backend_tokenizer.normalizer = normalizers.NFC()
     hf.backend_tokenizer.pre_tokenizer = pre_tokenizer(PRETOKENIZERS[name], ())
     decomposed = normalize("NFD", COMPOSED)
@@ -113,7 +115,8 @@ def test_qwen_decomposed_texts_have_ids_of_composed_ones(name: str) -> None:
 
 
 def test_other_families_decomposed_texts_stay_decomposed() -> None:
-    gguf_tokenizer, decomposed = read(byte_level_values(pre="llama3", add_bos_token=False)), normalize("NFD", COMPOSED)
+    gguf_tokenizer = read(byte_level_values(pre="llama3", add_bos_token=False))
+    decomposed = normalize("NFD", COMPOSED)
     assert tokenizer(gguf_tokenizer).decode(ids_of(gguf_tokenizer, decomposed)) == decomposed
 
 
@@ -154,7 +157,8 @@ def test_bytes_without_token_are_left_out_and_part_their_neighbours() -> None:
 
 def test_kinds_of_tokens_are_found_in_texts() -> None:
     values = byte_level_values()
-    tokens, kinds = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.token_type"]
+    tokens = values["tokenizer.ggml.tokens"]
+    kinds = values["tokenizer.ggml.token_type"]
     tokens[297:], kinds[297:] = ["<tool>", "<think>", "<|im_end|>"], [3, 4, 1]
     gguf_tokenizer = read(values)
     assert ids_of(gguf_tokenizer, "<tool><think><|im_end|>") == [297, 298, 299]
@@ -227,7 +231,8 @@ def test_inconsistent_metadata_raise_model_error(case: str) -> None:
 def test_tokenizer_written_to_a_file_comes_back(tmp_path: Path) -> None:
     for values in (byte_level_values(), SCORES):
         file = GGUFFile(write_gguf(tmp_path / "x.gguf", values, {}))
-        file_tokenizer, value_tokenizer = read_gguf_tokenizer(file.metadata, "x.gguf"), read(values)
+        file_tokenizer = read_gguf_tokenizer(file.metadata, "x.gguf")
+        value_tokenizer = read(values)
         assert [ids_of(file_tokenizer, text) for text in TEXTS] == [ids_of(value_tokenizer, text) for text in TEXTS]
 
 

@@ -82,7 +82,8 @@ def opened(folder: Path) -> int:
 
 def test_gguf_head_without_end_is_one_line(tmp_path: Path) -> None:
     file = write_model(tmp_path, "Q8_0", {}, num_hidden_layers=1).gguf
-    data, key = file.read_bytes(), b"llama.rope.dimension_count"
+    data = file.read_bytes()
+    key = b"llama.rope.dimension_count"
     for number, message in ((MOST - 1, "key_length = 2147483646 is not supported"), (4096, "q_proj.weight has shape")):
         other_key = b"llama.attention.key_length"  # as long as the other key
         assert len(other_key) == len(key)

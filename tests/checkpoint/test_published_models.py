@@ -49,7 +49,8 @@ def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[st
 
 @each_model
 def test_parameters_and_kv_are_those_of_transformers(published: dict[str, Any]) -> None:
-    config, model = ours(published), theirs(published)
+    config = ours(published)
+    model = theirs(published)
     corrections = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
     assert config.parameters == sum(weight.numel() for weight in (*model.parameters(), *corrections))
     linear = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}

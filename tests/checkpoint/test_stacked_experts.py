@@ -78,7 +78,8 @@ def mxfp4_folders(folder: Path) -> tuple[Path, Path]:
             pair = random_mxfp4(8, outputs, inputs, seed=i)
             blocks[f"{name}_blocks"], blocks[f"{name}_scales"] = pair
             getattr(experts, part).data = convert_moe_packed_tensors(*pair, dtype=torch.float32).contiguous()
-    plain, packed = save(model, folder / "numbers"), save(model, folder / "mxfp4")
+    plain = save(model, folder / "numbers")
+    packed = save(model, folder / "mxfp4")
     tensors = load_file(packed / "model.safetensors")
     dense_tensors = {
         name: tensor for name, tensor in tensors.items() if not name.endswith(("gate_up_proj", "down_proj"))

@@ -33,7 +33,9 @@ def model() -> Any:
 
 @torch.no_grad()
 def test_text_part_has_logits_of_transformers(tmp_path: Path) -> None:
-    gemma_model, ids_BT = model(), texts().clamp_max(93)  # no token stands for an image
+    # no token stands for an image
+    gemma_model = model()
+    ids_BT = texts().clamp_max(93)
     expected_BTV = gemma_model(ids_BT).logits
     folder = save(gemma_model, tmp_path)
     checkpoint = load(folder, device="cpu", dtype="float32", context=LENGTH)

@@ -152,7 +152,8 @@ def byte_symbol(byte: int) -> str:
 
 @BOTH
 def test_continuation_keeps_leading_space(tokenizer: Tokenizer) -> None:
-    context_ids, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
+    context_ids = tokenizer.encode("a東 b")
+    ids = tokenizer.encode(" a b", add_special=False)
     new = "".join(pieces(tokenizer, ids, context_ids))
     assert new == REFERENCE[tokenizer].decode(context_ids + ids)[len("a東 b") :]
     assert new.startswith(" ")
