@@ -20,7 +20,8 @@ NOTHING = torch.zeros(1, 0, dtype=torch.int64)
 
 def reference(logits: list[float], history: list[int], prompt: int, params: SamplingParams) -> list[float]:
     """The law of the token after `history`, of which the first `prompt` are the prompt."""
-    output, x = Counter(history[prompt:]), list(logits)
+    output = Counter(history[prompt:])
+    x = list(logits)
     for token in set(history):
         x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
     for token, count in output.items():
@@ -58,7 +59,10 @@ PARAMS = st.builds(
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PARAMS, min_size=1, max_size=4), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_warper_equals_reference(params: list[SamplingParams], columns: int, seed: int) -> None:
-    rng, rows, vocab_size, capacity = np.random.default_rng(seed), len(params), 11, 16
+    rng = np.random.default_rng(seed)
+    rows = len(params)
+    vocab_size = 11
+    capacity = 16
     logits = torch.from_numpy(rng.normal(size=(rows, columns, vocab_size)).astype(np.float32)) * 3
     lengths = rng.integers(0, capacity - columns + 2, rows)
     prompts = [int(rng.integers(0, length + 1)) for length in lengths]
@@ -159,8 +163,10 @@ def test_warper_bits_independent_of_batch(vocab_size: int) -> None:
         SamplingParams(min_p=0.02),
     ]
     torch.manual_seed(0)
-    logits, ids = torch.randn(len(rows), 3, vocab_size) * 4, torch.randint(vocab_size, (len(rows), 20))
-    lengths, prompts = torch.arange(5, 5 + len(rows)), [4] * len(rows)
+    logits = torch.randn(len(rows), 3, vocab_size) * 4
+    ids = torch.randint(vocab_size, (len(rows), 20))
+    lengths = torch.arange(5, 5 + len(rows))
+    prompts = [4] * len(rows)
     together = LogitsProcessor(rows, prompts, vocab_size)(logits, ids, lengths)
     for b, row in enumerate(rows):
         for j in range(3):

@@ -49,7 +49,8 @@ def test_philox_counter_layout_is_fixed() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 37, 1000, 40_001])
 def test_exponentials_depend_on_key_only(vocab_size: int) -> None:
-    seeds, choices = [5, 2**63 + 1, 5], [0, 1, 2]
+    seeds = [5, 2**63 + 1, 5]
+    choices = [0, 1, 2]
     positions = torch.tensor([[4, 5, 6, 70], [0, 1, 2, 3], [2**31, 70, 70, 2**32 - 1]])
     together = make_noise(seeds, choices).exponentials(positions, vocab_size)
     for b, row in enumerate(positions.tolist()):
@@ -97,7 +98,8 @@ def test_noise_of_empty_requests_is_empty() -> None:
 
 
 def test_uniforms_depend_on_own_draws_only() -> None:
-    together, row_noise = make_noise([8, 9], [0, 1]), make_noise([9], [1])
+    together = make_noise([8, 9], [0, 1])
+    row_noise = make_noise([9], [1])
     calls = [(3, [3, 3]), (2, [2, 0]), (1, [0, 1]), (4, [1, 2]), (2, [2, 2])]
     used = torch.cat([together.uniforms(1, n, ints(used))[1, : used[1]] for n, used in calls])
     assert torch.equal(used, row_noise.uniforms(1, 8, ints([8]))[0])
@@ -105,7 +107,8 @@ def test_uniforms_depend_on_own_draws_only() -> None:
 
 
 def test_noise_draws_round_trip() -> None:
-    advanced_noise, second = make_noise([8], [0]), make_noise([8], [0])
+    advanced_noise = make_noise([8], [0])
+    second = make_noise([8], [0])
     advanced_noise.uniforms(3, 7, ints([7]))
     second.draws.copy_(advanced_noise.draws)
     assert torch.equal(advanced_noise.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
@@ -150,8 +153,10 @@ def test_race_winner_follows_law() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_noise_equal_on_devices() -> None:
-    cpu_noise, cuda_noise = make_noise([3, 4], [0, 1]), make_noise([3, 4], [0, 1], "cuda")
-    positions, used = torch.tensor([[5, 6], [70, 7]]), ints([1, 0])
+    cpu_noise = make_noise([3, 4], [0, 1])
+    cuda_noise = make_noise([3, 4], [0, 1], "cuda")
+    positions = torch.tensor([[5, 6], [70, 7]])
+    used = ints([1, 0])
     assert torch.equal(cpu_noise.uniforms(2, 9, used), cuda_noise.uniforms(2, 9, used).cpu())
     on_gpu = cuda_noise.exponentials(positions.cuda(), 999).cpu()
     assert torch.allclose(cpu_noise.exponentials(positions, 999), on_gpu, rtol=1e-14, atol=0)
