@@ -128,8 +128,10 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
         from triforce.checkpoint.weights import read_weights
 
         loaded = load(folder, device="cpu", dtype="float32")
-        model_config, archives = loaded.config, loaded.files.archives(packed=False)
-        cpu, rows = torch.device("cpu"), 101 if model_config.vocab_size == 101 else 97
+        model_config = loaded.config
+        archives = loaded.files.archives(packed=False)
+        cpu = torch.device("cpu")
+        rows = 101 if model_config.vocab_size == 101 else 97
         weights = read_weights(folder, archives, model_config, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
         return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
 

@@ -40,7 +40,8 @@ def test_ended_answer_ends_on_all_ranks(pair: Path, ending_piece: int, temperatu
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 
     def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:
-        session, answer_ids = Session(made(pair, ranks)), list[int]()
+        session = Session(made(pair, ranks))
+        answer_ids = list[int]()
         pieces = 0
 
         def ended() -> bool:

@@ -63,7 +63,8 @@ Guesses = dict[int, list[Tensor]]
 
 def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
     """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
-    logits_by_thread, call = Guesses(), EagleHead.__call__
+    logits_by_thread = Guesses()
+    call = EagleHead.__call__
 
     def spy(self: EagleHead, *arguments: Any) -> Tensor:
         logits_BJV = call(self, *arguments)

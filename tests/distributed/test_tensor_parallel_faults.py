@@ -78,7 +78,8 @@ def test_request_failing_on_one_rank_starts_on_none(
 
 def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one process it would be the rows of that pass; but here the other one waits in it."""
-    step, observations = engine_module.SequenceBatch.step, []
+    step = engine_module.SequenceBatch.step
+    observations = []
 
     def breaking(self: Any) -> list[int]:
         if self.target.ranks.rank and len(self.sequences[0].tokens) > 5:

@@ -86,7 +86,8 @@ def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
 
 def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: list[TPMirror]) -> None:
     """The grammar is ready on the first rank. Of two requests that wait for the second rank one is given up."""
-    compile_started, may_go_on = threading.Event(), threading.Event()
+    compile_started = threading.Event()
+    may_go_on = threading.Event()
 
     def slow(llm: LLM) -> None:
         compile_tried = llm.grammars.compile_tried

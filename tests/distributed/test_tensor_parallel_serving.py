@@ -135,7 +135,8 @@ def test_killed_rank_ends_idle_server(pair: Path, tmp_path: Path, killed_rank: s
 
 @pytest.mark.slow
 def test_sharded_batch_equals_one_process(pair: Path, tmp_path: Path) -> None:
-    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source = tmp_path / "in.jsonl"
+    output = tmp_path / "out.jsonl"
     line = {"method": "POST", "url": "/v1/completions"}
     bodies = [{"prompt": PROMPT, "seed": seed, **SAMPLED} for seed in (5, 6)]
     jobs = [json.dumps(line | {"custom_id": str(i), "body": body}) for i, body in enumerate(bodies)]
