@@ -150,7 +150,8 @@ def test_folder_that_is_renamed_stays_the_one_in_use(tmp_path: Path) -> None:
 
 
 def test_state_is_shared_between_openings(tmp_path: Path) -> None:
-    opening, second_opening = CacheFolder(tmp_path / "cache"), CacheFolder(tmp_path / "cache")
+    opening = CacheFolder(tmp_path / "cache")
+    second_opening = CacheFolder(tmp_path / "cache")
     with opening.locked() as state:
         state.order, state.bytes = 7, 1 << 40
     with second_opening.locked() as state:

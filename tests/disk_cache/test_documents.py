@@ -129,7 +129,8 @@ def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -> None:
-    cache, order = CacheFolder(tmp_path / "cache"), known(folder)
+    cache = CacheFolder(tmp_path / "cache")
+    order = known(folder)
     disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, order))
     disk_cache_documents.record_folder(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
     written(folder, "z.md", "another", 9)

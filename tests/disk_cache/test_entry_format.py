@@ -14,7 +14,8 @@ WHOLE = b"".join(packed(made_entry(size=96)))
 
 
 def test_entry_comes_back_whole() -> None:
-    entry, written_entry = unpacked(bytearray(WHOLE)), made_entry(size=96)
+    entry = unpacked(bytearray(WHOLE))
+    written_entry = made_entry(size=96)
     assert entry.facts == written_entry.facts and entry.parts["keys"].data == written_entry.parts["keys"].data
     assert (entry.parts["keys"].kind, entry.parts["keys"].shape) == ("U8", [96])
 

@@ -63,7 +63,8 @@ def test_next_entry_is_read_while_one_is_in_use(tmp_path: Path, monkeypatch: pyt
 
 
 def test_names_need_the_secret(tmp_path: Path) -> None:
-    store, other_store = store_in(tmp_path / "a"), store_in(tmp_path / "b")
+    store = store_in(tmp_path / "a")
+    other_store = store_in(tmp_path / "b")
     assert store.name(b"x") != other_store.name(b"x")
     assert store.name(b"a", b"b") not in {store.name(b"ab"), store.name(b"b", b"a"), store.name(b"a", b"b", b"")}
 
@@ -183,7 +184,8 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, names_under_lock = store_in(tmp_path / "cache"), []
+    store = store_in(tmp_path / "cache")
+    names_under_lock = []
     state = os.open(tmp_path / "cache" / "state", os.O_RDWR)
     rename = store.folder.rename
 
@@ -215,7 +217,8 @@ def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, m
 
 
 def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
-    store, second_store = store_in(tmp_path / "cache"), store_in(tmp_path / "cache")
+    store = store_in(tmp_path / "cache")
+    second_store = store_in(tmp_path / "cache")
     write(store, 1, 3)
     assert second_store.clear()[0] == 3 and store.entries() == []
     assert all(present(store, write(store, 1, 3)))
