@@ -89,7 +89,8 @@ def test_grammar_deep_schema_is_refused() -> None:
 def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
     """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
     assert llm.tokenizer
-    constraint, text = llm.grammars.compile(Grammar.regex(pattern)).follow(), []
+    constraint = llm.grammars.compile(Grammar.regex(pattern)).follow()
+    text = []
     letters = [llm.tokenizer.encode(letter)[0] for letter in "ab"]
     started = time.process_time()
     for _ in range(60):

@@ -62,13 +62,16 @@ def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.Monkey
 def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
     """A matcher that has been elsewhere counts the same digits."""
     assert llm.tokenizer
-    grammar, rng = Grammar.json({"type": "array", "items": {"type": "integer"}}), random.Random(0)
+    grammar = Grammar.json({"type": "array", "items": {"type": "integer"}})
+    rng = random.Random(0)
     ids = {letter: llm.tokenizer.encode(letter)[0] for letter in "[]1234567890,-"}
     texts = [[ids[c] for c in "[" + ",".join("1" * rng.randrange(30, 50) for _ in range(3))] for _ in range(4)]
-    used, cut = llm.grammars.compile(grammar).follow(), 0
+    used = llm.grammars.compile(grammar).follow()
+    cut = 0
     for _ in range(40):
         text = rng.choice(texts)
-        length, guesses = rng.randrange(len(text)), rng.randrange(6)
+        length = rng.randrange(len(text))
+        guesses = rng.randrange(6)
         asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
         unused_mask = llm.grammars.compile(grammar).follow().allowed(*asked)
         assert (used.allowed(*asked) == unused_mask).all()
