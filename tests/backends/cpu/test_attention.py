@@ -1,4 +1,4 @@
-"""The native attention against attention by the book in float64; windows, page lists, mass, and what it refuses.
+"""The native attention against float64 by the book: windows, page lists, mass, and refused arguments.
 
 Shape suffixes as in paged.py.
 """
@@ -18,13 +18,13 @@ if native is None:
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
 
-# bf16 rounds the weights and the result, each by 2^-8 of itself at most, and by less on the whole; all else is float32.
+# bfloat16 rounds weights and results, each by 2^-8 of itself at most, and by less on average. The rest is float32.
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
 
 
 def close(got: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], v: Tensor) -> None:
-    """Errors in units of the largest value that was mixed."""
+    """Compare errors in units of the largest value that is mixed."""
     bound = BOUND[got[0].dtype] * float(v.abs().max())
     torch.testing.assert_close(got[0].double(), reference[0], atol=bound, rtol=0)
     torch.testing.assert_close(got[1].double(), reference[1], atol=MASS, rtol=MASS)
@@ -46,7 +46,7 @@ def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: 
 
 @pytest.mark.parametrize("past", [0, 40, 1000])
 def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
-    """So many queries that they take turns over all splits; nobody asks for mass then."""
+    """The prompt has enough queries to take turns over all splits. A prefill asks for no mass."""
     T = 150
     G = 2
     H = 4
@@ -60,7 +60,7 @@ def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
 
 
 def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
-    """Rows of a batch as if alone; zeros for queries and pages that a row does not have."""
+    """Rows of a batch equal the same rows alone. Queries and pages that a row does not have give zeros."""
     starts = [0, 1500, 30, 7, 64]
     counts = [3, 5, 0, 1, 4]
     T = 5
@@ -86,7 +86,7 @@ def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> N
 
 
 def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
-    """A retrieval view: each head its own pages, then the recent ones that all share, the last partly filled."""
+    """A retrieval view lists pages per head, then the recent pages that all heads share, the last partly filled."""
     G = 3
     D = 64
     T = 4
@@ -118,7 +118,7 @@ def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (20, 3), (60, 40), (300, 16), (1300, 120)])
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (0, 37), (16, 30), (32, 256), (16, 2000)])
 def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
-    """Queries turned apart for the sinks, and nothing read of the pages that have left the window."""
+    """Queries are rotated apart for the sinks. Pages that have left the window are not read."""
     G = 1
     H = 2
     D = 32

@@ -1,4 +1,4 @@
-"""The native attention over int8 KV: against float64 over what was rounded, and the bitwise law.
+"""The native attention over int8 KV: against float64 over the rounded values, and the bitwise law.
 
 Shape suffixes as in paged.py; R, a row of int8 KV: D codes and their scale.
 """
@@ -20,14 +20,14 @@ if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
-# Beside what is known to be rounded, queries to int8, weights are by 2^-16 of the largest of their block; bfloat16
+# Beside the known rounding of queries to int8, weights are off by 2^-16 of the largest of their block; bfloat16
 # rounds the result.
 BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
 MASS = 4e-4
 
 
 def error(got: Tensor, reference: Tensor, v: Tensor) -> float:
-    """In units of the largest value that was mixed, and of what is allowed."""
+    """Return the error in units of the largest value that is mixed, as a share of the bound."""
     return float((got.double() - reference).abs().max() / v.abs().max()) / BOUND[got.dtype]
 
 
@@ -49,7 +49,7 @@ def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int,
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (60, 40), (300, 16), (1300, 120)])
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (16, 30), (32, 256), (16, 2000)])
 def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
-    """Nothing is made of pages that have left the window, whose scales are NaN here."""
+    """Pages that have left the window are not read: their scales are NaN here."""
     S = start + T
     D = 32
     kv = Paged(1, D, pages=100, dtype=dtype, codes=True)
@@ -96,7 +96,7 @@ def test_codes_query_bits_depend_on_own_keys_only(
 
 
 def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
-    """Whatever they hold, also a code that rounding never makes."""
+    """Hidden slots may hold any codes, also one that rounding never makes."""
     outputs = []
     for garbage in (-1, -128, 127):
         kv = Paged(2, 80, pages=20, dtype=dtype, codes=True)
@@ -113,7 +113,10 @@ def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
     ("H", "G", "D"), [(4, 2, 64), (3, 3, 80), (2, 1, 96), (2, 2, 112), (4, 1, 128), (2, 1, 192), (8, 1, 256)]
 )
 def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard: bool, dtype: torch.dtype) -> None:
-    """Keys are rounded once, from float32 after all rotations; what is read and written again keeps its bits."""
+    """Keys are rounded once, from float32 after all rotations.
+
+    A value that is read and written again keeps its bits.
+    """
     N = 40
     kv, again = (Paged(G, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard) for _ in range(2))
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
@@ -139,11 +142,11 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
 
 @pytest.mark.parametrize("D", [64, 80, 96, 112, 128, 192])
 def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> None:
-    """What is written and asked through the whole path is what heads that are not rotated give, but for rounding."""
+    """Rotated heads give what unrotated heads give through the whole path, but for rounding."""
     N = 100
     visible_TS = visible(0, 100, 100)
     q, k, v = (torch.randn(N, D, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    k[:, 3] *= 20  # a channel that spoils the scales of the others
+    k[:, 3] *= 20  # one channel spoils the scales of the other channels
     still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
     reference, _ = by_the_book(q[:, None], k[:, None], v[:, None], visible_TS)
     errors = []
@@ -159,7 +162,7 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
 
 
 def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
-    """A first token sees itself alone: what the pass that makes it has in hand is not what is mixed."""
+    """A first token attends to itself alone, as rounded in memory, and not as the pass has computed it."""
     kv = Paged(1, 64, pages=9, dtype=torch.float32, codes=True)
     D = 64
     q, k, v = (torch.randn(1, D, generator=kv.draw) for _ in range(3))

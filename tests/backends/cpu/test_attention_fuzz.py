@@ -1,4 +1,4 @@
-"""The native attention against the torch path, for any lists, widths and windows: hypothesis looks for the worst.
+"""The native attention against the torch path for any lists, widths and windows, which hypothesis draws.
 
 Shape suffixes as in paged.py; U pages of a list, N slots of the memory.
 """
@@ -27,7 +27,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 ROUNDING = 2**-24
 """The largest relative error of one operation in float32."""
 BFLOAT16 = 2**-8 + 2**-9
-"""As in test_attention.py: of weights that are rounded, and of the result."""
+"""Relative errors as in test_attention.py: of rounded weights, and of the result."""
 BORDERS = [0, 1, 15, 16, 17, 47, 48, 63, 64, 65, 1007, 1008, 1023, 1024, 1025, 2047, 2048]
 
 
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class Scene:
-    """The tensors of a case. What no query may see is NaN for the native kernels, and 0 for torch."""
+    """The tensors of a case. Slots that no query sees are NaN for the native kernels, and 0 for torch."""
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         self.case, self.dtype = case, dtype
@@ -98,7 +98,7 @@ class Scene:
             memory[hidden_NG] = torch.nan
 
     def _seen(self, N: int) -> Tensor:
-        """Which slots some query sees, (N, G)."""
+        """Return which slots some query sees, (N, G)."""
         case, seen_NG = self.case, torch.zeros(N, self.case.G, dtype=torch.bool)
         for b, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
             if not count:
@@ -114,7 +114,10 @@ class Scene:
         return self.units if self.case.by_head else self.units[:, 0].contiguous()
 
     def by_kernel(self, position_shift: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Mixed values (B, T, H, D) and mass (B, G, U); `position_shift` shifts where the queries stand."""
+        """Return mixed values (B, T, H, D) and mass (B, G, U).
+
+        `position_shift` is added to the positions of the queries.
+        """
         case = self.case
         E = PAGE * self.case.D
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
@@ -138,7 +141,7 @@ class Scene:
 
     @property
     def bound(self) -> float:
-        """The error to allow, in units of the largest value.
+        """Return the bound of the error, in units of the largest value.
 
         A score is a chain of D roundings of partial sums, divided by sqrt(D). Roundings of random signs grow with
         sqrt(D) (Higham and Mary 2019), so its error is about one rounding of the sum of |q| |k|. Weights are
@@ -152,7 +155,7 @@ class Scene:
         return ROUNDING * (2 * (sums.max().item() if sums.numel() else 0.0) + 16)
 
     def error(self, mixed: Tensor, reference: Tensor) -> float:
-        """In units of the largest value in memory; infinite where there is none."""
+        """Return the error in units of the largest value in memory; infinity for a value that is not finite."""
         largest_value = self.v.float().nan_to_num().abs().max().item()
         error = (mixed.double() - reference).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
         return error / largest_value if largest_value else error
@@ -190,7 +193,7 @@ def test_attention_long_random_call_equals_torch(case: Case) -> None:
 
 @pytest.mark.parametrize("level", native.levels())
 def test_shifted_query_position_is_detected(level: str) -> None:
-    """The inverse: the comparison does not pass whatever the kernel does."""
+    """Negative control: shifted queries fail the comparison."""
     case = Case(64, 2, 2, 3, [20, 70], [3, 2], 1, True, 9, 16, 40, True, True, seed=1)
     default_level = native.level()
     native.use(level)

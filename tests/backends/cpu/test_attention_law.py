@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("dtype")
 
 
 def at_borders(S: int) -> list[int]:
-    """Cuts beside the borders of pages, blocks and splits."""
+    """Return cuts beside the borders of pages, blocks and splits."""
     return sorted({0, S, *(x for border in (16, 32, 64, 128, 1024) for x in (border - 1, border, border + 1) if x < S)})
 
 
@@ -67,7 +67,10 @@ def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
 
 
 def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
-    """Control: the law is about the order of sums. Two halves of the keys, merged, differ from the kernel's whole."""
+    """Negative control: two halves of the keys, merged, differ from the kernel's single sum.
+
+    The order of sums matters.
+    """
     S = 1024
     D = 64
     kv = Paged(1, D, 80, dtype)
@@ -78,7 +81,7 @@ def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
         unsplit = torch.empty_like(q_BTHD)
         halves = []
         kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], unsplit)
-        middle = length // 2 // PAGE * PAGE  # where a kernel for two threads would cut
+        middle = length // 2 // PAGE * PAGE  # the cut of a kernel for two threads
         for begin, end in ((0, middle), (middle, length)):
             mixed = torch.empty_like(q_BTHD)
             kv.pages.attend(q_BTHD, [end - begin - 1], [1], row.list_P[None, begin // PAGE :].contiguous(), mixed)

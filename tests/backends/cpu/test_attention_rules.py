@@ -1,4 +1,4 @@
-"""The native attention with what some families add: a logit of each head beside those of the keys, and a cap of scores.
+"""The native attention with the rules of some families: a sink logit of each head, and a cap of scores.
 
 Shape suffixes as in paged.py.
 """
@@ -28,7 +28,7 @@ RULES: dict[str, tuple[Tensor | None, float]] = {
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 3e-6}
 CODES = {torch.bfloat16: 2**-7, torch.float32: 2**-11}
 CASES = [(0, 1, 0), (200, 3, 0), (1100, 5, 0), (900, 40, 70), (130, 120, 0)]
-"""Keys before the queries, queries, and their window; the last are prefill."""
+"""Keys before the queries, number of queries, and their window. The last entries are prefill."""
 
 
 @pytest.mark.parametrize("rules", RULES)
@@ -37,7 +37,7 @@ CASES = [(0, 1, 0), (200, 3, 0), (1100, 5, 0), (900, 40, 70), (130, 120, 0)]
 def test_rules_of_attention_equal_float64(
     rules: str, start: int, T: int, window: int, codes: bool, dtype: torch.dtype
 ) -> None:
-    """Values, and the mass that pages have beside the sink logits."""
+    """Values agree, and so does the mass of pages beside the sink logits."""
     (attention_sink_logits, cap) = RULES[rules]
     S = start + T
     kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, attention_sink_logits=attention_sink_logits, cap=cap)
@@ -84,7 +84,7 @@ def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dty
 
 @pytest.mark.parametrize("rules", RULES)
 def test_searched_pages_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
-    """A search that finds all pages sees what no search sees, bit for bit."""
+    """A search that selects all pages has the bits of attention without a search."""
     attention_sink_logits, cap = RULES[rules]
     kv = Paged(G, D, 50, dtype, turn=random_rotation(D), attention_sink_logits=attention_sink_logits, cap=cap)
     row = kv.row(600)

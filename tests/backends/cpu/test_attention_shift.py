@@ -1,4 +1,4 @@
-"""Scores that jump, so that some queries of a tile rescale their sums in a block and others do not; and NaN.
+"""Jumping scores, for which some queries of a tile rescale their sums in a block and others do not; and NaN.
 
 A query's shift is raised where a score is 2^8 above it: shifts must depend on a query's own keys alone, as all else
 does. Shape suffixes as in paged.py.
@@ -21,15 +21,15 @@ torch.set_num_threads(1)
 
 BLOCK = 64
 RISE = 8
-"""To base 2, from which on a shift is raised."""
+"""Difference of scores to base 2 from which a shift is raised."""
 GAINS = [0.4, 1.0, 3.0, -1.0, 1.1, 0.05]
-"""Of neighbouring queries: what a step of the keys' level is multiplied with."""
+"""Gains of neighbouring queries, which multiply each step of the keys' level."""
 STEPS = [0, 5, -20, 7.5, 8.5, 0.5, 20, -3, 7.9, 8.1]
-"""Of the level between blocks, to base 2, for a gain of 1."""
+"""Steps of the level between blocks, to base 2, for a gain of 1."""
 
 
 def jumping(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> FedText:
-    """Keys whose product with a query is the level of their block times its gain, and some noise."""
+    """Return keys whose product with a query is the level of their block times the query's gain, and some noise."""
     text = FedText(S, G, h, D, dtype)
     levels = torch.tensor([STEPS[i % len(STEPS)] for i in range(-(-S // BLOCK))]).cumsum(0)
     level_S = levels.repeat_interleave(BLOCK)[:S]
@@ -51,7 +51,7 @@ def block_tops(text: FedText) -> Tensor:
 
 @pytest.mark.parametrize(("S", "G", "h", "D"), [(650, 1, 3, 64), (330, 1, 7, 80), (330, 1, 1, 128), (1200, 1, 6, 16)])
 def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
-    """As in one-at-a-time decoding, and near float64."""
+    """Bits equal those of decoding token by token, and values are near float64."""
     text = jumping(S, G, h, D, dtype)
     draw = random.Random(S)
     native.set_threads(1)
@@ -66,7 +66,7 @@ def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.d
 
 
 def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
-    """The scene is what it says: in a block some queries of a tile rise, others do not, by more and by less than 8."""
+    """In one block some queries of a tile raise their shift and others do not, by more and by less than 8."""
     tops = block_tops(jumping(650, 1, 6, 64, dtype))
     shift = tops[:, 0]
     raised = 0
@@ -82,7 +82,7 @@ def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("where", ["keys", "values"])
 @pytest.mark.parametrize("at", [3, 64, 130, 149, 1100])
 def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype) -> None:
-    """And no other: rows of one tile, one of which ends before the key, or whose window has left it."""
+    """NaN reaches no other query: rows of one tile end before the key, or their window has left it."""
     S, T, h, D = at + 30, 36, 3, 32
     T = min(T, S)
     kv = Paged(1, D, S // 16 + 2, dtype)

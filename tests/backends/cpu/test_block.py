@@ -75,7 +75,7 @@ class Exact:
 
 
 def tensors(layer: Layer) -> list[Any]:
-    """Those that Qwen's layers have, in the order of arguments."""
+    """Return the tensors that Qwen's layers have, in the order of arguments."""
     return [getattr(layer, f.name) for f in fields(layer)][:14]
 
 
@@ -131,7 +131,10 @@ def distance(x: Tensor, exact: Tensor) -> float:
 
 
 def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> None:
-    """What a matrix reads is rounded here, and nothing else; torch rounds each result. In float32 the order differs."""
+    """The native block rounds the inputs of matrices only; torch rounds each result.
+
+    In float32 the order of sums differs.
+    """
     slack = 1.0 if dtype == torch.bfloat16 else 3.0
     theirs = small.plain.qkv(small.x_NC.to(dtype))
     for x, their, exact in zip(small.qkv(), theirs, small.exact.qkv(small.x_NC), strict=True):
@@ -152,7 +155,7 @@ def test_block_row_bits_independent_of_batch(small: Small) -> None:
 
 
 def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
-    """A gate far below zero is shut; far above, it is what it is."""
+    """A gate far below zero gives 0. A gate far above zero gives its own value."""
     C = 16
     unit_C = torch.ones(C, dtype=dtype)
     zeros_CC = torch.zeros(C, C, dtype=dtype)
@@ -215,7 +218,7 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
 
 
 def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> NativeLayerShard:
-    """Some query heads, and some outputs of the other matrices; K and V are whole."""
+    """Return a shard of some query heads, and of some outputs of the other matrices. K and V are whole."""
     queries = slice(heads.start * D, heads.stop * D)
     outputs = dict(
         q_proj_QC=queries, q_bias_Q=queries, gate_proj_IC=mlp, gate_bias_I=mlp, up_proj_IC=mlp, up_bias_I=mlp,
@@ -231,7 +234,7 @@ def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> 
 
 
 def test_shard_bits_equal_whole_block(small: Small) -> None:
-    """However the outputs are dealt out, not in blocks of 16 either."""
+    """Bits do not depend on the split of the outputs, also where shards are no multiples of 16."""
     layer = small.layer
     D = small.plain.config.head_dim
     (Q, C) = layer.q_proj_QC.shape

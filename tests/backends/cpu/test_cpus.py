@@ -1,4 +1,4 @@
-"""The CPUs that a process may use: what control groups of both versions grant, as trees of files in a folder say it."""
+"""The CPUs that a process may use: quotas of control groups of both versions, read from trees of files in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = "max 100000"
 
 
 def quota(root: Path, groups: str, **files: str) -> int | None:
-    """Of a process in these groups, where there are such files under /sys/fs/cgroup."""
+    """Return the quota of a process in these groups, with these files under /sys/fs/cgroup."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():

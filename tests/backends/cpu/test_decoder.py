@@ -30,7 +30,7 @@ DRAW = torch.Generator().manual_seed(3)
 
 
 def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeKV]:
-    """A random model, and a memory that holds random tokens."""
+    """Return a random model, and a memory of random tokens."""
     draw = torch.Generator().manual_seed(1)
     config, model = random_model(draw, dtype, tied, 8 * int8)
     memory = NativeKV(config, PAGES, dtype, int8)
@@ -41,7 +41,7 @@ def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[Na
 
 
 def some_pages(*shape: int) -> Tensor:
-    """Page numbers of (..., rows, pages): no two rows share one."""
+    """Return page numbers (..., rows, pages). No two rows share one."""
     return (
         (torch.randperm(PAGES, generator=DRAW)[: shape[-2] * shape[-1]] + 1)
         .int()
@@ -52,7 +52,7 @@ def some_pages(*shape: int) -> Tensor:
 
 
 def by_head(rows: int, pages: int, layers: int) -> Tensor:
-    """Each layer and KV head sees the pages of a row in an order of its own, but for the last two."""
+    """Each layer and KV head sees the pages of a row in its own order, but for the last two."""
     units_LBGU = some_pages(rows, pages)[:, None].repeat(layers, 1, G, 1)
     for units_U in units_LBGU.view(-1, pages):
         units_U[:-2] = units_U[torch.randperm(pages - 2, generator=DRAW)]
@@ -64,7 +64,7 @@ FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2])
 WINDOW = ForwardBatch([300, 60], [(L, PageTable(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
 SOME = ForwardBatch([90, 91], [(L, PageTable(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
 MIXED = ForwardBatch([75], [(1, PageTable(some_pages(1, 8), [75], [5])), (2, PageTable(by_head(1, 8, 2), [75], [5]))])
-MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
+MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # new tokens have one slot in all layers
 
 
 @pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
@@ -94,7 +94,7 @@ def test_decoder_pass_equals_separate_kernels(
 
 
 def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
-    """The tokens are remembered all the same."""
+    """The tokens are written to memory all the same."""
     passes = []
     for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
         model, memory = parts(dtype)
@@ -122,7 +122,7 @@ def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
 def test_decoder_bad_arguments_raise(change: dict[str, object], dtype: torch.dtype) -> None:
     model, memory = parts(dtype, int8=True)
     tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
-    memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for
+    memory.config.rope.tables = lambda starts, count: tables  # for any positions
     with pytest.raises((ValueError, IndexError)):
         model.forward(torch.ones(2, 5, dtype=torch.long), memory, replace(FULL, **change), None)
     for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
@@ -165,7 +165,7 @@ def test_pass_in_parts_equals_one_call(
 
 
 def test_part_of_pass_is_bounded_by_its_operations() -> None:
-    """A small model's pass is one call, a larger one's some layers, a huge one's some tokens through a layer."""
+    """The pass of a small model is one call, of a larger one some layers, of a huge one some tokens through a layer."""
     small, middle, large = (
         shapes.parts(name, 64, device="meta")[0] for name in ("30m", "llama-3.2-1b", "llama-3.1-8b")
     )

@@ -1,4 +1,4 @@
-"""Which kernels are used, and what is said where they cannot be."""
+"""The choice of kernels, and the errors where they cannot be used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
 
 
 def levels_for(kernels: list[str]) -> list[str]:
-    """What is in use after one start of Python where the variable is empty, and then has each of these values."""
+    """Return the levels in use after one start of Python with an empty variable, and then with each of these values."""
     environment = os.environ | {"PYTHONPATH": SOURCE, "TRIFORCE_KERNELS": ""}
     command = [sys.executable, "-c", LEVELS, "", *kernels]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -92,7 +92,7 @@ def test_triton_on_cpu_needs_interpreter(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The torch path takes its place, unless it was asked for by name."""
+    """The torch path replaces Triton, unless Triton is requested by name."""
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
     assert not backends_dispatch.suits_triton("", CUDA)
     with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):

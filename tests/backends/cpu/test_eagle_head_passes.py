@@ -1,4 +1,4 @@
-"""Native passes of an EAGLE head: those of the layer in torch, a row's bits its own, at each level.
+"""Native passes of an EAGLE head against the layer in torch, and the bits of a row independent of its batch, by level.
 
 Shape suffixes as in eagle/eagle_draft.py.
 """
@@ -31,7 +31,10 @@ CLOSE = {torch.float32: dict(atol=1e-4, rtol=1e-4), torch.bfloat16: dict(atol=0.
 
 
 class Scene:
-    """Two rows of LENGTHS tokens behind which FED are fed, and a draft. published: it has no parts of our own."""
+    """Two rows with LENGTHS tokens in memory, FED tokens to feed, and a draft.
+
+    published: the draft has none of this project's own parts.
+    """
 
     def __init__(self, dtype: torch.dtype, published: bool = False) -> None:
         draw = torch.Generator().manual_seed(3)
@@ -55,11 +58,11 @@ class Scene:
         self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw)
 
     def run(self, passes: EagleHeadPasses, dtype: torch.dtype, rows: list[int]) -> tuple[EagleHeadMemory, Tensor]:
-        """What the memory holds, and logits, once texts are noted and more of them are fed, of some rows."""
+        """Return what the memory holds, and the logits, after some rows record their texts and feed more tokens."""
         memory = EagleHeadMemory(self.config.layer, PAGES, dtype, "cpu")
         starts, fed = [LENGTHS[b] for b in rows], [FED[b] for b in rows]
         for b in rows:
-            length = LENGTHS[b] + FED[b] - 1  # of the tokens that are fed only the last is new to the target
+            length = LENGTHS[b] + FED[b] - 1  # only the last fed token is new to the target
             own_N = (1 + 4 * b) * PAGE + np.arange(length)
             slots = np.arange(length), own_N, np.append(0, own_N[:-1])
             passes.record_entries(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
@@ -72,7 +75,7 @@ class Scene:
 
 
 def slots_of(b: int) -> Tensor:
-    """The slots of a row's tokens: others hold anything."""
+    """Return the slots of a row's tokens. Other slots have any content."""
     return (1 + 4 * b) * PAGE + torch.arange(LENGTHS[b] + FED[b])
 
 
@@ -110,7 +113,7 @@ def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
 
 
 def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:
-    """As the memory of such a draft is torch's: native kernels read whole pages."""
+    """The memory of such a draft is torch's, as native kernels read whole pages."""
     scene = Scene(dtype)
     for sinks, kind in ((16, NativeEagleHeadPasses), (4, TorchEagleHeadPasses)):
         config = replace(scene.config, sinks=sinks)

@@ -41,7 +41,7 @@ ROUTERS = {
 
 
 def layer_of(experts: Experts, seed: int = 0) -> Layer:
-    """Random experts, and nothing else that counts."""
+    """Return a layer of random experts. Its other weights are zeros."""
     draw = torch.Generator().manual_seed(seed)
 
     def some(*shape: int) -> Tensor:
@@ -60,7 +60,7 @@ def rows(count: int = N) -> Tensor:
 
 
 def by_the_book(layer: Layer, experts: Experts, x_C: Tensor) -> Tensor:
-    """What the experts of one row give, in float64."""
+    """Return what the experts of one row give, in float64."""
     assert layer.router_EC is not None
     logits_E = layer.router_EC.double() @ x_C
     scores = (logits_E.softmax(0) if experts.function == "softmax" else 1 / (1 + (-logits_E).exp())).tolist()
@@ -87,7 +87,7 @@ def config(experts: Experts) -> Any:
 
 
 def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
-    """Return what they give, (N, C), and how many were touched."""
+    """Return the sum of the experts (N, C), and the number of experts that were touched."""
     native_experts = native.experts(config(experts), layer, bits=0)
     gated = torch.empty(len(x_NC) * experts.active, native_experts.stride)
     sum_NC = torch.empty(len(x_NC), C)
@@ -143,7 +143,7 @@ def test_experts_that_do_not_fit_the_router_raise() -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), [(2 * C, torch.float32), (C, torch.bfloat16)])
 def test_layer_refuses_experts_that_are_not_its_own(size: int, dtype: torch.dtype) -> None:
-    """Of another size, or of another type of weights."""
+    """Experts of another size, or of another type of weights, are refused."""
     experts = ROUTERS["softmax"]
     zeros_C = torch.zeros(16, size, dtype=dtype)
     parts = native.experts(config(experts), layer_of(experts), bits=0)

@@ -1,4 +1,4 @@
-"""Tokens that a draft gives in one call are those of passes and draws one by one, bit for bit, laws and noise too."""
+"""Draft tokens of one call have the bits of single passes and draws, probabilities and noise too."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ EPS = 1e-5
 
 
 def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0, biases_2I: Iterable[Tensor] = ()) -> Tensor:
-    """Return all that is written, zeros behind the outputs included."""
+    """Return all that is written, the zeros behind the outputs included."""
     mlp = native.GatedMlp(torch.ones(x_NC.shape[1]), gate, up, *biases_2I, eps=EPS, bits=bits)
     out_NI = torch.full((len(x_NC), mlp.stride), torch.nan, dtype=torch.bfloat16 if gate.narrow else torch.float32)
     mlp.forward(x_NC.contiguous(), out_NI)
@@ -28,14 +28,14 @@ def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0, biases_2I: Iter
 
 
 def as_kind(weight: Blocks, kind: str) -> Blocks:
-    """The same numbers in a type that has them all."""
+    """Return the same numbers in a type that can represent all of them."""
     return Blocks(kind, torch.from_numpy(as_bytes(weight.weights_MK().float().numpy(), kind)), weight.narrow)
 
 
 @pytest.mark.parametrize("narrow", [True, False])
 @pytest.mark.parametrize(("size", "C"), [(1, 16), (50, 100), (2100, 33), (700, 256)])
 def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bool) -> None:
-    """Halves as such, and as float32, where both lie in one matrix."""
+    """Halves stay halves, and are float32 where gate and up lie in one matrix."""
     gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
     x_NC = normal(20, C)
     biases_2I = normal(2, size, seed=2)
@@ -61,7 +61,7 @@ def test_gate_and_up_of_two_types_are_near_float64(kinds: tuple[str, str]) -> No
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("BF16", "F16"), ("F32", "Q5_1")])
 @pytest.mark.parametrize("bits", [0, 8, 4])
 def test_gate_and_up_of_two_types_keep_the_law(kinds: tuple[str, str], bits: int) -> None:
-    """A row's bits depend on that row alone, and those of some outputs on these."""
+    """The bits of a row depend on that row alone, and the bits of some outputs on those outputs alone."""
     gate, up = (random_blocks(kind, 1600, 256, True, size=0.004) for kind in kinds)
     x_NC = normal(110, 256)
     batch_output = gated(gate, up, x_NC, bits)

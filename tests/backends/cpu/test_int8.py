@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 
 SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (1000, 48), (72, 2600)]
 BLOCK = 64
-"""Keys that are read from copies together, or not at all."""
+"""Number of keys that are read from copies together, or not at all."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rounded(x_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as integers, and its scale."""
+    """Return each row as integers, and its scale."""
     scale_N1 = x_NK.float().abs().amax(1, keepdim=True) / 127
     return (x_NK.float() * torch.where(scale_N1 > 0, 1 / scale_N1, 0)).round(), scale_N1
 
@@ -59,7 +59,7 @@ def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype)
 
 
 def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
-    """No sum on the way overflows or saturates, whatever the signs of codes that are all 127 or -127."""
+    """No partial sum overflows or saturates, for any signs of codes that are all 127 or -127."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
     x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
     assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
@@ -122,7 +122,7 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
 
 
 def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> None:
-    """Queries, keys and values have codes of 127 and -127 alone, and so have the weights of the keys that count."""
+    """Queries, keys and values have codes of 127 and -127 only, and so have the weights of the keys that count."""
     S = 200
     start = 192
     D = 64
@@ -160,7 +160,7 @@ def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("cut", [40, 64, 130])
 def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> None:
-    """By pages that are put, and by tokens that are written, as those of a fresh memory."""
+    """Pages that are put, and tokens that are written, read as those of a new memory."""
     S, start = 210, 200
     results = []
     for first_another_text in (True, False):

@@ -1,4 +1,4 @@
-"""How far each kernel is from float64, on every level: below what is stated, and not far below it.
+"""Errors of each kernel against float64, on every level: below the stated bound, and not far below it.
 
 What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/results/kernels.md.
 
@@ -36,11 +36,11 @@ STATED = {
     for kernel in tomllib.loads(DATA.read_text(encoding="utf-8"))["kernels"]
 }
 SLACK = 8
-"""How far below what is stated an error may be: a bound that is never approached says nothing."""
+"""Lowest share of the stated bound that an error may have: a bound that is never approached says nothing."""
 
 
 def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
-    """Errors of the mixed values and of the mass: few queries and many, short and long contexts, sharp and flat."""
+    """Return errors of values and of mass: few and many queries, short and long contexts, sharp and flat attention."""
     mixed_errors = []
     mass_errors = []
     for D, T, S, gain in [
@@ -71,7 +71,10 @@ def product(dtype: torch.dtype, bits: int = 0) -> Tensor:
 
 
 def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
-    """What the weights stand for is exact, so the error is that of the rounded input, if it is rounded."""
+    """Return errors of a product.
+
+    The weights are exact, so the error is that of the rounded input, if it is rounded.
+    """
     N, K, M = 20, 4096, 100
     weight, x_NK, y_NM = (
         random_blocks(kind, M, K, dtype == torch.bfloat16),
@@ -85,7 +88,7 @@ def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
 
 
 def norm(dtype: torch.dtype) -> Tensor:
-    """Through a head whose matrix is the identity, so that its products are exact."""
+    """Return errors of the norm, through a head whose matrix is the identity, so that its products are exact."""
     C = 1000
     x_NC, weight_C = normal(30, C, seed=1) * normal(30, 1, seed=2).exp(), (1 + 0.1 * normal(C)).to(dtype)
     y_NC = torch.empty_like(x_NC)
@@ -96,7 +99,7 @@ def norm(dtype: torch.dtype) -> Tensor:
 
 
 def rotation(dtype: torch.dtype) -> Tensor:
-    """Of keys, as they are read back from their pages."""
+    """Return errors of rotated keys, read back from their pages."""
     N = 100
     G = 2
     D = 64
@@ -121,7 +124,7 @@ def rotation(dtype: torch.dtype) -> Tensor:
 
 
 def gate(dtype: torch.dtype) -> Tensor:
-    """Through a block that has nothing else in it: the norm of its x is 1, and its other products have one term."""
+    """Return errors of a gate in a block without other work: the norm of its x is 1, other products have one term."""
     M = 4096
     C = 16
     zeros_CC = torch.zeros(C, C, dtype=dtype)
@@ -144,13 +147,13 @@ def gate(dtype: torch.dtype) -> Tensor:
     gates = gates_M.double()
     ups = ups_M.double()
     exact = gates * gates.sigmoid() * ups
-    large = exact.abs() > 2.0**-30  # beside which the residual stream's own 2^-60 is nothing
+    large = exact.abs() > 2.0**-30  # the residual stream's own 2^-60 is nothing beside it
     assert large.sum() > M / 2
     return ((torch.cat(results) - exact).abs() / exact.abs())[large]
 
 
 def sampling(dtype: torch.dtype) -> Tensor:
-    """Laws of float32 logits, whatever the weights were."""
+    """Return errors of the probabilities of float32 logits, for any weights."""
     V = 3000
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
     prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))

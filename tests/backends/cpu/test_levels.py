@@ -1,4 +1,4 @@
-"""Which kernels have the same bits at which levels: just those that docs/data/level_bits.toml says.
+"""Kernels have the same bits at the levels that docs/data/level_bits.toml states, and at no others.
 
 Shape suffixes as in paged.py; N rows or tokens, K inputs, M outputs.
 """
@@ -90,7 +90,7 @@ def attention_to_codes(dtype: torch.dtype) -> Results:
 
 
 def between_products(dtype: torch.dtype) -> Results:
-    """The matrices are the unit, or of a type with exact sums."""
+    """The matrices are the unit matrix, or of a type with exact sums."""
     y_NC, eye = torch.empty(5, 768), native.Matrix(torch.eye(768).to(dtype))
     native.LmHead(normal(768, seed=2).to(dtype), eye, eps=1e-5).logits(normal(5, 768), y_NC)
     weight = random_blocks("Q8_0", 64, 96, dtype == torch.bfloat16, size=0.1)
@@ -106,7 +106,7 @@ def between_products(dtype: torch.dtype) -> Results:
 
 
 def draws(dtype: torch.dtype) -> Results:
-    """Logits are float32 whatever the type."""
+    """Logits are float32 for every type."""
     for seed, coupling in enumerate(COUPLINGS):
         batch_scene = scene(seed, 700, rows=6)
         verification = verdict(batch_scene, NativeSampling, coupling)
@@ -145,7 +145,7 @@ def at_levels(run: Callable[[], Results]) -> dict[str, list[Tensor]]:
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_levels_agree_as_stated(name: str) -> None:
-    """All have the bits of the best one, but for those without fused multiply-adds where it is stated."""
+    """All levels have the bits of the best one, but for levels without fused multiply-adds where that is stated."""
     run, dtype, same_at = KERNELS[name]
     tensors_by_level = at_levels(lambda: run(dtype))
     *lower_levels, best = native.levels()
@@ -164,7 +164,7 @@ def test_subnormal_products_are_zero_with_avx512bf16_alone() -> None:
 
 
 def test_subnormal_sums_of_quantised_products_agree() -> None:
-    """A scale and a float have no digits beyond those of a double there, so that one that emulates rounds once."""
+    """A scale and a float have no digits beyond those of a double there, so an emulating level rounds once."""
     x_NK = normal(9, 768) * 2e-34
     tensors_by_level = at_levels(
         lambda: iter([product(random_blocks(kind, 40, 768, size=1e-7), x_NK) for kind in KINDS])
@@ -176,14 +176,14 @@ def test_subnormal_sums_of_quantised_products_agree() -> None:
 
 
 def at_input(dequantized: np.float32) -> float:
-    """The input of a group of its own that its code and scale make `dequantized`."""
+    """Return the input of a group of its own whose code and scale give `dequantized`."""
     code_limit = np.float32(32767)
     candidates = dequantized * (1 + np.arange(-8, 9) * 2.0**-24).astype(np.float32)
     return float(next(x for x in candidates if code_limit * (x / code_limit) == dequantized))
 
 
 def test_sums_just_above_halfway_are_rounded_up(level: str) -> None:
-    """1 + 2^-24 + 2^-54, say: a double would lose the last term, and then go to the even float, 1."""
+    """1 + 2^-24 + 2^-54, for example: a double would lose the last term, and then round to the even float, 1."""
     halfway_sums = 0
     for m in range(1025, 2048):
         wide = -(-(2**34) // m)

@@ -84,7 +84,7 @@ def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
-    """So that ranks may cut the outputs."""
+    """Ranks may cut the outputs."""
     weight, x_NK = random_blocks(kind, 96, 512), normal(3, 512)
     part = Blocks(kind, weight.blocks[32:80].contiguous())
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
@@ -92,7 +92,7 @@ def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
-    """All bits set and inputs at their largest: words that saturate would show here."""
+    """All bits are set and inputs are at their largest: saturating words would show here."""
     weight = random_blocks(kind, 16, 512)
     blocks = weight.blocks.view(16, -1, weight.blocks.shape[1] // (512 // inputs_of_block(kind)))
     halves = blocks.clone()
@@ -107,7 +107,7 @@ def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_int4_copies_are_within_half_a_step(dtype: torch.dtype) -> None:
-    """Steps are 15 to what a group spans; scale and minimum are halves, which moves the last codes by 15 roundings."""
+    """A group spans 15 steps. Scale and minimum are halves, which moves the last codes by 15 roundings."""
     w_MK, copy_MK = normal(37, 320).to(dtype), torch.empty(37, 320)
     w_MK[3] = 0.25
     native.Matrix(w_MK, bits=4).rows(torch.arange(37), copy_MK)
@@ -119,7 +119,7 @@ def test_int4_copies_are_within_half_a_step(dtype: torch.dtype) -> None:
 
 
 def test_int4_product_is_that_of_its_copies() -> None:
-    """Rounded inputs times the copies, to the last digits; matrices of other widths are int8."""
+    """The product is that of rounded inputs and the copies, to the last digits. Matrices of other widths are int8."""
     w_MK, x_NK, copy_MK, y_NM = normal(70, 352), normal(9, 352, seed=1), torch.empty(70, 352), torch.empty(9, 70)
     native.Matrix(w_MK, bits=4).rows(torch.arange(70), copy_MK)
     native.Matrix(w_MK, bits=4).linear(x_NK, y_NM)
@@ -142,7 +142,7 @@ def test_low_bit_nonfinite_inputs_stay_nonfinite() -> None:
 def test_low_bit_nonfinite_scales_raise() -> None:
     for kind in KINDS:
         weight = random_blocks(kind, 16, 512)
-        weight.blocks[3, 208:210] = 255  # a half of Q6_K's, and of others where a block begins there
+        weight.blocks[3, 208:210] = 255  # a half-precision scale of Q6_K, and of other types where a block begins there
         at = 208 if kind == "Q6_K" else 0
         weight.blocks[3, at : at + 2] = torch.from_numpy(np.array([np.inf], np.float16).view(np.uint8))
         with pytest.raises(ValueError, match="weight holds NaN or Inf"):

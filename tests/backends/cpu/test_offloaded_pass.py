@@ -1,4 +1,4 @@
-"""Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
+"""Passes over KV in a store have the bits of passes over the same KV in memory, for any resident pages.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -30,9 +30,9 @@ from triforce.backends.cpu.offload import NativeOffloadedKV
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
-PAGES, TEXT = 120, 1700  # pages of the memory, and tokens of a text: several splits, and room for another one
+PAGES, TEXT = 120, 1700  # pages of the memory, and tokens of a text: several splits, with room for another one
 FRAMES, BUFFERS, BUFFER = 288, 2, 256
-"""Of the 640 pages that the text has in all layers and heads, under half stay."""
+"""Resident pages: under half of the 640 pages that the text has in all layers and heads."""
 
 
 class Host:
@@ -62,7 +62,7 @@ def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeM
 
 
 class Text:
-    """One row that grows; `units` are its pages, in any order."""
+    """One row that grows. `units` are its pages, in any order."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
@@ -74,7 +74,7 @@ class Text:
         return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **how)
 
     def selected(self, width: int) -> ForwardBatch:
-        """Each layer and head sees some pages of its own, and the latest ones."""
+        """Return a batch in which each layer and head sees some pages of its own, and the latest pages."""
         new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
         picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
         units = torch.stack([torch.cat([self.units[sorted(page_picks)], new]) for page_picks in picks])
@@ -126,7 +126,7 @@ def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered
 
 
 def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
-    """Negative control: what is written to pages behind the store's back is not what comes back."""
+    """Negative control: zeros that are written behind the store's back change the logits."""
     model, resident_kv, away = memories(dtype, Host)
     text = Text(6)
     while text.length < TEXT:

@@ -1,4 +1,4 @@
-"""The native sampler against the one in torch: same laws, same picks, same guesses kept, same errors.
+"""The native sampler against the sampler in torch: same probabilities, same picks, same accepted tokens, same errors.
 
 Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
 """
@@ -86,7 +86,7 @@ def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, 
 
 
 def law(logits: Tensor, **params: object) -> list[Tensor]:
-    """The laws of one row by both samplers."""
+    """Return the probabilities of one row by both samplers."""
     settings = SamplingParams(**params)  # type: ignore[arg-type]
     return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, NativeSampling)]
 
@@ -109,14 +109,14 @@ def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
 @pytest.mark.parametrize("step", [None, 0.25])
 def test_native_sampler_random_nucleus_equals_torch(top_p: float, spread: float, step: float | None) -> None:
-    """Few tokens or most, all different or in heaps of equals."""
+    """The nucleus has few tokens or most, all different or in groups of equals."""
     logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
     expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
     same_law(got, expected)
 
 
 def test_native_sampler_smallest_probabilities_equal_torch() -> None:
-    """Down to the subnormal ones and to what is 0."""
+    """Probabilities go down to subnormal ones and to 0."""
     expected, got = law(-torch.arange(0, 800, 0.37))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-320
@@ -170,7 +170,7 @@ def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
 def test_native_sampler_bad_logits_raise(bad: float, what: str, temperature: float, coupling: type) -> None:
-    """In padding too: then the model is broken."""
+    """Bad logits in padding raise too: the model is broken then."""
     batch_scene = scene(1, 30)
     batch_scene.params = [SamplingParams(temperature=temperature)] * 4
     batch_scene.guess.counts_B[:] = 0
@@ -206,7 +206,7 @@ def test_native_sampler_wrong_arrays_raise(change: object, message: str, couplin
 
 
 def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
-    """A row that is done may stand at the end of its storage."""
+    """A finished row may stand at the end of its storage."""
     batch_scene = scene(4, 30)
     batch_scene.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
     batch_scene.prefix.lengths_B[:] = CAPACITY - 1
@@ -217,6 +217,6 @@ def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
 def test_sampler_choice_follows_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
-    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one
+    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # row by row
     monkeypatch.setattr(dispatch, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

@@ -1,4 +1,4 @@
-"""Attention that searches: compared with attention over lists of what an estimate by the book finds.
+"""Attention that searches, compared with attention over the lists that an estimate by the book selects.
 
 Shape suffixes as in paged.py; C pages that are searched, N queries of a KV head, E turned channels.
 """
@@ -46,7 +46,7 @@ def attend(
 
 
 def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> Tensor:
-    """How near keys of each page come to the nearest one of a query, for the query that comes nearest: (C)."""
+    """Return the best estimate of each page, (C): its keys' product with the query that it is nearest to."""
     k_SE = k_SGD[pages.start * PAGE : pages.stop * PAGE, 0].double() @ matrix_DE.double()
     q_NE = q_NHD.flatten(0, 1).double() @ matrix_DE.double()
     products_NS = q_NE @ (torch.where(k_SE < 0, -1, 1) * k_SE.abs().mean(1, keepdim=True)).T
@@ -55,7 +55,7 @@ def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> 
 
 
 def clear_cut(scores_C: Tensor, target_picks: int) -> int:
-    """A number of picks near `target_picks` where the next score is clearly lower."""
+    """Return a number of picks near `target_picks` behind which the next score is clearly lower."""
     gaps = -scores_C.sort(descending=True).values.diff()
     around = range(max(1, target_picks - 8), min(len(scores_C) - 1, target_picks + 8))
     return max(around, key=lambda picks: float(gaps[picks - 1]))
@@ -64,7 +64,7 @@ def clear_cut(scores_C: Tensor, target_picks: int) -> int:
 @pytest.mark.parametrize(("S", "T", "h", "D"), [(900, 1, 1, 64), (700, 3, 2, 32), (500, 9, 1, 80), (400, 2, 4, 256)])
 @pytest.mark.parametrize("kind", ["numbers", "codes", "rotated codes"])
 def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: int, dtype: torch.dtype) -> None:
-    rotated = kind == "rotated codes"  # their signs are the sketch
+    rotated = kind == "rotated codes"  # the signs are the sketch
     kv, (row,) = paged(dtype, S, G=1, D=D, codes=kind != "numbers", hadamard=rotated)
     start = S - T
     begin = 2
@@ -83,7 +83,7 @@ def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: 
 
 
 def test_search_selects_per_kv_head(dtype: torch.dtype) -> None:
-    """A key that a head looks for, far back: with the search it is seen, without it is not."""
+    """A head finds a far key with the search, and misses it without."""
     S = 1200
     D = 64
     kv, (row,) = paged(dtype, S, G=2, D=D)
@@ -99,7 +99,7 @@ def test_search_selects_per_kv_head(dtype: torch.dtype) -> None:
 
 
 def test_search_with_full_budget_equals_full_attention(dtype: torch.dtype) -> None:
-    """Rows of other lengths, one without new tokens and one that searches nothing among them."""
+    """Rows have other lengths. One has no new tokens, and one searches nothing."""
     lengths = [700, 96, 300, 64]
     starts = [693, 96, 297, 60]
     kv, rows = paged(dtype, *lengths)

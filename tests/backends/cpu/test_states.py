@@ -1,4 +1,4 @@
-"""Passes that return hidden states: the same states as layer by layer, and nothing else of the pass changes.
+"""Passes that return hidden states: the states equal those of single layers, and the rest of the pass is unchanged.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -35,7 +35,7 @@ IDS_BT = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
 
 
 def memory_of(model: NativeModel, dtype: torch.dtype) -> NativeKV:
-    """A memory of random tokens."""
+    """Return a memory of random tokens."""
     draw, kv = torch.Generator().manual_seed(1), NativeKV(model.config, PAGES, dtype)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     heads = model.config.kv_heads, len(everywhere_N), model.config.head_dim
@@ -81,7 +81,7 @@ def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype
 
 
 def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
-    """Those behind the last layer are there if something is scored."""
+    """States behind the last layer exist where a column is scored."""
     _, model = random_model(torch.Generator().manual_seed(1), dtype)
     nothing_BJ = torch.zeros(2, 0, dtype=torch.long)
     for states, at_BJ in (((0,), None), ((L + 1,), None), ((-1,), None), ((L,), nothing_BJ), ((1, L), nothing_BJ)):
@@ -90,7 +90,7 @@ def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
 
 
 def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
-    """Those of weights of few bits are what their products have, too."""
+    """Low-bit weights have the states that their products have, too."""
     written = write_model(tmp_path, "Q4_1", MIXED)
     model = load(written.gguf, device="cpu", dtype="bfloat16").decoder
     ids_BT = torch.arange(3, 8)[None]

@@ -1,4 +1,4 @@
-"""Attention to the upper nibbles of int8 KV: what tiers below the full one read of it. Suffixes as in paged.py."""
+"""Attention to the upper nibbles of int8 KV, which tiers below the full one read. Shape suffixes as in paged.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 
 def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = HALF) -> tuple[Paged, Row, Paged]:
-    """The same row twice: whole, and with its blocks before `coarse` as upper nibbles have them."""
+    """Return the same row twice: exact, and with the blocks before `coarse` as their upper nibbles have them."""
     nibble_kv, middle_kv = (Paged(G, D, -(-S // PAGE) + 3, dtype, seed=S, codes=True) for _ in range(2))
     row = nibble_kv.row(S)
     k_SGR, v_SGR = (torch.empty(S, G, D + 2, dtype=torch.int8) for _ in range(2))
@@ -33,7 +33,7 @@ def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = H
     (5, 1100, 1, 8, 128), (1, 150, 1, 7, 192), (40, 400, 1, 1, 256),
 ])  # fmt: skip
 def test_upper_nibbles_equal_codes_in_their_middle(T: int, S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
-    """Bit for bit, and without a look at the lower nibbles."""
+    """Bits are equal, and lower nibbles are not read."""
     nibble_kv, row, middle_kv = both(S, G, D, S - T, dtype)
     q_BTHD = nibble_kv.normal(1, T, G * h, D)
     page = PAGE * D

@@ -1,4 +1,4 @@
-"""RoPE and the way into the pages. Shape suffixes as in paged.py, N tokens."""
+"""RoPE and writes to pages. Shape suffixes as in paged.py, N tokens."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def turns(positions_N: torch.Tensor, D: int) -> tuple[torch.Tensor, torch.Tensor
     ("N", "H", "G", "D"), [(1, 4, 2, 64), (5, 3, 3, 80), (70, 2, 1, 16), (40, 8, 1, 96), (3, 2, 2, 256)]
 )
 def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
-    """The bits of rope.py, rounded once; nothing but the slots touched, and nothing in the scratch page."""
+    """Bits are those of rope.py, rounded once. Only the given slots change, and the scratch page stays unchanged."""
     kv = Paged(G, D, pages=9, dtype=dtype)
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     place_N[1::7] = torch.arange(len(place_N[1::7])) % PAGE  # padding
@@ -48,7 +48,7 @@ def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: to
 
 
 def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
-    """The format that the kernels agree on."""
+    """The layout is the one that the kernels agree on."""
     kv = Paged(2, 32, pages=3, dtype=dtype)
     k, v = kv.normal(PAGE, 2, 32), kv.normal(PAGE, 2, 32)
     kv.pages.write(torch.arange(PAGE) + 2 * PAGE, k, v)
@@ -60,7 +60,10 @@ def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dim", [16, 80])
 def test_runs_of_tokens_are_written_like_single_ones(dim: int, dtype: torch.dtype) -> None:
-    """Runs that begin and end within pages, single tokens, tokens in reverse, and padding, in more than one job."""
+    """Runs begin and end within pages.
+
+    Single tokens, reversed tokens and padding are included, in more than one job.
+    """
     runs = [(16, 3), (21, 40), (64, 16), (100, 1), (102, 2), (3, 2), (160, 70)]
     place_N = torch.cat([torch.arange(begin, begin + count) for begin, count in runs] + [torch.arange(150, 140, -1)])
     kv = Paged(2, dim, pages=16, dtype=dtype)

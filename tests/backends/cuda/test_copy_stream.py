@@ -1,4 +1,4 @@
-"""Nothing is copied over what is still computed with, nor computed with before it is there.
+"""A copy never overwrites a buffer that is still read, and no kernel reads a buffer before its copy is complete.
 
 On a CPU all is done at once, so this looks at what waits for what: two queues, each with a clock of both.
 """
@@ -25,7 +25,7 @@ Clock = tuple[int, int]
 
 
 class Watch:
-    """A copy stream, and a list of who touched which buffer, or which layer of the store, when."""
+    """A copy stream that records which queue touches which buffer, or which layer of the store, and when."""
 
     def __init__(self) -> None:
         self.clocks: list[Clock] = [(0, 0), (0, 0)]
@@ -58,7 +58,7 @@ class Watch:
                         )
         return race_count
 
-    # What a copy stream does.
+    # operations of a copy stream
 
     def copy(self, copies: Copies) -> None:
         for to, source in copies:
@@ -128,6 +128,6 @@ def test_copy_stream_mutant_races(mutant: Mutant, watch: Watch, monkeypatch: pyt
     mutant.apply(monkeypatch)
     try:
         race_count = races(watch, seeds=3)
-    except (AssertionError, RuntimeError):  # as what is copied too late is wrong even where all is done at once
+    except (AssertionError, RuntimeError):  # a late copy gives wrong values even where all work is synchronous
         return
     assert race_count

@@ -1,4 +1,4 @@
-"""Several tokens of a draft in one graph are those of passes and draws one by one, bit for bit, laws and noise too.
+"""Draft tokens of one graph have the bits of single passes and draws, probabilities and noise too.
 
 In the interpreter, where a graph is a call; on a made-up device, where it is captured once and then replayed; and on a
 GPU, where there is one.
@@ -40,7 +40,10 @@ SMALL = shapes.ModelShape(16, 24, layers=1, heads=2, kv_heads=1, vocab=40, head_
 PARAMS = [SamplingParams(temperature=0.8, top_p=0.9), SamplingParams(temperature=0), SamplingParams(top_k=20)]
 OTHERS = [SamplingParams(temperature=0.3), SamplingParams(temperature=1.5), SamplingParams(temperature=0)]
 ROUNDS = [([True, True, True], [3, 1, 2]), ([True, False, True], [3, 0, 3]), ([True, True, True], [0, 3, 3])]
-"""The rows of a draft, and how many of its tokens stay: of all of them, two are unseen in the next pass."""
+"""The live rows of each draft, and how many of its tokens are accepted.
+
+After all of them, the next pass sees two new tokens.
+"""
 Coupling = type[Seeded | Rejection]
 each_coupling = pytest.mark.parametrize("coupling", [Seeded, *slow(Rejection)])
 
@@ -70,7 +73,7 @@ def proposals(scene: Drafting) -> list[Draft]:
 
 @cache
 def single(coupling: Coupling) -> tuple[list[Draft], Drafting]:
-    """Those of passes and draws one by one, and who made them."""
+    """Return the drafts of single passes and draws, and the scene that made them."""
     drafting_scene = drafting(coupling, several=False)
     return proposals(drafting_scene), drafting_scene
 
@@ -101,7 +104,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 @pytest.mark.timeout(900)
 @each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shape is run once and captured once; what follows are replays, of other texts, lengths and noise."""
+    """Each shape is run once and captured once. All later passes are replays, of other texts, lengths and noise."""
     (single_drafts, _) = single(coupling)
     asked = 0
     shapes_run = list[Any]()
@@ -130,7 +133,7 @@ def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monke
 
 @contextmanager
 def launches() -> Iterator[list[str]]:
-    """The kernels that are launched, in order."""
+    """Yield the names of the kernels that are launched, in order."""
     names, launch = list[str](), interpreter.GridExecutor.__call__
 
     def noted(kernel: Any, *args: Any, **how: Any) -> None:
@@ -145,7 +148,7 @@ def launches() -> Iterator[list[str]]:
 @made_up
 @pytest.mark.slow
 def test_draft_in_one_graph_launches_what_single_passes_do() -> None:
-    """In the same order; only what goes from pass to pass is a kernel more, behind each draw."""
+    """The order is the same. Behind each draw one more kernel carries data to the next pass."""
     launches_by_kind = []
     for several in (False, True):
         drafting_scene = drafting(Seeded, several)

@@ -1,4 +1,4 @@
-"""Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
+"""Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and written KV.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -38,19 +38,19 @@ def decoder() -> Decoder:
 
 
 def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
-    """Ids, columns to score, and the pass: one of each kind of view."""
+    """Return ids, columns to score, and the pass, for each kind of view."""
     draw = torch.Generator().manual_seed(0)
     places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
     shared = places[:12].view(2, 6)
     ids_23 = torch.randint(50, (2, 3), generator=draw)
-    # Each row has pages of its own for new tokens: what two wrote to one place would depend on who was last.
+    # Each row writes to pages of its own: with two rows at one slot the value would depend on the order of writes.
     new_pages = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
     of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
     wide = torch.randint(50, (1, 90), generator=draw)
     window = PageTable(places[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
     retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
-    # New tokens lie at the same slots in all layers: of the last units that all heads share.
+    # New tokens have the same slots in all layers: those of the last units, which all heads share.
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
     mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
@@ -69,7 +69,7 @@ def one_row(position: int, units: int, count: int, device: str = "cpu") -> Forwa
 
 
 def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
-    """The pass by torch and by Triton, and the memory afterwards, from the same noise."""
+    """Return the outputs of torch and of Triton, and the memory afterwards, from the same noise."""
     plain, weights = TorchKV(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
     fast = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     for memory in (plain.keys_LGSD, plain.values_LGSD):
@@ -113,7 +113,7 @@ def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
 
 
 def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three and four tokens are one shape, with the same buffers; a list of another size is not."""
+    """Three and four tokens are one shape, with the same buffers. A list of another size is another shape."""
     memory = TritonKV(decoder.config, PAGES, torch.float32)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     shapes_run: list[tuple[int, int]] = []
@@ -155,7 +155,7 @@ def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
 
 
 def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
-    """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
+    """The model is freed at once, not by the cycle collector: the next request's KV would not fit beside it."""
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     model.forward(
@@ -174,7 +174,7 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
 
 
 def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
-    """One with everything that a family may have: biases, and norms of queries and keys."""
+    """Return a layer with all optional parts of the families: biases, and norms of queries and keys."""
     (config, weights), D, Q, P = shapes.parts("small", 300, torch.float32, DEVICE), SMALL.head_dim, 32, 16
     C, I = SMALL.hidden, SMALL.intermediate  # noqa: E741
     layer = weights.layers[0]
@@ -192,7 +192,7 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
 
 
 def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q, k and v of one product, gate and up of another."""
+    """One product gives q, k and v, and another gives gate and up."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
     plain = TorchLayer(config, layer)
@@ -209,7 +209,7 @@ def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_joined_matrices_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer's own become parts of them."""
+    """The layer's own matrices become views of the joined ones."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
     original_weights = [
@@ -223,7 +223,7 @@ def test_joined_matrices_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product of which each number is summed in one order, wherever its row stands, as a GPU's of one shape."""
+    """Return a product that sums each number in one order for every row, as a GPU does for one shape."""
     y = torch.zeros(len(x), len(weight))
     for j in range(x.shape[1]):
         y += x[:, j, None] * weight[None, :, j]

@@ -54,7 +54,7 @@ def texts(*args: Any, **how: Any) -> list[list[int]]:
 
 @pytest.fixture
 def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """Plain decoding on the torch path, all in memory."""
+    """Return texts of plain decoding on the torch path, with all KV in memory."""
 
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
@@ -80,7 +80,7 @@ def host(memory: str, layers: int) -> dict[str, Any]:
 def test_offloaded_single_text_equals_memory(
     folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
 ) -> None:
-    """No layer whole; one, and a prompt that is read layer by layer; all."""
+    """Cases: no resident layer; one, with a prompt that is read layer by layer; all layers."""
     (answer,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
     assert [answer.outputs[0].token_ids] == plainly([ids(length)], temperature)
     assert (answer.kv.host_bytes > 0) == (layers < 2) and 0 < answer.kv.device_bytes <= 700 << 10
@@ -151,7 +151,7 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def needs() -> CudaKVSizing:
-    """Llama-2-7B's at 122K, on a CUDA device."""
+    """Return the sizing of Llama-2-7B at 122K tokens on a CUDA device."""
     s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, context=130_000, rope=rope)

@@ -1,4 +1,4 @@
-"""Where pages lie changes nothing: texts that grow, are cut, end and begin anew, in memory and on the host."""
+"""The place of pages changes nothing: texts grow, are cut, end and start again, in memory and on the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_offloaded_key_selections_equal_memory(selection: str) -> None:
 
 
 def fetched() -> int:
-    """Pages of single KV heads that passes below read from the host, between ten verifications."""
+    """Return the pages of single KV heads that lower passes read from the host between ten verifications."""
     pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0, seats=20), 0)
     for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(190))
@@ -61,7 +61,7 @@ def test_streamed_selected_pages_become_resident(monkeypatch: pytest.MonkeyPatch
 
 
 def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that stream are not."""
+    """Passes that stream are not captured."""
     captured: list[bool] = []
     monkeypatch.setattr(Graphs, "run", lambda self, replay, call: captured.append(True) or plain(self, replay, call))
     pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0), 0)

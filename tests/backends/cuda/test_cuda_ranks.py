@@ -1,4 +1,4 @@
-"""Ranks on the Triton path: processes, as the interpreter knows of one thread only."""
+"""Ranks on the Triton path, as processes: the interpreter supports one thread only."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_cuda_ranks_text_equals_one_process(tmp_path: Path, mode: str) -> None:
-    """Greedy, in float32: sums of ranks are rounded alike but for the products of torch."""
+    """Texts are greedy and float32: sums over ranks are rounded alike, but for the products of torch."""
     pair = tiny_pair(tmp_path, 256)
     one_process_ids = token_ids(pair, mode, 1)
     assert len(one_process_ids) == 6 and token_ids(pair, mode, 2) == one_process_ids

@@ -1,4 +1,4 @@
-"""Ranks whose KV is on the host, on the path of a GPU, make the text of one process whose KV is in memory.
+"""Ranks with KV on the host, on the path of a GPU, give the text of one process with KV in memory.
 
 Kernels are replaced by what they are compared with elsewhere, as the interpreter knows of one thread only.
 """
@@ -69,7 +69,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_cuda_ranks_offloaded_text_equals_one_process(
     folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And passes that do not stream are such that can be captured."""
+    """Passes that do not stream can be captured."""
     captured: list[type] = []
     run = Graphs.run
     monkeypatch.setattr(
@@ -93,7 +93,7 @@ def needs(folder: Path, count: int) -> CudaKVSizing:
 
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
+    """Reserved memory is summed over all devices, in the KV that stays, in messages, and in comparisons."""
     one_rank = needs(folder, 1)
     two = needs(folder, 2)
     monkeypatch.setattr(offload_sizing, "free_on", lambda device: one_rank.activation_bytes + one_rank.bytes // 2)
@@ -106,7 +106,7 @@ def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank finds free is for all of them."""
+    """All ranks share the memory that one rank finds free."""
     two = needs(folder, 2)
     monkeypatch.setattr(offload_sizing, "free_on", lambda device: GIB)
     monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.store_bytes(0)))

@@ -1,4 +1,4 @@
-"""The fused sampler in Triton against the one in torch: same laws, same picks, same guesses kept, same errors.
+"""The fused sampler in Triton against the sampler in torch: same probabilities, picks, accepted tokens and errors.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(params=[None, 128], ids=["one program", "parts"], autouse=True)
 def part(request: pytest.FixtureRequest) -> Iterator[int | None]:
-    """Both kernels: tokens of a program, or None where it looks at a whole column."""
+    """Yield the tokens per program for both kernels, or None for one program per column."""
     with looked_at_by(request.param):
         yield request.param
 
@@ -88,7 +88,7 @@ def test_triton_sampler_largest_in_one_part_equal_torch() -> None:
 
 
 def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
-    """Down to the subnormal ones and to what is 0."""
+    """Probabilities go down to subnormal ones and to 0."""
     logits_BV = -torch.arange(0, 800, 1.37)[None]
     expected, got = (laws(sampler, logits_BV, [SamplingParams()]) for sampler in (torch_sampling, OnDevice))
     small = expected > 0
@@ -98,7 +98,7 @@ def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
 
 @each_coupling
 def test_triton_sampler_accepts_strided_tensors(coupling: type) -> None:
-    """Logits of a graph's padded pass, and guesses cut from longer drafts; bfloat16 too."""
+    """Logits come from a graph's padded pass, and guesses are cut from longer drafts; bfloat16 too."""
     batch_scene = scene(4, 30)
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
     padded[:4, :4] = batch_scene.logits_BJV
@@ -115,7 +115,7 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
 
 @pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
 def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
-    """In padding and rows that are done, too: then the model is broken."""
+    """Bad logits in padding and in finished rows raise too: the model is broken then."""
     batch_scene = scene(1, 300)
     batch_scene.guess.counts_B[:], batch_scene.live_B[:] = 0, [True, True, False, True]
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
@@ -147,7 +147,7 @@ def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytes
         return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0], DEVICE)), DEVICE))
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
-    assert taken(BlockRejection) is TorchSampling  # it judges one by one
+    assert taken(BlockRejection) is TorchSampling  # row by row
     monkeypatch.setattr(dispatch, "requested", "torch")
     assert taken(Seeded) is TorchSampling
 

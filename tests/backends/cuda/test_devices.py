@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="devices are m
 def one_device() -> Iterator[Machine]:
     with machine() as device_stub:
         yield device_stub
-        gc.collect()  # memory of the host is unpinned while there still is a machine
+        gc.collect()  # host memory is unpinned while the machine still exists
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
 def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, how: dict[str, Any]) -> None:
-    """From a thread of its own, as a server's engine has one: its current device is the first."""
+    """The pass runs in a thread of its own, as in a server's engine, whose current device is the first."""
     device_answers: list[list[int]] = []
 
     def work() -> None:
@@ -198,7 +198,7 @@ def test_device_time_leaves_out_a_slow_host(one_device: Machine, monkeypatch: py
 
 
 def test_captures_of_one_memory_are_of_one_stream() -> None:
-    """Torch gives working memory of one capture to the next only there."""
+    """Torch passes working memory from one capture to the next only on one stream."""
     with machine() as device_stub:
         graphs = Graphs(torch.device("cuda:0"))
         for key in range(3):
@@ -214,7 +214,7 @@ def test_flash_attention_is_asked_of_what_has_it(capability: tuple[int, int], fl
 
 
 def test_gpu_tests_name_a_device() -> None:
-    """Where there is a GPU, memory and noise of its tests must lie there: kernels by name are refused elsewhere."""
+    """On a GPU, memory and noise of these tests must lie on it: kernels by name are refused on other devices."""
     takes = {"PagePool": 5, "noise_of": 2}
     for file in Path(__file__).parent.glob("test_*.py"):
         for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
@@ -224,7 +224,7 @@ def test_gpu_tests_name_a_device() -> None:
 
 
 def test_strict_memory_is_reserved(one_device: Machine) -> None:
-    """Of Llama-2-7B at 128K, in passes of 8 rows of 32 tokens: parts of 128 splits have .54 GB, what is told .7 GB."""
+    """Llama-2-7B at 128K, passes of 8 rows of 32 tokens: parts of 128 splits take .54 GB, observed outputs .7 GB."""
     s = shapes.SHAPES["llama-2-7b-128k"]
     config = replace(
         shapes.parts("30m-draft", 64)[0], hidden_size=s.hidden, intermediate_size=s.intermediate, layers=s.layers,

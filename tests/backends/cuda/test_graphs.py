@@ -35,7 +35,10 @@ def test_view_shape_is_rounded_to_bucket() -> None:
 
 
 def test_shape_hint_gives_one_shape() -> None:
-    """Plain decoding and verifications, of one row and of several: one shape. Without `least` they have many."""
+    """Plain decoding and verification, of one row and of several, have one shape.
+
+    Without `least` there are many shapes.
+    """
     kinds = [(1, 1, 1), (1, 7, 7), (2, 9, 9), (8, 16, 12)]
     assert len({shape_of(*kind, a_pass(kind[0], 40, min_shape=(8, 16)), padded=True) for kind in kinds}) == 1
     assert len({shape_of(*kind, a_pass(kind[0], 40), padded=True) for kind in kinds}) == len(kinds)

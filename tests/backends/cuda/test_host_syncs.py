@@ -1,4 +1,4 @@
-"""How often the host waits for a device in a step: once for each pass that verifies, and once for each draft.
+"""Host syncs of a step: one for each verification pass, and one for each draft.
 
 Nothing is on a device here, so tensors are marked: those that are made with a `device`, and what is made of them.
 """
@@ -37,11 +37,11 @@ HEARD, DRAFTED = "cpu in sampler.py, verify", "cpu in model.py, fused_draft"
 
 
 class OnDevice(Tensor):
-    """What is made of one is one."""
+    """A marked tensor. Results of marked tensors are marked."""
 
 
 class Watch(TorchFunctionMode):
-    """Counts what on a device would make the host wait."""
+    """Counts operations that would make the host wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class Watch(TorchFunctionMode):
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the host would: for an answer, or for a copy from memory that is not pinned."""
+    """Return whether the host would wait: for a value, or for a copy from memory that is not pinned."""
     on_device = [isinstance(x, OnDevice) for x in args[:2]]
     if func is torch.tensor:
         return kwargs.get("device") is not None
@@ -98,7 +98,7 @@ def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
 
 
 def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int, int]:
-    """What the host waited for in a few steps, and how many verifications and drafts these had."""
+    """Return the host's waits in a few steps, and the numbers of verifications and drafts of these steps."""
     llm = LLM(
         folder / "target",
         folder / "draft",
@@ -156,7 +156,7 @@ def test_host_sync_kinds_are_counted() -> None:
 
 
 def test_sharded_model_can_be_captured(folder: Path, by_name: None) -> None:
-    """A graph can bring nothing from the host's memory."""
+    """A graph cannot copy from unpinned host memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
     model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, forward_layerwise)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The samplers at a vocabulary of today's models, with the parts and blocks that a GPU has: interpreted here.
+"""The samplers at a vocabulary of today's models, with a GPU's parts and blocks, in the interpreter.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -33,14 +33,14 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 @pytest.fixture
 def parts() -> Iterator[None]:
-    """As many tokens a program as on a GPU; the last one has fewer."""
+    """Use a GPU's number of tokens per program. The last program has fewer."""
     assert VOCABULARY > sampler.SINGLE_PROGRAM and VOCABULARY % sampler.PART
     with looked_at_by(sampler.PART):
         yield
 
 
 def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
-    """One row for each of the settings, all of them live."""
+    """Return a scene with one live row for each of the settings."""
     batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
     batch_scene.live_B[:] = True
     batch_scene.guess.counts_B[:] = guesses
@@ -75,7 +75,7 @@ def test_triton_sampler_of_one_program_and_large_vocabulary_decides_as_torch(cou
 
 @pytest.mark.slow
 def test_triton_sampler_borders_of_parts_count(parts: None) -> None:
-    """Only the tokens beside them have a chance; and a sampler that lost one of them would be noticed."""
+    """Only the tokens beside the borders have a chance, so that a sampler that loses one of them fails."""
     edges = [0, sampler.PART - 1, sampler.PART, 62 * sampler.PART, VOCABULARY - 1]
     logits_BV = torch.full((3, VOCABULARY), -torch.inf)
     logits_BV[:, edges] = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.75])

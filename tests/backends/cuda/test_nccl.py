@@ -1,4 +1,4 @@
-"""A model as ranks share it, by NCCL, in passes that are captured: of one rank, as few machines have two GPUs."""
+"""A sharded model over NCCL, in captured passes, with one rank, as few machines have two GPUs."""
 
 from __future__ import annotations
 

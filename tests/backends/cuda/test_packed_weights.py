@@ -1,4 +1,4 @@
-"""Weights of GGUF types in the Triton kernels: what they stand for, products with them, and models of them.
+"""Weights of GGUF types in the Triton kernels: their values, products with them, and models of them.
 
 Shape suffixes: N tokens, M outputs, K inputs.
 """
@@ -48,7 +48,7 @@ def test_packed_product_equals_float64(kind: str) -> None:
 
 @pytest.mark.parametrize("N", [0, LOW + 1, HIGH + 1, WIDE + 1])
 def test_packed_product_of_many_tokens_equals_float64(N: int) -> None:
-    """Of several programs, and of prefill, which torch multiplies."""
+    """Products of several programs, and of prefill, which torch multiplies."""
     check_product("Q4_0", N)
 
 
@@ -62,7 +62,7 @@ def test_packed_weight_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, mo
 
 
 def test_packed_product_bits_depend_on_height_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token's are the same alone, last of sixteen, and beside NaN; in a strict pass, of any number of rows."""
+    """A token has the same bits alone, last of sixteen, and beside NaN; in a strict pass, with any number of rows."""
     if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
         monkeypatch.setattr(np, "matmul", by_the_term)
     _, weight = given("Q4_1", 288)
@@ -104,7 +104,7 @@ FAMILIES = {
 
 
 def logits(path: Path, text: list[int], dtype: str) -> Tensor:
-    """Logits of a prompt, and of five tokens behind it."""
+    """Return the logits of a prompt, and of five tokens behind it."""
     decoder = load(path, device=str(DEVICE), dtype=dtype).decoder
     pass_logits = list[Tensor]()
     at = 0
@@ -123,7 +123,7 @@ def logits(path: Path, text: list[int], dtype: str) -> Tensor:
 def test_gguf_logits_by_triton_equal_folder(
     family: str, tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far from those of the same numbers in float32 as a folder of them in bfloat16 is: rounding adds up there."""
+    """The error against float32 is that of a bfloat16 folder of the same numbers: rounding adds up there."""
     written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
     text = ids(300, seed=1)
     packed_model = load(written.gguf, device=str(DEVICE), dtype="bfloat16").decoder.model

@@ -1,4 +1,4 @@
-"""Attention at the sizes of real models, with the blocks and splits that a GPU has: interpreted here."""
+"""Attention at the sizes of real models, with a GPU's blocks and splits, in the interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASS = 2e-5
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *slow(torch.float32)])
 def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dtype) -> None:
-    """Llama-3.1-8B's group of four and one of eight, heads of 128, several splits; rows beyond a program's."""
+    """Groups of four (Llama-3.1-8B) and eight, heads of 128, several splits, and rows beyond one program's."""
     for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 2 * SHARED + 1, False), (8, 1, 1030, True)):
         case = Case(
             D=128, G=1, group=group, T=T, starts=[keys - T], counts=[T], by_head=by_head, sinks=0, window=0,
@@ -31,7 +31,7 @@ def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dty
 
 
 def test_triton_attention_of_heads_of_256_equals_float64() -> None:
-    """Whose programs hold fewer rows and keys."""
+    """Programs for heads of 256 hold fewer rows and keys."""
     case = Case(D=256, G=1, group=8, T=5, starts=[590], counts=[5], by_head=False, sinks=0, window=0, turned=False)
     for dtype in BOUND:
         case.dtype = dtype

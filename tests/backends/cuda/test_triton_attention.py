@@ -56,7 +56,7 @@ def test_triton_attention_long_random_call_equals_float64(case: Case) -> None:
     ],
 )
 def test_triton_attention_default_split_equals_float64(change: dict[str, Any], split: int) -> None:
-    """Of each kind of list, across a border. Other splits leave other bits: so the default is what it is said to be."""
+    """Each kind of list, across a border. Another split has other bits, so the default split is the documented one."""
     T = change["T"]
     start = max(split, 256) - 1
     case = Case(**{"sinks": 0, "window": 0, "turned": False} | change | {"G": 1, "starts": [start], "counts": [T]})
@@ -70,7 +70,7 @@ def test_triton_attention_default_split_equals_float64(change: dict[str, Any], s
 
 
 def test_attention_splits_keep_a_device_busy() -> None:
-    """Programs of real shapes on an H100: some two for each of its multiprocessors."""
+    """Programs of real shapes on an H100: about two for each multiprocessor."""
     budget = 4096
     window = 16 + 496
     keys = 131_071
@@ -88,7 +88,7 @@ def many_splits_agree(T: int = 1) -> None:
     agree(Case(D=128, G=1, group=8, T=T, starts=[2099], counts=[T], by_head=False, sinks=0, window=0, turned=False))
 
 
-@pytest.mark.parametrize("T", [1, 3])  # more than 16 rows are merged otherwise
+@pytest.mark.parametrize("T", [1, 3])  # more than 16 rows are merged in another way
 def test_triton_attention_of_many_splits_equals_float64(T: int) -> None:
     many_splits_agree(T)
 
@@ -102,7 +102,7 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("change", [{}, {"by_head": False, "sinks": 0, "window": 0, "turned": False}])
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
-    """The inverse: the comparison does not pass whatever the kernel does."""
+    """Negative control: shifted queries fail the comparison."""
     scene = Scene(replace(Case(), **change))
     (mixed, mass) = scene.by_kernel(late=-1)
     (reference, wanted_mass) = scene.by_the_book()

@@ -1,4 +1,4 @@
-"""Int8 KV in the Triton kernels: codes are those of `kv_rows`, and what is attended to is what they stand for."""
+"""Int8 KV in the Triton kernels: codes are those of `kv_rows`, and attention reads the values of the codes."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_triton_attention_over_thousands_of_codes_equals_float64() -> None:
 
 
 def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
-    """Of thousands of values that are small, too: on a GPU weights times their scales would be nothing in that type."""
+    """Thousands of small values count, too: on a GPU weights times their scales would underflow in float16."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(triton_kernels, "interpreted", lambda: False)
         assert multiplied_as(torch.empty(1, dtype=torch.float16), coded=True) == tl.bfloat16
@@ -68,7 +68,7 @@ def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
 
 
 def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
-    """And no other one is touched."""
+    """No other query changes."""
     scene = CodedScene(Case(by_head=False))
     scene.q[0, 1, 2, 3] = torch.nan
     mixed = scene.by_kernel()[0]
@@ -77,10 +77,10 @@ def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
 
 
 def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...]:
-    """What the kernel leaves of keys and values at places 14 to 18 of a list, as rows (G, T, R)."""
+    """Return what the kernel writes for keys and values at places 14 to 18 of a list, as rows (G, T, R)."""
     _, T, G, D = x_BTGD.shape
     memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
-    tables = torch.ones(40, D // 2, device=DEVICE), torch.zeros(40, D // 2, device=DEVICE)  # nothing is turned
+    tables = torch.ones(40, D // 2, device=DEVICE), torch.zeros(40, D // 2, device=DEVICE)  # no rotation
     at = torch.tensor([14], device=DEVICE)
     counts = torch.tensor([T], device=DEVICE)
     page_table = DevicePageTable(torch.tensor([[2, 1, 3]], dtype=torch.int32, device=DEVICE), at, counts, 16)
@@ -97,7 +97,7 @@ def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...
 
 
 def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
-    """Rows (1, 5, 2, D), one of zeros and one of a single number."""
+    """Return rows (1, 5, 2, D), one of them of zeros and one of a single number."""
     x_BTGD = torch.randn(1, 5, 2, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
     x_BTGD[0, 3], x_BTGD[0, 4, :, 1:] = 0, 0
     return x_BTGD
@@ -105,7 +105,7 @@ def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
-    """And each row is near, whatever rounds it."""
+    """Each row is near its values under either rounding."""
     x_BTGD = random_rows(dtype)
     for factor, got, expected in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
         x_GTD = factor * x_BTGD[0].transpose(0, 1)
@@ -118,7 +118,7 @@ def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [24, 64, 80, 128])
 def test_triton_codes_of_rotated_heads_are_those_of_torch(dim: int, dtype: torch.dtype) -> None:
-    """In blocks of 8 for heads of 24, and of 16 for 80, which lie across the halves that a place turns."""
+    """Blocks have 8 channels for heads of 24, and 16 for 80, and lie across the halves of RoPE."""
     x_BTGD = random_rows(dtype, dim)
     for factor, got in zip((1, 2), written(x_BTGD, codes=True, together=block_of(dim)), strict=True):
         x_GTD = rotated_head(factor * x_BTGD[0].transpose(0, 1))
@@ -151,7 +151,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "no number": test_triton_query_over_codes_that_is_no_number_gives_none,
     "rows": check_of_rows,
 }
-"""What `Mutant.checks` names."""
+"""Checks by the names in `Mutant.checks`."""
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_codes_mutant_fails_its_check"), ids=str)
@@ -163,7 +163,7 @@ def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatc
 
 
 def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
-    """Logits of a text over int8 KV, in passes of such widths."""
+    """Return the logits of a text over int8 KV, in passes of these widths."""
     decoder = small_decoder(dtype=torch.float32)
     ids_T = text(sum(widths))
     pass_logits = list[Tensor]()
@@ -181,14 +181,14 @@ def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
 
 @pytest.mark.parametrize("hadamard", [True, False], ids=["rotated", "plain"])
 def test_triton_passes_over_codes_equal_torch(hadamard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A prompt, which torch attends to, and narrow passes behind it."""
+    """Torch attends to the prompt; narrow passes follow."""
     monkeypatch.setattr(backends_dispatch, "native", None)
     logits_by_kernels = []
     for name in ("torch", "triton"):
         monkeypatch.setattr(backends_dispatch, "requested", name)
         logits_by_kernels.append(logits((90, 1, 5), hadamard))
     reference, got = logits_by_kernels
-    # A code is one step further where a key's last bit decides it.
+    # A code differs by one step where a key's last bit decides it.
     assert (got - reference).abs().max() < 0.01 * reference.abs().max()
 
 
@@ -209,7 +209,7 @@ def decode(folder: Path, by_name: None) -> Callable[..., list[int]]:
 
 
 def test_triton_text_over_codes_with_small_chunks_is_that_of_plain_decoding(decode: Callable[..., list[int]]) -> None:
-    """Of lists whose units are parts of pages, in prompts too."""
+    """Units of the lists are parts of pages, in prompts too."""
     assert decode("retrieval", retrieval_chunk=8, prompt=100) == decode("ar", prompt=100)
 
 
@@ -225,7 +225,7 @@ def test_triton_text_over_codes_is_that_of_plain_decoding(
 def test_int8_kv_on_gpu_that_triton_does_not_suit_is_torchs(
     suits: bool, capability: tuple[int, int], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before 8.0 there are no products of integers in Triton, nor bfloat16."""
+    """Before compute capability 8.0 Triton has no integer products and no bfloat16."""
     monkeypatch.setattr(backends_dispatch, "suits_triton", lambda *_: suits)
     config = LLM(folder / "target", dtype="float32").target.config
     with stub.machine(capability=capability):

@@ -1,4 +1,4 @@
-"""The kernels compile for GPUs that are not here, just as they are launched at the sizes of real models.
+"""The kernels compile for GPUs that are not present, as they are launched at the sizes of real models.
 
 What ptxas and LLVM say of registers, spills and shared memory is kept in build/, by a hash of the sources: an
 architecture takes most of a minute.
@@ -47,7 +47,7 @@ def test_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def check(arch: str) -> None:
-    """All kernels are there, and none has a fault."""
+    """Check that all kernels are present and none has a fault."""
     rows = kept(arch)
     assert {row["kernel"] for row in rows} == KERNELS
     assert all_faults(rows) == set()

@@ -20,7 +20,7 @@ ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torc
 
 
 def by_sorting(scores_GN: torch.Tensor, candidates: range, picks: int) -> torch.Tensor:
-    """A stable descending sort: the lowest ids among equals."""
+    """Return the picks of a stable descending sort: the lowest ids among equals."""
     some_GN = scores_GN[:, candidates.start : candidates.stop]
     order_GN = torch.sort(some_GN, dim=1, descending=True, stable=True).indices
     return order_GN[:, :picks].sort(1).values + candidates.start
@@ -68,7 +68,10 @@ def test_triton_noise_equals_torch(vocab_size: int) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_triton_norm_and_gate_equal_torch(dtype: torch.dtype) -> None:
-    """Rounded where the torch path rounds, so they differ by the order of a sum, and by the exponential, at most."""
+    """Values are rounded where the torch path rounds.
+
+    They differ by the order of a sum and by the exponential at most.
+    """
     draw = torch.Generator().manual_seed(0)
     step = torch.finfo(dtype).eps
     x, weight, up = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((2, 3, 40), (40,), (2, 3, 40)))
@@ -86,7 +89,7 @@ to 2 ** -22 before."""
 
 
 def test_gate_tolerance_has_room_for_fast_exponentials() -> None:
-    """But none for a gate that is wrong by a thousandth of the exponential."""
+    """The tolerance rejects a gate that is wrong by a thousandth of the exponential."""
     gate = torch.linspace(-4, 4, 4001, dtype=torch.float64)
     exact, exponential = gate / (1 + (-gate).exp()), (-gate).exp()
     for sign in (-1, 1):
@@ -98,7 +101,7 @@ def test_gate_tolerance_has_room_for_fast_exponentials() -> None:
 
 
 def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of half a million places nearly all are 0, as a rule: a retrieval pass of 32 layers asks for so many."""
+    """Of half a million places nearly all are 0, as a rule: a retrieval pass of 32 layers asks for that many."""
     grids: list[int] = []
 
     class Kernel:
@@ -116,7 +119,7 @@ def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU takes such programs anyway")
 @pytest.mark.parametrize("size", [16 * 8, 16 * 10])
 def test_page_copy_by_small_programs_equals_torch(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As they are on a GPU: some of nothing but zeros, the last one not full."""
+    """Programs are as on a GPU: some have only zeros, and the last one is not full."""
     draw = torch.Generator().manual_seed(0)
     source, target = ((torch.randn(40, size, generator=draw), torch.randn(40, size, generator=draw)) for _ in range(2))
     from_X = torch.randperm(40, generator=draw).repeat(3)[:75]

@@ -28,7 +28,7 @@ def operands(T: int, S: int, H: int, G: int, D: int, dtype: torch.dtype, gain: f
 
 
 def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixed values and mass, by the book: no product of matrices, no mask."""
+    """Return mixed values and mass by the book, without matrix products and without a mask."""
     (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
     q, k, v = (x.double().cpu() for x in (q_THD, k_GSD, v_GSD))
     mixed, mass = torch.zeros(T, H, D, dtype=torch.float64), torch.zeros(G, S, dtype=torch.float64)
@@ -62,7 +62,7 @@ def test_torch_attention_equals_loop(T: int, S: int, H: int, G: int, dtype: torc
 
 @pytest.mark.parametrize("T", range(1, 41))
 def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
-    """The two kernels share no line, so each judges the other; the slow path has judged the narrow ones."""
+    """The two kernels share no line, so each checks the other. The slow path has checked the narrow shapes."""
     for past in (0, 1, 37):
         q, k, v = operands(T, T + past, 4, 2, 16, DTYPES[0])
         got, mass_GS = attend(q, k, v)
@@ -84,7 +84,10 @@ def test_torch_attention_random_shape_equals_loop(T: int, past: int, G: int, h: 
 
 @pytest.mark.parametrize("scores", [1, 40, 100, 150])
 def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
-    """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
+    """Memory holds the scores of one, two or three of four KV heads at a time.
+
+    The first limit is too small for one head.
+    """
     monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
     reference, mass = slow(q, k, v)
@@ -94,7 +97,7 @@ def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPa
 
 
 def test_torch_attention_reads_pool_without_copy() -> None:
-    """Keys come as a slice of the pool's pages, so strides are not those of a fresh tensor."""
+    """Keys come as a slice of the pool's pages, so strides are not those of a new tensor."""
     q, k, v = operands(3, 40, 4, 2, 8, DTYPES[0])
     inner = slice(7, 25)
     for kernel in (lambda *x: attend(*x)[0], attend_causal):
