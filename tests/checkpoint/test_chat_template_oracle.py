@@ -1,4 +1,4 @@
-"""Chats are laid out as transformers does it: the text of a conversation, and what a template may not do."""
+"""Chats are laid out as in transformers: the text of a conversation, and operations that a template may not use."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ TALKS: list[list[dict[str, Any]]] = [
 
 
 def outcome(render: Callable[[], Any]) -> Any:
-    """What comes out, or that nothing does."""
+    """Return the rendered text, or that rendering fails."""
     try:
         return render()
     except RequestError as error:
@@ -161,7 +161,7 @@ def test_chat_wrong_dialect_is_detected(monkeypatch: pytest.MonkeyPatch, dialect
     template = "  {% if true %}{{ 'ü'|tojson }}{% endif %}"
     assert chat_template.render(template, {}) == '"ü"'
     monkeypatch.setattr(chat_template, *DIALECTS[dialect])
-    marked_template = f"{template}{{# {dialect} #}}"  # compiled templates are remembered by their text
+    marked_template = f"{template}{{# {dialect} #}}"  # compiled templates are cached by their text
     assert chat_template.render(marked_template, {}) != '"ü"'
 
 

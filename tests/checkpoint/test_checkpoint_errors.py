@@ -1,4 +1,4 @@
-"""Bad models, each a ModelError that says what is wrong and names the field, the tensor or the file."""
+"""A bad model raises a ModelError that says what is wrong and names the field, the tensor or the file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_checkpoint_code_is_never_run(folder: Path) -> None:
 
 
 def test_draft_with_windows_raises(tmp_path: Path) -> None:
-    """Within the window there is none."""
+    """Within its window such a draft has no window."""
     folder = save(tiny_model("Mistral", sliding_window=64), tmp_path)
     target = load(folder, device="cpu")
     assert target.config.windows == [64, 64]

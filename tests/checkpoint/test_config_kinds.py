@@ -1,4 +1,4 @@
-"""Configs whose layers differ: windows and rotations of each are those that transformers reads."""
+"""Configs whose layers differ: each layer has the window and the rotation that transformers reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ BY_KIND: dict[str, Values] = {
 
 @pytest.mark.parametrize("name", BY_KIND)
 def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) -> None:
-    """Which layers have a window, and thetas of both kinds."""
+    """The layers with a window, and the thetas of both kinds, agree."""
     ours, theirs = read_both(tmp_path, BY_KIND[name] | {"num_hidden_layers": 9})
     local = theirs.rope_parameters.get("sliding_attention")
     kinds = ours.architecture.kinds
@@ -47,7 +47,7 @@ def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) ->
 
 
 def test_config_positions_of_gemma_are_scaled_ones(tmp_path: Path) -> None:
-    """Its linear factor is in them already."""
+    """The positions of Gemma include its linear factor already."""
     ours, theirs = read_both(tmp_path, BY_KIND["gemma-3, of old"])
     assert ours.positions == theirs.max_position_embeddings
 

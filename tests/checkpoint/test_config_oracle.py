@@ -1,4 +1,4 @@
-"""config.json as in transformers: sizes, defaults, windows, and rotations bit for bit; nothing bad gets through."""
+"""config.json as in transformers: sizes, defaults, windows, and rotations bit for bit. Bad values are refused."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ TRIES = 25
 
 
 def some(random: Random, **choices: Any) -> Values:
-    """Each of the fields, with one of its values, or left out."""
+    """Return each of the fields with one of its values, or without the field."""
     return {name: random.choice(values) for name, values in choices.items() if random.random() < 0.5}
 
 
 def rope(random: Random, kind: str, D: int) -> Values:
-    """What a rope type needs, and some of what it may have."""
+    """Return the fields that a rope type needs, and some of its optional fields."""
     needs: Values = {} if kind == "default" else {"factor": random.choice([1.0, 2, 4.0, 8.0, 32.0, 2.5])}
     options: Values = {}
     if kind == "yarn":
@@ -55,7 +55,7 @@ def rope(random: Random, kind: str, D: int) -> Values:
 
 
 def config(random: Random, family: str, kind: str) -> Values:
-    """A config.json, with its rope in the old form or the new one."""
+    """Return a config.json, with its rope in the old form or the new one."""
     heads = random.choice([4, 8, 32])
     values: Values = {
         "model_type": family,
@@ -83,7 +83,7 @@ def config(random: Random, family: str, kind: str) -> Values:
     old = random.random() < 0.5
     rope_fields = rope(random, kind, D)
     if kind in ("llama3", "longrope") and random.random() < 0.2:
-        values["original_max_position_embeddings"] = 2048  # above the others, as Phi-3 has it
+        values["original_max_position_embeddings"] = 2048  # above the others, as in Phi-3
     if old and kind == "default":
         return values | random.choice([thetas, {}])
     if old:
@@ -101,7 +101,7 @@ def read_both(folder: Path, values: Values) -> tuple[HFConfig, Any]:
 
 
 def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
-    """What we read otherwise than transformers, over random configs of a family and a rope type."""
+    """Yield the fields that differ from transformers, over random configs of a family and a rope type."""
     random = Random(f"{family} {kind}")
     for _ in range(TRIES):
         values = config(random, family, kind)
@@ -111,8 +111,8 @@ def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
         facts |= {"head_dim": (ours.head_dim, D), "window": (ours.sliding_window, window(theirs))}
         facts["rope_theta"] = ours.rope_theta, theirs.rope_parameters["rope_theta"]
         for context in (32, theirs.max_position_embeddings, 3 * theirs.max_position_embeddings):
-            (table, scale) = frequencies(ours, context)
-            (expected, factor) = reference(theirs, kind, context)
+            table, scale = frequencies(ours, context)
+            expected, factor = reference(theirs, kind, context)
             facts[f"table for {context}"] = table.tolist(), expected.tolist()  # float32: every bit
             facts[f"scale for {context}"] = scale, factor
         yield from (
@@ -126,7 +126,7 @@ def window(theirs: Any) -> int | None:
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"]
     sliding_window = getattr(theirs, "sliding_window", None)
     if theirs.model_type == "llama":
-        return None  # whatever a config says: its class makes no such mask
+        return None  # for any config: its class makes no such mask
     return sliding_window if "sliding_attention" in kinds else None
 
 
@@ -178,7 +178,7 @@ USUAL = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "nu
 
 
 def outcome(folder: Path, values: Values) -> str:
-    """What is wrong with a config; empty if nothing is."""
+    """Return what is wrong with a config, or an empty text."""
     (folder / "config.json").write_text(json.dumps(values))
     try:
         hf = read_config(folder)

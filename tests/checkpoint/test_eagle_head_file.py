@@ -1,4 +1,4 @@
-"""EAGLE heads from files: EAGLE-3 checkpoints as published, ours, and files that do not fit or are damaged."""
+"""EAGLE heads from files: EAGLE-3 checkpoints as published, this project's own, misfits and damaged files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    """Of eight layers: published drafts read behind 2, 4 and 5 of them."""
+    """Return a target of eight layers: published drafts read the states behind layers 2, 4 and 5."""
     model = tiny_model(num_hidden_layers=8)
     return load(save(model, tmp_path_factory.mktemp("target")), device="cpu", dtype="float32").config
 
@@ -56,7 +56,7 @@ def published(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], dict[str
 def test_published_checkpoint_gives_published_logits(
     changes: dict[str, Any], target: ModelConfig, tmp_path: Path
 ) -> None:
-    """A prompt of 12 tokens in one pass, and three guesses behind it: each made of the one before."""
+    """A prompt of 12 tokens is one pass. Three guesses follow, each from the one before."""
     tensors, config = published(tmp_path, **changes)
     draft = read_eagle_head(tmp_path, target, "any")
     draw = torch.Generator().manual_seed(5)
@@ -102,7 +102,7 @@ def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_pat
 
 
 def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
-    """A random draft of ours."""
+    """Return a random draft of this project's own."""
     config, draw = new_config(target, 24), torch.Generator().manual_seed(seed)
     named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
     weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)

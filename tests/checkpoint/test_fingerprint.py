@@ -1,4 +1,4 @@
-"""Fingerprints: what of a config they tell."""
+"""Fingerprints: the fields of a config that they include."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:
 
 
 def test_fingerprint_of_a_mixture_stays_what_it_was() -> None:
-    """The text of its first four fields is told; others are where they are not usual."""
+    """The first four fields of a mixture are always included, and others only where they are not usual."""
     mixture = Experts(8, 2, renormalised=True)
     config = replace(small_decoder().config, architecture=Architecture(experts=mixture))
     plain = told(replace(config, architecture=Architecture()))

@@ -1,4 +1,4 @@
-"""Metadata of GGUF files as configs: those of transformers come back; what would be computed otherwise is refused."""
+"""Metadata of GGUF files as configs: those of transformers come back, and unsupported arithmetic is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = {"token_embd.weight": np.zeros((300, 64), np.float32), "output.weight": n
 
 
 def opened(folder: Path, tensors: dict[str, Any] | None = None, **changes: Any) -> GGUFFile:
-    """A file with the sizes of tiny models; `__` in names of keys stands for a dot."""
+    """Return a file with the sizes of tiny models. `__` in names of keys stands for a dot."""
     values = LLAMA | byte_level_values() | {name.replace("__", "."): value for name, value in changes.items()}
     return GGUFFile(write_gguf(folder / "x.gguf", values, ENDS if tensors is None else tensors))
 

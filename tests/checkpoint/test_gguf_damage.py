@@ -1,4 +1,4 @@
-"""Broken GGUF files, asked for a text: one line, exit code 2, and no more memory than a whole one takes."""
+"""Broken GGUF files, asked for a text: one line, exit code 2, and no more memory than for an intact file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class IntactFile(GgufParts):
         self.broken = folder / "broken.gguf"
 
     def answer(self, data: bytes, capsys: pytest.CaptureFixture[str], command: str = "generate") -> int:
-        """The exit code for a file of such bytes, after a look at what is said."""
+        """Return the exit code for a file of these bytes, and check what is printed."""
         self.broken.write_bytes(data)
         asked = ["-p", "the cat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"] if command == "generate" else []
         code = main([command, str(self.broken), *asked])
@@ -45,7 +45,7 @@ def intact_file(tmp_path_factory: pytest.TempPathFactory) -> IntactFile:
 
 @pytest.fixture(autouse=True)
 def bounded(intact_file: IntactFile, capsys: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """Reads a file that is whole, and holds the memory of all others against what that took."""
+    """Read an intact file, and hold the memory of all broken files against what that took."""
     assert intact_file.answer(intact_file.data, capsys) == intact_file.answer(intact_file.data, capsys, "info") == 0
     peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
@@ -54,7 +54,7 @@ def bounded(intact_file: IntactFile, capsys: pytest.CaptureFixture[str]) -> Iter
 
 @pytest.mark.slow
 def test_cut_files_exit_2(intact_file: IntactFile, capsys: pytest.CaptureFixture[str]) -> None:
-    """At the ends of the header's first numbers, within and behind parts of entries, and in each tensor."""
+    """Cuts lie at the ends of the header's first numbers, within and behind parts of entries, and in each tensor."""
     places = {0, 1, 4, 8, 16, 24, intact_file.header, *(place for spans in intact_file.entries for place in spans[0])}
     for spans in intact_file.entries:
         places |= {at for begin, end in spans[:12] for at in ((begin + end) // 2, end)}
@@ -64,10 +64,10 @@ def test_cut_files_exit_2(intact_file: IntactFile, capsys: pytest.CaptureFixture
 
 
 def test_absurd_numbers_exit_2(intact_file: IntactFile, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each dimension, type and offset of each tensor, and both counts."""
+    """Each dimension, type and offset of each tensor is changed, and so are both counts."""
     spans = HEAD[2:]
     for begin, end in (part for entry in intact_file.entries[-len(intact_file.tensors) :] for part in entry[2:]):
-        spans += [(at, min(at + 8, end)) for at in range(begin, end, 8)]  # dimensions are one part
+        spans += [(at, min(at + 8, end)) for at in range(begin, end, 8)]  # the dimensions are one part
     for at, end in spans:
         data = bytearray(intact_file.data)
         data[at:end] = b"\xff" * (end - at)
@@ -75,7 +75,7 @@ def test_absurd_numbers_exit_2(intact_file: IntactFile, capsys: pytest.CaptureFi
 
 
 def test_sizes_that_do_not_fit_exit_2(intact_file: IntactFile, capsys: pytest.CaptureFixture[str]) -> None:
-    """They are off by little, and all that is asked of each alone is right."""
+    """Sizes are off by little, and each is valid on its own."""
     for key in SIZES:
         at = intact_file.data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4
         size = int.from_bytes(intact_file.data[at : at + 4], "little")

@@ -1,4 +1,4 @@
-"""GGUF files of families beyond Llama and Qwen, named as the package of the format does it: the logits of folders."""
+"""GGUF files of families beyond Llama and Qwen, with names of the format's own package: logits are those of folders."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ LEFT_OUT: dict[str, tuple[str, str, dict[str, Any]]] = {
         "granite-3", "attention.scale", {"attention_multiplier": SIZES["head_dim"] ** -0.5},
     ),
 }  # fmt: skip
-"""A family, a key that its file may lack, and what a config says then."""
+"""A family, a key that its file may lack, and the config that the missing key means."""
 BLOCKS: dict[str, tuple[dict[str, str], dict[str, int]]] = {
     "qwen3-moe": ({"gate": "Q4_K", "up": "Q4_K", "down": "Q6_K"}, dict(hidden_size=256, moe_intermediate_size=256)),
     "gpt-oss": (dict.fromkeys(("gate", "up", "down"), "MXFP4"), {}),
 }
-"""Types that published files have experts in, and sizes of whole blocks."""
+"""Types of experts in published files, and sizes of whole blocks."""
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -60,9 +60,9 @@ def test_gguf_without_a_key_means_what_llama_cpp_takes(tmp_path: Path, name: str
 @pytest.mark.parametrize("name", ["llama-biases", "granite-3"])
 @pytest.mark.parametrize("lacking", ["o", "qkv"])
 def test_gguf_may_have_some_biases_of_attention(tmp_path: Path, name: str, lacking: str) -> None:
-    """Those of queries, keys and values, or the one behind attention: a folder has zeros in the place of the others."""
+    """Either q, k and v have biases, or the output of attention. A folder has zeros for the missing ones."""
     model = family_model(name, vocab_size=300, attention_bias=True)
-    (arch, fields_by_key) = FILES[name]
+    arch, fields_by_key = FILES[name]
     for layer in model.model.layers:
         for part in lacking:
             torch.nn.init.zeros_(getattr(layer.self_attn, f"{part}_proj").bias)
@@ -101,9 +101,9 @@ def test_gguf_of_another_router_is_refused(tmp_path: Path, key: str, value: int,
 
 
 def test_gguf_router_of_few_bits_is_read_as_numbers(tmp_path: Path) -> None:
-    """It is computed in float32, whatever the file has it in."""
+    """The router is computed in float32, for every type in the file."""
     model = family_model("qwen3-moe", vocab_size=300)
-    (arch, fields_by_key) = FILES["qwen3-moe"]
+    arch, fields_by_key = FILES["qwen3-moe"]
     weights = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
     routers = [name for name in weights if "ffn_gate_inp" in name]
     weights |= {name: (gguf.GGMLQuantizationType.Q8_0, weights[name]) for name in routers}
@@ -122,7 +122,7 @@ def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> 
     """Kernels read each expert's blocks where they lie in the stack."""
     kinds, sizes = BLOCKS[name]
     model = family_model(name, vocab_size=300, **sizes)
-    (arch, fields_by_key) = FILES[name]
+    arch, fields_by_key = FILES[name]
     weights = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)
     stacks = [stack for stack in weights if stack.endswith("_exps.weight")]
     assert len(stacks) == 3 * model.config.num_hidden_layers
@@ -158,7 +158,7 @@ def test_gguf_experts_in_blocks_are_their_numbers(tmp_path: Path, name: str) -> 
     ],
 )
 def test_gguf_shared_experts_within_block_are_refused(tmp_path: Path, inner: int, kind: str, message: str) -> None:
-    """Two that lie in one MLP: blocks fit its inner numbers, but not each one's half of them."""
+    """Two shared experts lie in one MLP: blocks fit its inner size, but not the half of each expert."""
     model = family_model("glm-4.5", vocab_size=300, moe_intermediate_size=inner)
     arch, fields_by_key = FILES["glm-4.5"]
     weights = tensors(save(model, tmp_path / "hf"), arch, model.config.num_hidden_layers)

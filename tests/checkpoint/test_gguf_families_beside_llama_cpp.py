@@ -23,9 +23,9 @@ from triforce.eval.scoring import full_view, read
 pytestmark = llama_oracle.NEEDED
 OWN_WAYS: dict[str, dict[str, Any]] = {
     "gpt-oss": {"rope_parameters": {"rope_type": "default", "rope_theta": 1.5e5}},
-    "olmo-3": {"layer_types": [*["sliding_attention"] * 3, "full_attention"]},  # it knows no other pattern
+    "olmo-3": {"layer_types": [*["sliding_attention"] * 3, "full_attention"]},  # llama.cpp supports no other pattern
 }
-"""What is asked of a model where llama.cpp computes otherwise than transformers. It leaves windows of Phi-3 out.
+"""Changes to models that llama.cpp computes otherwise than transformers. It leaves windows of Phi-3 out.
 
 YaRN's bounds are whole channels there, of gpt-oss too, and a factor of OLMo 3's file comes on top of its own.
 """
@@ -34,7 +34,7 @@ TEXTS = [ids(60, seed) for seed in range(6)]
 
 @pytest.mark.parametrize("name", [name for name in FILES if name != "phi-3-window"])
 def test_family_logits_are_llama_cpps(tmp_path: Path, name: str) -> None:
-    """But for its KV in f16, and what follows where that has another expert chosen."""
+    """Exceptions are llama.cpp's KV in f16, and other experts chosen because of it."""
     arch, fields_by_key = FILES[name]
     model = family_model(name, vocab_size=300, **CHANGES.get(name, {}) | OWN_WAYS.get(name, {}))
     values = metadata(model.config, arch, fields_by_key)

@@ -1,4 +1,7 @@
-"""GGUF files: tensors are where and what the format's library wrote; what is broken is refused in one line."""
+"""GGUF files: tensors are at the places and have the values that the format's library wrote.
+
+Broken files raise one line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ VALUES: dict[str, Any] = {
     "a.numbers": np.array([1, -2, 3], np.int32),
 }  # fmt: skip
 ROWS = np.linspace(-1, 1, 8 * 512, dtype=np.float32).reshape(8, 512)
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # those that the library can write
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the types that the library can write
 SMALL = {"one.weight": ROWS[:2, :64], "two.weight": ROWS[:1, :32]}
 
 
@@ -45,7 +48,7 @@ def test_tensors_of_each_type_equal_those_written(tmp_path: Path, kind: str) -> 
 
 def test_metadata_equal_those_written(tmp_path: Path) -> None:
     metadata = GGUFFile(write_gguf(tmp_path / "x.gguf", VALUES, {})).metadata
-    assert metadata["a.float"] == 1e-5  # not the float32 of it
+    assert metadata["a.float"] == 1e-5  # not rounded to float32
     assert metadata["a.numbers"].tolist() == [1, -2, 3]
     assert {key: metadata[key] for key in VALUES if key != "a.numbers"} == {
         key: value for key, value in VALUES.items() if key != "a.numbers"
@@ -75,7 +78,7 @@ def test_types_without_computation_are_refused_by_name(tmp_path: Path, kind: str
 
 
 def described(file: Path, name: bytes) -> int:
-    """Where the description of a tensor goes on after its name."""
+    """Return where the description of a tensor goes on after its name."""
     return file.read_bytes().index(name) + len(name)
 
 

@@ -24,6 +24,6 @@ def test_real_tokenizer_gives_ids_of_llama_cpp() -> None:
 
 
 def test_other_pre_tokenizer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of Llama 3, which keeps three digits together."""
+    """The pre-tokenizer of Llama 3 keeps three digits together."""
     monkeypatch.setattr(tokenizer, "pre_tokenizer_kind", lambda *_: PRETOKENIZERS["llama-bpe"])
     assert compare(SMOLLM2, unicode_texts(300)).texts

@@ -1,4 +1,4 @@
-"""What loading a GGUF file takes of memory: its packed weights, and little beside them."""
+"""Memory of loading a GGUF file: its packed weights, and little beside them."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ print(json.dumps([status("VmRSS") - empty, peak - empty]))
 
 
 def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) -> Path:
-    """Write a model of 49 MB or more; `kinds` are those of tensors that have another type."""
+    """Write a model of 49 MB or more. `kinds` gives the types of tensors whose type is not `default_kind`."""
     inner = C * 3 // 2
     P = C // 2
     shapes = {"attn_k": (P, C), "attn_v": (P, C), "ffn_gate": (inner, C), "ffn_up": (inner, C), "ffn_down": (C, inner)}
@@ -74,7 +74,10 @@ def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) ->
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("model", ["Q4_K", *slow(*(name for name in MODELS if name != "Q4_K"))])
 def test_gguf_load_takes_memory_of_packed_weights(tmp_path: Path, model: str) -> None:
-    """However many tiers read them. The slack is for tables of a process and for pages that are not full."""
+    """Any number of tiers reads the same weights.
+
+    The slack is for tables of a process and for pages that are not full.
+    """
     *what, bits = MODELS[model]
     small = write_model(tmp_path / "small", "Q4_K").gguf
     large = write_large(tmp_path / "large.gguf", *what)

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files that merge by scores: ids of doing it slowly, and blanks."""
+"""Tokenizers of GGUF files that merge by scores: ids equal those of slow merging, and blanks are kept."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_ids_by_scores_equal_slow_merging() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
-    """Scores that differ, and equal ones of runs of blanks, as Llama 2 has them."""
+    """Scores differ, but for runs of blanks, whose scores are equal as in Llama 2."""
     random = Random(seed)
     pieces = list("ab▁c")
     for _ in range(random.randrange(4, 30)):
@@ -70,7 +70,7 @@ def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None:
-    """Vocabularies as training makes them, most scores in order, and single ones anywhere."""
+    """Vocabularies are as from training: most scores are in order, and single ones are anywhere."""
     random = Random(seed)
     pieces = list("abcd▁")
     while len(pieces) < 80:
@@ -102,13 +102,13 @@ def test_equal_scores_are_ordered_where_an_order_exists() -> None:
     pieces = ["a", "b", "c", "ab", "bc"]
     tokenizer = read(score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0]))
     tokens = {piece: 259 + i for i, piece in enumerate(pieces)}
-    assert ids_of(tokenizer, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost
+    assert ids_of(tokenizer, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost pair merges first
     with pytest.raises(ModelError, match=r"scores has one score for '\w+' and others"):
         read(score_values([*pieces, "ca"], [0.0, 0.0, 0.0, -5.0, -5.0, -5.0]))
 
 
 def test_scores_that_many_tokens_share_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each group is small enough to be ordered, and all of them would take minutes."""
+    """Each group is small enough to be ordered, but all of them would take minutes."""
     pieces = ["a", "b", "c", "ab", "bc", "cc", "ca"]
     values = score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0, -6.0, -6.0])
     assert read(values)
@@ -123,7 +123,7 @@ GEMMA = os.environ.get("TRIFORCE_GEMMA_3_270M")
 @pytest.mark.slow
 @pytest.mark.skipif(GEMMA is None, reason="TRIFORCE_GEMMA_3_270M names no GGUF file of Gemma 3 270M")
 def test_real_gemma_ids_equal_slow_merging_and_take_seconds_to_prepare() -> None:
-    """Its 262,144 tokens took 5 s and more; a second is meant, and other tests may hold the processor."""
+    """The 262,144 tokens took 5 s and more. The goal is one second, but other tests may hold the processor."""
     assert GEMMA
     values = GGUFFile(Path(GEMMA)).metadata
     began = time.process_time()
@@ -133,5 +133,5 @@ def test_real_gemma_ids_equal_slow_merging_and_take_seconds_to_prepare() -> None
     scores = values["tokenizer.ggml.scores"].tolist()
     texts = [*own_texts().values(), "한국어 문장은 여러 음절로 되어 있다. naïve 東京都 🙂 123"]
     for text in texts:
-        text = " ".join(text[:20_000].split())  # runs of blanks are found before a text is cut
+        text = " ".join(text[:20_000].split())  # runs of blanks are cut before the rest of a text
         assert ids_of(tokenizer, text) == encode_by_scores(text.replace(" ", "▁"), ids, scores)

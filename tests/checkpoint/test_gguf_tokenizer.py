@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files: ids of transformers, of llama.cpp where recorded, and of BPE by scores done slowly."""
+"""Tokenizers of GGUF files: ids of transformers, of llama.cpp where recorded, and of slow BPE by scores."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ids_of(gguf_tokenizer: GGUFTokenizer, text: str) -> list[int]:
 
 
 def changed(values: Values, **changes: Any) -> Values:
-    """The metadata with other values; `...` leaves one out."""
+    """Return the metadata with other values. `...` removes a value."""
     merged = values | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
     return {key: value for key, value in merged.items() if value is not ...}
 
@@ -74,7 +74,7 @@ def test_first_token_is_set_by_default_where_llama_cpp_sets_it() -> None:
 
 
 def pieces(name: str, text: str) -> list[str]:
-    """How a text is cut, as text."""
+    """Return the cut pieces of a text, as text."""
     cut = pre_tokenizer(PRETOKENIZERS[name], ()).pre_tokenize_str(text)
     return [text[begin:end] for _, (begin, end) in cut]
 
@@ -98,7 +98,7 @@ def test_texts_are_cut_as_their_name_says(name: str, cut_text: str) -> None:
 
 
 COMPOSED = "각 việt naïve \uff21\ufb01 東京\u0301"
-"""Letters of marks, and compatible characters, which NFC leaves as they are."""
+"""Letters with marks, and compatible characters, which NFC leaves unchanged."""
 
 
 @pytest.mark.parametrize("name", ["qwen2", "qwen35"])
@@ -163,7 +163,7 @@ def test_kinds_of_tokens_are_found_in_texts() -> None:
     gguf_tokenizer = read(values)
     assert ids_of(gguf_tokenizer, "<tool><think><|im_end|>") == [297, 298, 299]
     assert tokenizer(gguf_tokenizer).decode([297, 298, 299]) == "<think>"
-    assert gguf_tokenizer.eos_ids == {1, 299}  # known by its text, whatever its kind
+    assert gguf_tokenizer.eos_ids == {1, 299}  # the text of a token decides, for any kind
     gguf_tokenizer.files.core.encode_special_tokens = True
     assert 297 not in ids_of(gguf_tokenizer, "<tool>") and 298 in ids_of(gguf_tokenizer, "<think>")
 
@@ -238,7 +238,7 @@ def test_tokenizer_written_to_a_file_comes_back(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
 def test_real_tokenizer_gives_recorded_ids_of_llama_cpp() -> None:
-    """Recorded with llama-cpp-python 0.3.36: special tokens parsed, no first token."""
+    """Ids are recorded with llama-cpp-python 0.3.36: special tokens parsed, no first token."""
     gguf_tokenizer = read_gguf_tokenizer(GGUFFile(SMOLLM2).metadata, SMOLLM2.name)
     assert sorted(gguf_tokenizer.eos_ids) == RECORDED["eos_ids"]
     assert (gguf_tokenizer.adds_bos, gguf_tokenizer.adds_eos) == (False, False)

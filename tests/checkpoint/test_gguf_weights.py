@@ -1,4 +1,4 @@
-"""Weights of GGUF files: the numbers that the format's own library reads, and the same packed as they are."""
+"""Weights of GGUF files: numbers as the format's own library reads them, and the same weights kept packed."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def as_numbers(weight: Tensor | QuantizedWeight) -> Tensor:
 
 
 def differing(model: Written, packed: bool) -> int:
-    """How many tensors of the file are not those of the folder."""
+    """Return how many tensors of the file differ from the folder's."""
     dtype = torch.bfloat16 if packed else torch.float32
     pairs = zip(read(model.gguf, packed, dtype).tensors(), read(model.folder, False).tensors(), strict=True)
     return sum(not torch.equal(as_numbers(ours), as_numbers(theirs)) for ours, theirs in pairs)
@@ -90,7 +90,7 @@ def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
 
 
 def test_gguf_rows_are_taken_from_the_file(tmp_path: Path) -> None:
-    """By a reader that is not ours: values lie where it finds them, and rows of queries are woven."""
+    """The reader is the library's: values lie where it reads them, and rows of queries are interleaved."""
     file = written(tmp_path, "Q4_1").gguf
     layer = read(file, False).layers[1]
     theirs = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(file).tensors}
@@ -123,7 +123,7 @@ def test_gguf_fingerprints_differ_by_type_and_value(tmp_path: Path) -> None:
 
 
 def spoiled(file: Path, name: str, kind: str) -> Path:
-    """The file, with the scale of a block in the middle of a tensor infinite."""
+    """Return the file, with an infinite scale in a block in the middle of a tensor."""
     (tensor,) = (candidate for candidate in GGUFReader(file).tensors if candidate.name == name)
     size = GGML_QUANT_SIZES[tensor.tensor_type][1]
     at = tensor.data_offset + tensor.n_bytes // size // 2 * size + HALVES.get(kind, (0,))[0]
@@ -165,7 +165,7 @@ def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, caps
     ],
 )
 def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path, key: str, old: int, new: int, match: str) -> None:
-    """All widths are whole blocks. Rows of keys cannot even be put in order before their number is right."""
+    """All widths are whole blocks. Rows of keys can only be ordered once their number is right."""
     file = written(tmp_path, "Q4_0").gguf
     data = file.read_bytes()
     at = data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4

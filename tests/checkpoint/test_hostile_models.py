@@ -64,7 +64,7 @@ def test_config_beyond_its_tensors_is_one_line(case: str, command: Callable[[Pat
 
 @pytest.mark.parametrize("family", ["llama-biases", "mistral-window", "gemma-3"])
 def test_positions_and_windows_without_end_take_no_memory(family: str, tmp_path: Path) -> None:
-    """Of what a text does not reach nothing is made; a server, which keeps room for all of it, is refused."""
+    """Memory is not taken for positions that a text does not reach. A server, which reserves all of them, refuses."""
     window = {} if family == "llama-biases" else {"sliding_window": 1 << 29}
     edit(copied(family, tmp_path) / "config.json", max_position_embeddings=MOST, **window)
     assert not run_case(0, tmp_path, asked, LIMITS)._replace(said="").fault

@@ -25,7 +25,7 @@ ESCAPES = "a\nb\x1b[2J\u202e"
 
 
 def pickled(folder: Path, state: Any) -> Path:
-    """A folder with such a pickle in the place of its weights."""
+    """Return a folder with such a pickle in the place of its weights."""
     weights = copied("llama-biases", folder) / "model.safetensors"
     tensors = load_file(weights)
     weights.unlink()
@@ -68,7 +68,10 @@ def replace_program(file: Path, program: bytes) -> None:
 
 
 def test_pickle_that_asks_for_memory_is_refused_by_its_trial(tmp_path: Path) -> None:
-    """In a process of its own: 64 GiB, of which a reader that fills them would take each byte."""
+    """The trial is a process of its own.
+
+    The pickle asks for 64 GiB, and a reader that fills them would take every byte.
+    """
     file = pickled(tmp_path, lambda state: state)
     replace_program(file, b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.")
     with pytest.raises(ModelError, match=r"pytorch_model.bin takes more memory than a file .*safetensors"):

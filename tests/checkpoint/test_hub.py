@@ -1,4 +1,4 @@
-"""Names of models: GGUF files on the hub and in folders, and which of them is taken."""
+"""Names of models: which GGUF file on the hub or in a folder is taken."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_gguf_choice_unknown_quantisation_names_those_there(quantisation: str) -
 def test_gguf_folder_of_several_files_takes_one(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LOG, "propagate", True)  # commands that ran before it have set it
+    monkeypatch.setattr(LOG, "propagate", True)  # earlier commands have set it
     monkeypatch.setattr(LOG, "handlers", [])
     for name in NAMES:
         (tmp_path / name).write_bytes(b"GGUF")
@@ -198,7 +198,7 @@ def test_draft_of_known_model_comes_with_package(name: str, tmp_path: Path) -> N
     ],
 )
 def test_gguf_folder_of_several_models_is_refused(names: str, quantisation: str, message: str, tmp_path: Path) -> None:
-    """Whole names are listed where they do not end with a quantisation."""
+    """Full names are listed where they do not end with a quantisation."""
     for name in names.split():
         (tmp_path / name).write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=re.escape(message.format(names.replace(" ", ", ")))):

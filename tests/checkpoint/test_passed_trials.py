@@ -1,4 +1,4 @@
-"""Trials are made once for the same bytes, and again where they failed."""
+"""A trial runs once for the same bytes, and again if it has failed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Published models: our count of their weights and KV is that of their files, and of transformers' own modules."""
+"""Published models: the counts of weights and KV are those of their files, and of transformers' own modules."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
     "published", [entry for entry in PUBLISHED if "held" in entry], ids=lambda entry: entry["name"]
 )
 def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[str, Any]) -> None:
-    """To the last parameter: it has three norms, a projection of twice the width, and an embedding and a head."""
+    """The count is exact: the extra layer has three norms, a projection of twice the width, an embedding and a head."""
     config = ours(published)
     C, V = config.hidden_size, config.vocab_size
     layer = replace(config, layers=config.layers + 1).parameters - config.parameters

@@ -1,4 +1,4 @@
-"""What a model's files say of sampling, and how `info` tells it."""
+"""Sampling defaults in a model's files, and the line of `info` about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts of gpt-oss in one tensor: MXFP4 as transformers reads it, and as the codes that native kernels multiply with.
+"""Experts of gpt-oss in one tensor: MXFP4 as transformers reads it, and as codes that native kernels multiply.
 
 Shape suffixes as in checkpoint/stacked_experts.py; E experts, I inputs.
 """
@@ -36,7 +36,7 @@ def random_mxfp4(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def codes(blocks_OB16: Tensor) -> Tensor:
-    """As the names of nibbles: the lower ones first."""
+    """Return codes in the order of nibbles: the lower ones first."""
     return torch.stack((blocks_OB16 & 15, blocks_OB16 >> 4), -1).flatten(-2)
 
 
@@ -51,7 +51,7 @@ def test_mxfp4_numbers_equal_transformers() -> None:
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_codes_are_the_same_numbers() -> None:
     blocks_OB16, scales_OB = random_mxfp4(48, 128)
-    blocks_OB16[3, 1], scales_OB[3, 1] = 0x80, 0  # zeros, of which half are negative, and the least scale
+    blocks_OB16[3, 1], scales_OB[3, 1] = 0x80, 0  # zeros, half of them negative, and the least scale
     packed = q5_0(codes(blocks_OB16), scales_OB)
     assert packed is not None
     found_OI = torch.empty(48, 128)
@@ -68,7 +68,7 @@ def test_scales_that_are_no_halves_stay_numbers(scale: int) -> None:
 
 
 def mxfp4_folders(folder: Path) -> tuple[Path, Path]:
-    """A model whose experts are numbers that MXFP4 has, and the same one with blocks and scales in their place."""
+    """Return a folder whose experts are numbers that MXFP4 can represent, and one with blocks and scales instead."""
     model = family_model("gpt-oss", **SIZES)
     blocks: dict[str, Tensor] = {}
     for i, layer in enumerate(model.model.layers):
@@ -95,7 +95,7 @@ def logits(folder: Path, dtype: str) -> Tensor:
 
 
 def test_mxfp4_folder_has_logits_of_its_numbers(tmp_path: Path) -> None:
-    """In float32 just these; with codes no further from them than numbers of bfloat16 are."""
+    """In float32 the logits are equal. With codes the error is at most that of bfloat16 numbers."""
     plain, packed = mxfp4_folders(tmp_path)
     exact = logits(plain, "float32")
     assert torch.equal(logits(packed, "float32"), exact)

@@ -1,4 +1,4 @@
-"""Chat templates have bounds: those beyond them are refused, and those within them have their text."""
+"""Chat templates have bounds: a template beyond them is refused, and one within them is rendered."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def refused(template: str) -> str:
 
 
 def check(name: str) -> None:
-    """Time is that of the clock, ten times what is promised: other tests may hold the processor."""
+    """Time is wall time, ten times the promised bound: other tests may hold the processor."""
     assert render_apart("{{ 1 }}", MESSAGES) == "1"
     peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Gemma 3 with a part that reads images: logits of texts are transformers' own, and that part is left out."""
+"""Gemma 3 with a vision part: logits of texts are transformers' own, and the vision part is skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cuts of tokens are those of looking each part up."""
+"""Cuts of tokens equal those of looking up each part."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def cuts(texts: list[str], scores: list[float]) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("bits", [4, module.SLOT_BITS])
 def test_cuts_of_equal_scores_are_all_there_are(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """bits: few make most texts share the slots of others."""
+    """bits: with few bits most texts share the slots of others."""
     monkeypatch.setattr(module, "SLOT_BITS", bits)
     random = Random(7)
     texts = list({"".join(random.choices("ab🙂é▁", k=random.randrange(1, 7))) for _ in range(600)})

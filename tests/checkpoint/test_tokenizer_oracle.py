@@ -1,4 +1,4 @@
-"""Tokenizers are those of transformers: ids, special tokens and vocabularies, whatever files a folder has."""
+"""Tokenizers are those of transformers: ids, special tokens and vocabularies, for every set of files in a folder."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_tokenizer_folder_equals_transformers(tmp_path: Path, tokenizer_kind: st
 
 
 def test_llama2_tokenizer_json_is_read_as_is(tmp_path: Path) -> None:
-    """transformers 5 builds another one: without the space mark of SentencePiece before a space and behind a mark."""
+    """transformers 5 builds another tokenizer: without SentencePiece's space mark before a space and behind a mark."""
     hf = llama2_tokenizer()
     hf.save_pretrained(tmp_path)
     set_class(tmp_path, "LlamaTokenizer")

@@ -1,4 +1,4 @@
-"""Files of models that are closed to the user: told so, and not to be downloaded again."""
+"""Unreadable model files raise an error that says so, and does not advise to download them again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CLOSED = r"cannot be read \(Permission denied\); have its owner let you read it,
 
 @pytest.fixture
 def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Deny a file to whoever opens it, as root would not be denied it."""
+    """Deny a file to every reader. Root would not be denied it."""
 
     def denied(path: Path) -> None:
         real = io.open

@@ -1,4 +1,4 @@
-"""The logits processor against a slow reference: one row, one column, plain Python."""
+"""The logits processor against a slow reference in plain Python, for one row and one column."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ NOTHING = torch.zeros(1, 0, dtype=torch.int64)
 
 
 def reference(logits: list[float], history: list[int], prompt: int, params: SamplingParams) -> list[float]:
-    """The law of the token after `history`, of which the first `prompt` are the prompt."""
+    """Return the probabilities of the token after `history`, whose first `prompt` tokens are the prompt."""
     output = Counter(history[prompt:])
     x = list(logits)
     for token in set(history):
@@ -77,7 +77,7 @@ def test_warper_equals_reference(params: list[SamplingParams], columns: int, see
 
 
 def law(logits: list[float] | Tensor, **params: object) -> list[float]:
-    """One row, one column, no history."""
+    """Return the probabilities of one row and one column, without history."""
     x = torch.as_tensor(logits)
     processor = LogitsProcessor([SamplingParams(**params)], [0], len(x))  # type: ignore[arg-type]
     probs: list[float] = processor(x[None, None], NOTHING, torch.zeros(1, dtype=torch.int64))[0, 0].tolist()
@@ -158,7 +158,7 @@ def test_warper_bits_independent_of_batch(vocab_size: int) -> None:
         SamplingParams(temperature=0.7, top_p=0.9),
         SamplingParams(top_k=40, top_p=0.8),
         SamplingParams(temperature=0),
-        SamplingParams(temperature=5.0, top_p=0.95),  # a nucleus that no short head holds
+        SamplingParams(temperature=5.0, top_p=0.95),  # a nucleus beyond the first tokens by rank
         SamplingParams(top_k=100, repetition_penalty=1.2, frequency_penalty=0.3, logit_bias={1: 3.0}),
         SamplingParams(min_p=0.02),
     ]

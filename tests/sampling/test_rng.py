@@ -1,4 +1,4 @@
-"""Noise: known answers, independence of everything but the key, and the laws that sampling relies on."""
+"""Noise: known answers, independence of everything but the key, and the distributions that sampling relies on."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_philox_known_answers_match(counter: str, key: str, answer: str) -> None
 
 
 def test_philox_counter_layout_is_fixed() -> None:
-    """Written out once in plain integers, so that a seed's text can never change unnoticed."""
+    """The layout is written out in plain integers, so that a seed's text can never change unnoticed."""
     seed, choice, position, token, tier, draw = 2**64 - 7, 3, 123_456, 11, 2, 4
     keys = key_schedule([seed])
 
@@ -115,7 +115,7 @@ def test_noise_draws_round_trip() -> None:
 
 
 def test_noise_keys_do_not_collide() -> None:
-    """Domains, tiers, choices, seeds, positions: 2**17 numbers, all different."""
+    """Domains, tiers, choices, seeds and positions give 2**17 numbers, all different."""
 
     def numbers(seed: int, choice: int) -> Tensor:
         noise = make_noise([seed], [choice])
@@ -137,7 +137,7 @@ def test_noise_marginals_follow_laws() -> None:
 
 
 def test_race_winner_follows_law() -> None:
-    """argmax(p / E) ~ p: 40 000 positions; the G-test sees a total variation of 0.02, that of the control."""
+    """argmax(p / E) ~ p, over 40 000 positions. The G-test detects a total variation of 0.02, that of the control."""
     probs = torch.tensor([0.0, 0.5, 0.2, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     wrong = torch.tensor([0.0, 0.48, 0.22, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     race = probs / make_noise([77], [0]).exponentials(torch.arange(40_000)[None], len(probs))[0]
