@@ -38,7 +38,7 @@ def test_rules_of_attention_equal_float64(
     rules: str, start: int, T: int, window: int, codes: bool, dtype: torch.dtype
 ) -> None:
     """Values agree, and so does the mass of pages beside the sink logits."""
-    (attention_sink_logits, cap) = RULES[rules]
+    attention_sink_logits, cap = RULES[rules]
     S = start + T
     kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, attention_sink_logits=attention_sink_logits, cap=cap)
     row = kv.row(S)
@@ -69,7 +69,7 @@ def test_rules_leave_a_query_its_bits_in_any_pass(rules: str, dtype: torch.dtype
 @pytest.mark.parametrize("rules", RULES)
 @pytest.mark.parametrize("window", [0, 50])
 def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dtype) -> None:
-    (attention_sink_logits, cap) = RULES[rules]
+    attention_sink_logits, cap = RULES[rules]
     T = 9
     S = 150
     q, k, v = (torch.randn(n, heads, D) for n, heads in ((T, H), (S, G), (S, G)))

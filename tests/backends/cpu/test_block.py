@@ -237,7 +237,7 @@ def test_shard_bits_equal_whole_block(small: Small) -> None:
     """Bits do not depend on the split of the outputs, also where shards are no multiples of 16."""
     layer = small.layer
     D = small.plain.config.head_dim
-    (Q, C) = layer.q_proj_QC.shape
+    Q, C = layer.q_proj_QC.shape
     M = len(layer.gate_proj_IC)
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]

@@ -142,8 +142,8 @@ def test_pass_in_parts_equals_one_call(
     """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
     monkeypatch.setattr(cpu_model, "part_of_pass", lambda *arguments: (layers, tokens))
     ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
-    (model, memory) = parts(dtype)
-    (part_model, part_memory) = parts(dtype)
+    model, memory = parts(dtype)
+    part_model, part_memory = parts(dtype)
     reference = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
     steps = cpu_model.parts(part_model, part_memory, ids_1T, this)
     worth = list[int]()

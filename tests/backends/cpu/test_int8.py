@@ -52,8 +52,8 @@ def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype)
     x_NK = normal(25, K, seed=1).to(dtype)
     w_MK[M // 2] = 0
     x_NK[3] = 0
-    (w, of_output) = rounded(w_MK)
-    (x, of_row) = rounded(x_NK)
+    w, of_output = rounded(w_MK)
+    x, of_row = rounded(x_NK)
     integer_product = (x.double() @ w.double().T).float() * (of_output.T * of_row)
     assert torch.equal(linear(w_MK, x_NK), integer_product)
 

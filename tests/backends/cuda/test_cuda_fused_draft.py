@@ -84,7 +84,7 @@ def alike(drafts: list[Draft], reference_drafts: list[Draft]) -> bool:
 
 @each_coupling
 def test_draft_in_one_graph_equals_single_passes_and_draws(coupling: Coupling) -> None:
-    (single_drafts, single_scene) = single(coupling)
+    single_drafts, single_scene = single(coupling)
     fused_scene = drafting(coupling, several=True)
     assert alike(proposals(fused_scene), single_drafts)
     assert torch.equal(single_scene.noise.draws, fused_scene.noise.draws)
@@ -105,7 +105,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 @each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once. All later passes are replays, of other texts, lengths and noise."""
-    (single_drafts, _) = single(coupling)
+    single_drafts, _ = single(coupling)
     asked = 0
     shapes_run = list[Any]()
     run = model.run_draft

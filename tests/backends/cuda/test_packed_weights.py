@@ -86,7 +86,7 @@ def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
 def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
     blocks = random_blocks(kind, M, 256).blocks
-    (_, weights) = shapes.parts("30m-draft", 64, device=DEVICE)
+    _, weights = shapes.parts("30m-draft", 64, device=DEVICE)
     bad_weights = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
     head_VC = on_device(bad_weights).head_VC
     assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M

@@ -23,8 +23,8 @@ MASS = 2e-5
 
 def agree(case: Case) -> None:
     scene = Scene(case)
-    (mixed, mass) = scene.by_kernel()
-    (reference, wanted_mass) = scene.by_the_book()
+    mixed, mass = scene.by_kernel()
+    reference, wanted_mass = scene.by_the_book()
     assert mixed.dtype == case.dtype
     assert scene.error(mixed, reference) <= BOUND[case.dtype]
     if case.weigh:
@@ -104,8 +104,8 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """Negative control: shifted queries fail the comparison."""
     scene = Scene(replace(Case(), **change))
-    (mixed, mass) = scene.by_kernel(late=-1)
-    (reference, wanted_mass) = scene.by_the_book()
+    mixed, mass = scene.by_kernel(late=-1)
+    reference, wanted_mass = scene.by_the_book()
     assert scene.error(mixed, reference) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 

@@ -62,8 +62,8 @@ def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
     small = numbers(rounded(torch.full_like(scene.k, 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
-    (mixed, _) = scene.by_kernel()
-    (reference, _) = scene.by_the_book()
+    mixed, _ = scene.by_kernel()
+    reference, _ = scene.by_the_book()
     assert scene.error(mixed, reference) <= 4 * BOUND[torch.float16]
 
 
