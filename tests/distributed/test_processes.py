@@ -1,4 +1,4 @@
-"""Ranks as processes: what they tell each other, how `--tp` and torchrun start them, and how they end."""
+"""Ranks as processes: their messages, their start by `--tp` and torchrun, and their end."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SECOND_RANK_TELLS = {
     "differ": "the sevens of rank 1 differ from those of rank 0",
     "part": "ranks do not do the same any more: one has 5 broadcasts and 2 votes behind it, rank 1 4 and 3",
 }
-LONG = 6000  # tokens: nobody waits for the last of them
+LONG = 6000  # tokens: no test waits for the last of them
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def command(pair: Path, *arguments: str, prompt: str = PROMPT) -> list[str]:
 
 @contextmanager
 def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A process, of which nothing is left behind."""
+    """Yield a process, and kill it at the end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, *arguments], text=True, env=ENVIRONMENT | environment, **pipes)
     try:
@@ -95,7 +95,7 @@ def test_tp_text_equals_one_process(pair: Path) -> None:
 
 @pytest.mark.slow
 def test_externally_started_ranks_agree(pair: Path) -> None:
-    """As torchrun does: it sets these variables. The prompt is what rank 0 reads on stdin."""
+    """The environment is that of torchrun, which sets these variables. Rank 0 reads the prompt on stdin."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -123,13 +123,13 @@ def test_torchrun_text_equals_one_process(pair: Path) -> None:
 
 
 def started(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
-    """The ranks of a command that has begun to print its text."""
+    """Return the ranks of a command that has begun to print its text."""
     assert process.stdout and process.stdout.read(20), process.stderr and process.stderr.read()
     return {child.environ()["RANK"]: child for child in psutil.Process(process.pid).children()}
 
 
 def gone(ranks: dict[str, psutil.Process]) -> bool:
-    """None is left, nor waits as a zombie for whoever started it."""
+    """Return whether all ranks have ended, and none waits as a zombie for its parent."""
     return not psutil.wait_procs(list(ranks.values()), timeout=30)[1]
 
 
@@ -168,7 +168,7 @@ def test_ranks_end_with_their_launcher(pair: Path, how: signal.Signals) -> None:
 
 
 def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
-    """Heads that cannot be shared: each rank finds that out."""
+    """Heads cannot be shared, as each rank detects on its own."""
     with python("-m", "triforce", *command(pair, "--tp", "3")) as process:
         output, errors = process.communicate(timeout=240)
     assert process.returncode == 2 and not output
@@ -180,9 +180,9 @@ def test_mistake_is_reported_by_one_rank(pair: Path) -> None:
     [
         ([0, 0], 0, ""),
         ([0, None], 0, ""),
-        ([2, 2], 2, ""),  # the same mistake, and rank 0 has told it
-        ([141, LOST], 141, ""),  # whoever read the text has closed the pipe
-        ([LOST, LOST], 2, ""),  # they do not agree, and rank 0 has told it
+        ([2, 2], 2, ""),  # the same mistake on both ranks, which rank 0 has reported
+        ([141, LOST], 141, ""),  # the reader of the text has closed the pipe
+        ([LOST, LOST], 2, ""),  # the ranks do not agree, and rank 0 has reported it
         ([LOST, -9], 2, "rank 1 of 2 was killed by SIGKILL; so the others were ended, too\nwhat 1 said"),
         ([-11, LOST], 2, "rank 0 of 2 was killed by SIGSEGV"),
         ([None, 2], 2, "rank 1 of 2 ended with code 2; so the others were ended, too\nwhat 1 said"),

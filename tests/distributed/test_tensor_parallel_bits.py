@@ -45,7 +45,7 @@ def text() -> list[int]:
 
 
 def read(decoder: Decoder, widths: list[int]) -> Tensor:
-    """Logits (T, V) of the text, in passes of these widths."""
+    """Return the logits (T, V) of the text, in passes of these widths."""
     pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, LENGTH)
     full, logits, ids = FullView(pool), [], text()
@@ -56,7 +56,7 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
 
 
 def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool = True, bits: int = 0) -> list[Tensor]:
-    """The logits that each rank has."""
+    """Return the logits of each rank."""
 
     def run(ranks: TPGroup) -> Tensor:
         checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, bits=bits)
@@ -70,7 +70,7 @@ def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, bits: int) -> None:
-    """However the text is cut into passes: of the shared model, and of the other one."""
+    """Any cuts into passes give equal logits, for the shared model and for its low-bit copy."""
     if (checkpoint := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
         count = 3
     alone_TV = read(checkpoint.lower, [LENGTH])
@@ -81,7 +81,7 @@ def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, 
 
 @NATIVE
 def test_summed_partial_products_change_bits(folder: Path) -> None:
-    """Negative control: products whose inputs are dealt out, and their parts added, give other bits."""
+    """Negative control: partial products over shares of the inputs, added up, have other bits."""
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     first_TV, second_TV = shared(folder, "float32", [LENGTH], 2, exact=False)
     assert torch.equal(first_TV, second_TV) and not torch.equal(first_TV, alone_TV)
@@ -90,7 +90,7 @@ def test_summed_partial_products_change_bits(folder: Path) -> None:
 
 @NATIVE
 def test_bfloat16_partial_products_change_bits() -> None:
-    """Negative control: rounded between layers, whole logits may hide it."""
+    """Negative control: with rounding between layers, the logits of a whole model may hide the difference."""
     draw = torch.Generator().manual_seed(1)
     x_NK, weight_XK = (torch.randn(rows, 512, generator=draw).bfloat16() for rows in (8, 32))
 
@@ -114,7 +114,7 @@ def test_exactness_reports_bitwise_ranks(folder: Path) -> None:
 
 
 def test_sharded_torch_path_equals_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
+    """Products may round differently with fewer outputs: logits agree up to their last digits."""
     monkeypatch.setattr(dispatch, "native", None)
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     for exact in (True, False):

@@ -1,4 +1,4 @@
-"""An answer that is ended half-way ends on all ranks at once, and leaves their sessions in order."""
+"""An answer that is ended early ends on all ranks at once, and their sessions stay consistent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def made(pair: Path, ranks: TPGroup) -> LLM:
 @pytest.mark.parametrize("ending_piece", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0, 0.8])
 def test_ended_answer_ends_on_all_ranks(pair: Path, ending_piece: int, temperature: float) -> None:
-    """`ending_piece` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
+    """At `ending_piece` 0 the answer ends while the prompt is read. Only rank 0 decides the end."""
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 
     def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:

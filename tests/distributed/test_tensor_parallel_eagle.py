@@ -1,4 +1,4 @@
-"""Ranks with a draft that reads hidden states: texts are those of one process, and guesses its guesses, bit for bit."""
+"""Ranks with an EAGLE head: texts and drafts have the bits of one process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(
     folder: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, prompts: int = 2, **settings: Any
 ) -> list[Any]:
-    """Of each prompt its tokens, how exact they are, and of each tier what it proposed and what of that was kept."""
+    """Return for each prompt its tokens, its exactness, and of each tier the proposed and the accepted tokens."""
     llm = LLM(folder / "target", folder / "draft", ranks=ranks, **(SETTINGS | settings))
     outputs = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
     tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in output.outputs[0].tiers] for output in outputs]
@@ -51,7 +51,7 @@ def texts(
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", ["ar", "draft", "triforce", "draft-ngram"])
 def test_texts_of_drafting_ranks_equal_one_process(mode: str, temperature: float, features: Path) -> None:
-    """What is proposed and kept, too: several guesses are one native call."""
+    """Proposed and accepted counts agree, too: several draft tokens are one native call."""
     one_process = texts(features, ALONE, mode, temperature)
     assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [one_process, one_process]
     plain = texts(features, ALONE, "ar", temperature)
@@ -62,7 +62,7 @@ Guesses = dict[int, list[Tensor]]
 
 
 def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
-    """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
+    """Return by rank the logits of all draft tokens and the text. One text, as clocks decide when another one joins."""
     logits_by_thread = Guesses()
     call = EagleHead.__call__
 
@@ -101,7 +101,7 @@ def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypat
 @pytest.mark.parametrize("mutant", caught_in("test_rank_eagle_mutant_is_noticed"), ids=str)
 def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
-    # What a fault leaves unwritten may be NaN, which the sampler refuses.
+    # Memory that a fault leaves unwritten may hold NaN, which the sampler refuses.
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):
         check_guesses(features, monkeypatch)
 
@@ -115,7 +115,7 @@ def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, m
 
 @NATIVE
 def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
-    """With the whole embedding, natively: no exchange between guesses."""
+    """With the whole embedding the passes are native: ranks exchange nothing between draft tokens."""
 
     def run(ranks: TPGroup) -> bool:
         draft = LLM(features / "target", features / "draft", ranks=ranks, **SETTINGS).models.eagle_head
@@ -125,7 +125,7 @@ def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
 
 
 def test_ranks_know_what_target_a_draft_was_trained_for(features: Path, tmp_path: Path) -> None:
-    """By the fingerprint of the whole model; a rank's own is that of its part."""
+    """Ranks compare the fingerprint of the whole model; a rank's own fingerprint is that of its part."""
     folder = copytree(features, tmp_path / "pair")
     card = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
     fingerprint = load(folder / "target", device="cpu").fingerprint

@@ -1,4 +1,4 @@
-"""Models of every family that several ranks share: their logits and texts are those of one process, bit for bit.
+"""Shared models of every family: logits and texts on several ranks have the bits of one process.
 
 Shape suffixes: B rows, T tokens, V vocabulary.
 """
@@ -32,13 +32,13 @@ KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "
 experts beside layers that have none.
 """
 ODD = dict(hidden_size=68, intermediate_size=75, vocab_size=101)
-"""Sizes that neither two ranks nor blocks of 16 divide; experts may have a size of their own."""
+"""Sizes that neither two ranks nor blocks of 16 divide. Experts may have their own size."""
 OWN_SIZE = ("qwen3-moe", "glm-4.5")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are written when they are first asked for."""
+    """Return the folder of models, which are written at first use."""
     return tmp_path_factory.mktemp("families")
 
 
@@ -49,13 +49,13 @@ def folder(home: Path, name: str, odd: bool = False) -> Path:
 
 
 def logits(path: Path, dtype: str, ranks: TPGroup = ALONE, bits: int = 0) -> Tensor:
-    """Logits (B, T, V) of two texts, in ragged passes."""
+    """Return the logits (B, T, V) of two texts, in ragged passes."""
     checkpoint = load(path, device="cpu", dtype=dtype, context=LENGTH, ranks=ranks, bits=bits)
     return paged_logits(checkpoint.lower if bits else checkpoint.decoder, texts(), RAGGED)
 
 
 def farthest(path: Path, exact: bool) -> float:
-    """How far logits of two ranks, which must agree, are from those of one process in float32, at most."""
+    """Return the largest error of two ranks' logits, which must agree, against one process in float32."""
     first_BTV, second_BTV = together(2, lambda ranks: logits(path, "float32", ranks), exact)
     assert torch.equal(first_BTV, second_BTV)
     return float((first_BTV - logits(path, "float32")).abs().max())
@@ -85,7 +85,7 @@ def test_odd_sizes_of_ranks_equal_one_process(home: Path, name: str, bits: int) 
 def test_torch_path_of_ranks_equals_one_process(
     home: Path, name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
+    """Products may round differently with fewer outputs: logits agree up to their last digits."""
     monkeypatch.setattr(dispatch, "native", None)
     assert farthest(folder(home, name), exact) < 1e-4
 
@@ -93,7 +93,7 @@ def test_torch_path_of_ranks_equals_one_process(
 @NATIVE
 @pytest.mark.parametrize("name", KINDS)
 def test_summed_shards_of_families_are_near(home: Path, name: str) -> None:
-    """Parts of sums, added up: biases once, norms behind them."""
+    """Partial sums are added up: biases once, norms after the sum."""
     assert farthest(folder(home, name), exact=False) < 1e-4
 
 
@@ -110,7 +110,7 @@ def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])
 def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
-    """Of every matrix but routers, and of every bias and sink logit."""
+    """The shard is of every matrix but routers, and of every bias and sink logit."""
 
     def sizes(ranks: TPGroup) -> list[int]:
         loaded = load(folder(home, name), device="cpu", dtype="float32")
@@ -132,7 +132,7 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
 @NATIVE
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma-3", "olmo-3", "glm-4.5"])
 def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
-    """Plain decoding, and all tiers at once."""
+    """Modes are plain decoding, and all tiers at once."""
     draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")
     params: Any = ask(temperature=0.8, max_tokens=16)
 

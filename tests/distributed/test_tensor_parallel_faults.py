@@ -1,4 +1,4 @@
-"""A rank that differs, fails or does not follow is noticed, and what one cannot begin none does."""
+"""A rank that differs, fails or does not follow is detected. A request that one rank cannot start starts on none."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
 def test_request_failing_on_one_rank_starts_on_none(
     pair: Path, monkeypatch: pytest.MonkeyPatch, mirrors: list[TPMirror]
 ) -> None:
-    """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
+    """The second rank cannot compile a grammar, and has no room for a KV. No rank has room for the last one."""
     batch = engine_module.SequenceBatch
 
     def full(models: Any, *arguments: Any) -> Any:
@@ -77,7 +77,7 @@ def test_request_failing_on_one_rank_starts_on_none(
 
 
 def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one process it would be the rows of that pass; but here the other one waits in it."""
+    """In one process only the rows of that pass would fail. Here the other rank waits in the pass."""
     step = engine_module.SequenceBatch.step
     observations = []
 

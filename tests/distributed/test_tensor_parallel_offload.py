@@ -1,4 +1,4 @@
-"""TPGroup whose KV is in stores of their own make the text of one process in memory."""
+"""Ranks whose KV is in stores of their own give the text of one process with KV in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests that come and go, told to all ranks: each makes the text of one process."""
+"""Requests that start and end, broadcast to all ranks: each gives the text of one process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from triforce.structured_output.compiler import CompiledGrammar
 
 
 def busy(stop: str) -> Scene:
-    """All kinds at once: more than there are rows; one is given up in the middle, and others come then."""
+    """Return a scene of all kinds of requests, more than there are rows: one is cancelled midway, and others follow."""
 
     async def scene(worker: Worker) -> list[Any]:
         (cancelled,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "triforce")])
@@ -85,7 +85,7 @@ def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
 
 
 def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: list[TPMirror]) -> None:
-    """The grammar is ready on the first rank. Of two requests that wait for the second rank one is given up."""
+    """The grammar is ready on the first rank. Of two requests that wait for the second rank, one is cancelled."""
     compile_started = threading.Event()
     may_go_on = threading.Event()
 

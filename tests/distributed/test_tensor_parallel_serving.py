@@ -1,4 +1,4 @@
-"""`triforce serve`, `batch` and `chat` in several processes: the answers of one, and how they end."""
+"""`triforce serve`, `batch` and `chat` in several processes: answers are those of one process, and all ranks end."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def triforce(command: str, pair: Path, *arguments: str, **pipes: Any) -> subproc
 
 @contextmanager
 def served(pair: Path, log: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server of two ranks, of which nothing is left behind."""
+    """Yield a server of two ranks, and kill all of it at the end."""
     with log.open("w") as log_file:
         process = triforce("serve", pair, "--port", "0", *arguments, stderr=log_file)
     assert process.stdout
@@ -74,7 +74,7 @@ def text_of(pair: Path, seed: int) -> str:
 
 
 def test_sharded_server_answers_equal_one_process(pair: Path, tmp_path: Path) -> None:
-    """Texts of seeds beside a stream that is left; ranks that rest; a text that SIGTERM lets be finished."""
+    """Texts of seeds run beside an abandoned stream, ranks idle, and a text finishes after SIGTERM."""
     log = tmp_path / "log"
     with served(pair, log) as (process, url), httpx.Client(base_url=url, timeout=120) as web:
         started = ranks(process)
@@ -126,7 +126,7 @@ def test_killed_rank_ends_server(pair: Path, tmp_path: Path, killed_rank: str) -
 @pytest.mark.slow
 @pytest.mark.parametrize("killed_rank", ["1", "all"])
 def test_killed_rank_ends_idle_server(pair: Path, tmp_path: Path, killed_rank: str) -> None:
-    """A rank is lost, or whoever started them."""
+    """A rank is killed, or its launcher."""
     with served(pair, tmp_path / "log") as (process, _):
         started = ranks(process)
         started.get(killed_rank, process).kill()

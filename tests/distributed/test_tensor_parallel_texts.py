@@ -1,4 +1,4 @@
-"""Ranks that share a model make the text of one process, whatever the mode; and notice when they do not agree."""
+"""Ranks that share a model give the text of one process in every mode, and detect disagreement."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: flo
     ids=str,
 )
 def test_sharded_settings_keep_texts(pair: Path, changes: dict[str, str]) -> None:
-    """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
+    """Noise depends on the seed alone and logits have the same bits, so `rejection` gives one text, too."""
 
     def texts(ranks: TPGroup) -> list[RequestOutput]:
         return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
