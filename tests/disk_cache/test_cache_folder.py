@@ -1,4 +1,4 @@
-"""A folder that is its owner's alone, and what is refused as one."""
+"""A cache folder belongs to its owner alone; unsafe folders are refused."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_unsafe_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_damaged_secret_is_told_and_made_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With what was kept under it, which nobody would find."""
+    """Entries under the damaged secret are removed, as no name would find them."""
     damaged_store = store_in(tmp_path / "cache")
     write(damaged_store, 1, 2)
     path = tmp_path / "cache" / SECRET
@@ -116,7 +116,7 @@ def test_file_system_is_found_by_mount() -> None:
 
 
 def test_file_system_that_cannot_be_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some systems say nothing of the mount that a file lies on."""
+    """Some systems do not name the mount of a file."""
     monkeypatch.setattr(
         folder_checks.Path, "read_text", lambda self, errors="": "pos: 0\n1 0 0:1 / / rw - ext4 disk rw\n"
     )
@@ -141,7 +141,7 @@ def test_unsafe_file_is_not_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_folder_that_is_renamed_stays_the_one_in_use(tmp_path: Path) -> None:
-    """Files are reached by its descriptor: who puts another folder in its place is not followed."""
+    """Files are reached by the folder's descriptor, so another folder put in its place is not followed."""
     folder = CacheFolder(tmp_path / "cache")
     (tmp_path / "cache").rename(tmp_path / "moved")
     (tmp_path / "cache").mkdir()

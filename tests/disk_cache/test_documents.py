@@ -1,4 +1,4 @@
-"""Documents of folders: which files they are of, and in which order."""
+"""Documents of folders: their files, and the order of these."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND = 10**9
 
 
 def written(folder: Path, name: str, text: str, changed: int = 0) -> Path:
-    """Write a file that was changed at some second."""
+    """Write a file whose time of change is the given second."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -29,7 +29,7 @@ def written(folder: Path, name: str, text: str, changed: int = 0) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three texts, the stable ones older."""
+    """Return a folder of three texts, the stable ones older."""
     for changed, name in enumerate(("z.md", "src/b.py", "a.txt"), 1):
         written(tmp_path / "texts", name, f"this is {name}", changed)
     return tmp_path / "texts"
@@ -89,7 +89,7 @@ def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["cache", "src/cache", "."])
 def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files change with each reading; texts beside them, and files of such names elsewhere, are texts."""
+    """The cache's files change with each reading. Texts beside them, and files with such names elsewhere, are texts."""
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
         written(folder, name, "a text of the user's", 9)
@@ -167,7 +167,7 @@ def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: 
 
 
 def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git names what it has, though a folder of it may be a link by now; and so may a file that was none."""
+    """Git lists files whose folder, or which themselves, may have become links since."""
     written(folder.parent, "elsewhere/secret.txt", "secret")
     (folder / "linked").symlink_to(folder.parent / "elsewhere")
     (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")

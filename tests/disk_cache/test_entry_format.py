@@ -1,4 +1,4 @@
-"""Entries are safetensors files that tell when they are not whole."""
+"""Entries are safetensors files that detect truncation and damage."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_cut_anywhere_is_found() -> None:
 
 
 def resealed(change: dict[str, object]) -> bytearray:
-    """An entry whose header says something else, and whose checksum holds."""
+    """Return an entry with a changed header and a valid checksum."""
     from hashlib import blake2b
 
     size = int.from_bytes(WHOLE[:8], "little")

@@ -1,4 +1,4 @@
-"""Entries by name: whole or gone, whatever happens to their files, and no more of them than fit."""
+"""Entries by name: complete or absent for any damage to their files, and within the limit of bytes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triforce.disk_cache.folder_checks import PARTIAL
 
 
 def whole(store: EntryStore, text: int, name: str, index: int) -> bool:
-    """Whether an entry is the one that `write` wrote; None of it may be another."""
+    """Return whether an entry is the one that `write` wrote. A missing entry gives False; another entry raises."""
     entry = store.read(name)
     if entry is None:
         return False
@@ -49,7 +49,7 @@ def test_entries_read_ahead_are_those_of_single_reads(tmp_path: Path) -> None:
 
 
 def test_next_entry_is_read_while_one_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And none beyond it: a text that is given up has read one entry in vain."""
+    """No entry beyond the next is read: a text that is given up has read one entry in vain."""
     store = store_in(tmp_path / "cache")
     names = write(store, 1, 4)
     started_reads = {name: Event() for name in names}
@@ -95,7 +95,7 @@ def test_entry_opened_to_others_is_not_read(tmp_path: Path, caplog: pytest.LogCa
 def test_entry_that_the_disk_cannot_read_is_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """But not one that this process cannot open for now."""
+    """An entry that this process cannot open for now stays."""
     store = store_in(tmp_path / "cache")
     (name,) = write(store, 1, 1)
     for code, entry_stays in ((errno.EMFILE, True), (errno.EIO, False)):
@@ -141,7 +141,7 @@ def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [None, *range(20)])
 def test_damaged_state_is_rebuilt_by_open_store(tmp_path: Path, at: int | None) -> None:
-    """Whichever of its bytes is another, or all are gone."""
+    """Any byte of the state may be changed, or all of them missing."""
     store, path = store_in(tmp_path / "cache"), tmp_path / "cache" / "state"
     write(store, 1, 3)
     data = bytearray(path.read_bytes())
@@ -201,14 +201,14 @@ def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: py
 
 
 def noted(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **how: Any) -> None:
-    """Note a call, and whether it is one of a folder."""
+    """Record a call, and whether it is one of a folder."""
     folder = isinstance(path, int) and stat.S_ISDIR(os.fstat(path).st_mode)
     done.append(f"{call.__name__} the folder" if folder else call.__name__)
     call(path, *arguments, **how)
 
 
 def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that a loss of power leaves it whole, in its place of the order, or gone."""
+    """A loss of power leaves the entry complete, in its place of the order, or absent."""
     store, done = store_in(tmp_path / "cache"), list[str]()
     for call in ("utime", "fsync", "rename"):
         monkeypatch.setattr(os, call, partial(noted, getattr(os, call), done))
@@ -225,7 +225,7 @@ def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
 
 
 def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Twenty times, at any moment, two at a time; another process reads all the while."""
+    """Two writers are killed at any moment, twenty times, while another process reads."""
     caplog.set_level(logging.WARNING)
     store, draw, limit = store_in(tmp_path / "cache", 400_000), random.Random(0), 400_000
     for turn in range(10):

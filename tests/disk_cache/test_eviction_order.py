@@ -1,4 +1,4 @@
-"""The order of giving up: by a counter, ends before beginnings, what was used once before what was used again."""
+"""The order of eviction: by a counter, ends before beginnings, entries used once before entries used again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nothing_is_dropped_that_fits() -> None:
 
 
 def test_large_texts_read_once_leave_one_that_was_used_again() -> None:
-    """Ten of them, each as large as all that fits beside it."""
+    """There are ten large texts, each as large as all that fits beside the reused one."""
     entries = [held(1, index, again=True) for index in range(4)]
     for order in range(2, 12):
         entries += [held(order, index) for index in range(9)]

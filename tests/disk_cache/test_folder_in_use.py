@@ -1,4 +1,4 @@
-"""Locks that nobody gives back, and folders that are deleted while they are in use."""
+"""Locks that are never released, and folders that are deleted while they are in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cache(tmp_path: Path) -> Path:
 
 @contextmanager
 def locked_by_another(cache: Path) -> Iterator[None]:
-    """The folder's lock is held by whoever has opened the file for themselves."""
+    """Yield while another opening of the file holds the folder's lock."""
     descriptor = os.open(cache / "state", os.O_RDWR)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
     yield
@@ -68,7 +68,7 @@ def test_cache_command_tells_of_a_lock(cache: Path, command: str, capsys: pytest
 def test_folder_without_a_secret_that_another_holds_costs_one_line(
     cache: Path, secret: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As one with a secret does. It is used once it is free, under the secret of who was first."""
+    """A folder with a secret costs one line, too. It is used once it is free, under the secret of its first holder."""
     store_in(cache).folder.close()
     (cache / "secret").unlink()
     if secret:
@@ -88,7 +88,7 @@ def test_folder_without_a_secret_that_another_holds_costs_one_line(
 
 
 def offered(disk: DiskCache, text: int) -> list[bool]:
-    """Whether a text's entries are there, once they were queued and written."""
+    """Return whether a text's entries are present after they were queued and written."""
     disk.queue.offer(lambda: write(disk.store, text, 2) and None, 1)
     assert disk.queue.flush()
     return present(disk.store, [disk.store.name(b"%d" % text, b"%d" % index) for index in range(2)])

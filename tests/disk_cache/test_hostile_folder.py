@@ -1,4 +1,4 @@
-"""Files of a cache that are larger than they say, or are none."""
+"""Files of a cache that are larger than they claim, or are no entries."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """The most memory that was held grows by less than 64 MiB."""
+    """Check that peak memory grows by less than 64 MiB."""
     peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 64 << 10  # KiB
@@ -69,7 +69,7 @@ def test_file_of_gigabytes_is_rebuilt(cache: Path, name: str, caplog: pytest.Log
 
 
 def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:
-    """Though it was used last."""
+    """The large entry goes first although it was used last."""
     store = store_in(cache, limit=20_000)
     names = write(store, 1, 4)
     os.truncate(cache / names[3], 1 << 40)
@@ -79,7 +79,7 @@ def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:
 
 @pytest.mark.parametrize("order", [MOST_ORDER + 1, (1 << 64) - 1])
 def test_order_of_another_age_is_no_order(cache: Path, order: int) -> None:
-    """In a state whose checksum holds, and in an entry's time."""
+    """The bad order stands in a state with a valid checksum, and in an entry's time."""
     write(store_in(cache), 1, 2)
     (cache / "state").write_bytes(sealed(struct.pack("<QQ", order, 1)))
     os.utime(next(cache.glob("*.kv")), ns=(0, (MOST_ORDER + 1) * 10**9))
@@ -97,7 +97,7 @@ def test_lost_secret_costs_what_was_kept_under_it(cache: Path, caplog: pytest.Lo
 
 
 def folders_for_entries(store: EntryStore, cache: Path, names: list[str]) -> None:
-    """Folders that hold something take the place of the first two entries, and a name with escapes joins them."""
+    """Non-empty folders replace the first two entries, and a name with escapes joins them."""
     for name in names[:2]:
         (cache / name).unlink()
         (cache / name / "inner").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Two processes that fill one folder at a time, while a third reads."""
+"""Two processes write to one folder at the same time, while a third reads."""
 
 from __future__ import annotations
 
