@@ -1,4 +1,4 @@
-"""Texts under a grammar: valid, and those of plain decoding, whatever the mode, the coupling and the batch."""
+"""Texts under a grammar: valid, and those of plain decoding in every mode, coupling and batch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_constrained_impossible_requests_raise(llm: LLM) -> None:
 
 
 def test_constrained_grammar_failure_is_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a text that pretends to be of it."""
+    """A text is never returned as one of the grammar then."""
     monkeypatch.setattr(Matcher, "failure", "a limit")
     with pytest.raises(RequestError, match=r"too complex at token .*: a limit"):
         llm.generate(PROMPT, params(grammar=GRAMMARS["json"]))

@@ -1,4 +1,4 @@
-"""Grammars that hurt are refused in bounded time, and the process that reads them lives on."""
+"""Hostile grammars are refused in bounded time, and the process that compiles them survives."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_grammar_deep_schema_is_refused() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){40}", "((a+)+)+[0-9]{500}", "(.{1,1000}b){1000}"])
 def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
-    """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
+    """Backtracking would not end. The parser's limit ends a text, and reports it."""
     assert llm.tokenizer
     constraint = llm.grammars.compile(Grammar.regex(pattern)).follow()
     text = []

@@ -1,4 +1,4 @@
-"""Numbers in JSON end, whatever a model would write; nothing that a schema demands is lost."""
+"""Numbers in JSON end for any choices of a model, and nothing that a schema requires is lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"
 
 
 def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
-    """What somebody writes who chooses digits, the highest, wherever there is a choice."""
+    """Return the text of a writer that chooses the highest digit wherever there is a choice."""
     assert llm.tokenizer
     text: list[int] = []
     while len(text) < max_tokens:
@@ -39,7 +39,7 @@ def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
     ("grammar", "min_length", "max_length"),
     [
         (Grammar.json({"type": "integer"}), 40, 41),
-        (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as it may
+        (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as possible
         (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # nothing else may stand there
         (Grammar.json({"maximum": 2**63 - 1, "type": "integer", "minimum": 0}), 18, 18),
         (Grammar.json({"type": "string", "pattern": "^[0-9]{50,90}$"}), 92, 92),  # these are letters
@@ -60,7 +60,7 @@ def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.Monkey
 
 
 def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
-    """A matcher that has been elsewhere counts the same digits."""
+    """A matcher with another history counts the same digits."""
     assert llm.tokenizer
     grammar = Grammar.json({"type": "array", "items": {"type": "integer"}})
     rng = random.Random(0)

@@ -1,4 +1,4 @@
-"""What a matcher allows is a function of the text alone; random schemas allow nothing that does not validate."""
+"""A matcher's mask is a function of the text alone. Random schemas allow only texts that validate."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ SCHEMAS = NESTED | NESTED.map(
 
 
 def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, max_tokens: int = 150) -> list[int]:
-    """A random text; sometimes a guess is looked at that leads elsewhere."""
+    """Return a random text. Sometimes a guess leads elsewhere."""
     text: list[int] = []
     while len(text) < max_tokens and not ends & set(text):
         masks = constraint.allowed(ints(text), ints([rng.randrange(256)]))
@@ -111,7 +111,7 @@ def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed:
 @few_examples
 @given(st.integers(0, 2**32))
 def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
-    """A matcher that has been elsewhere, and has seen texts of other lengths, allows what a fresh one does."""
+    """A matcher that has followed other texts, also of other lengths, allows what a new one does."""
     assert llm.tokenizer
     grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
     ends = llm.tokenizer.eos_ids
@@ -140,7 +140,7 @@ def test_matcher_after_end_allows_all(llm: LLM) -> None:
 
 
 def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
-    """Marks such as <|eot_id|> would be read as nothing; a <tool_call> that is one token spells what it reads as."""
+    """Marks such as <|eot_id|> would be read as nothing. A <tool_call> of one token spells its text."""
     hf = tiny_tokenizer()
     hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})
     hf.add_tokens(["<tool_call>"])

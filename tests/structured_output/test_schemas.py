@@ -1,4 +1,4 @@
-"""Texts of many schemas: a second opinion finds them valid, they come to an end, and they are plain decoding's."""
+"""Texts of many schemas: a second validator accepts them, they end, and they are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST = 512
 
 
 def texts(llm: LLM, schemas: Sequence[Schema], mode: str) -> list[CompletionOutput]:
-    """One of each schema, the seed is its place."""
+    """Return one text of each schema. The seed is the schema's index."""
     asked = [
         SamplingParams(temperature=0.9, seed=seed, max_tokens=LONGEST, grammar=Grammar.json(schema))
         for seed, schema in enumerate(schemas)
@@ -34,7 +34,7 @@ def texts(llm: LLM, schemas: Sequence[Schema], mode: str) -> list[CompletionOutp
 
 
 def check(schemas: Sequence[Schema], written: Sequence[CompletionOutput]) -> None:
-    """95 in 100 end in time, and all that end are right."""
+    """95 in 100 texts end in time, and all that end are valid."""
     ended = 0
     for schema, text in zip(schemas, written, strict=True):
         if text.finish_reason == "stop":
@@ -56,7 +56,7 @@ def test_schema_few_texts_validate(llm: LLM) -> None:
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "CACHED_GRAMMARS", 256)  # each is compiled once, not once for each mode
+        patch.setattr(compiler, "CACHED_GRAMMARS", 256)  # each is compiled once, and not once for each mode
         yield LLM(*SHIPPED)
 
 
@@ -95,7 +95,7 @@ def test_schema_unsupported_keyword_is_refused_by_name(llm: LLM, keyword: str) -
 
 
 def test_schema_invalid_text_is_detected(llm: LLM) -> None:
-    """Texts of something else stand for a schema that is not kept to, and one without an end for a loop."""
+    """Negative control: texts of another schema are invalid, and a text without an end counts as a loop."""
     written = texts(llm, [{"const": 1}], "ar")
     with pytest.raises(jsonschema.ValidationError):
         check([{"type": "string"}], written)
