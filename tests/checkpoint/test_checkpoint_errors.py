@@ -78,7 +78,7 @@ def test_checkpoint_code_is_never_run(folder: Path) -> None:
 
 
 def test_draft_with_windows_raises(tmp_path: Path) -> None:
-    """Within its window such a draft has no window."""
+    """The error is gone for contexts within the window."""
     folder = save(tiny_model("Mistral", sliding_window=64), tmp_path)
     target = load(folder, device="cpu")
     assert target.config.windows == [64, 64]

@@ -10,7 +10,7 @@ from triforce.model.config import Architecture, Experts
 
 
 def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:
-    """Else each version that knows another kind of model would refuse the drafts and prompts of the one before."""
+    """Otherwise each version with another kind of model would refuse the drafts and prompts of the version before."""
     config = replace(small_decoder().config, architecture=Architecture())
     changed_config = replace(config, architecture=Architecture(qk_norm="head"))
     assert {field.name for field in fields(Architecture)}.isdisjoint(name for name, _ in told(config))

@@ -171,7 +171,7 @@ def test_gguf_shared_experts_within_block_are_refused(tmp_path: Path, inner: int
 
 
 def check(tmp_path: Path, name: str, arch: str, fields_by_key: dict[str, str], changes: dict[str, Any]) -> None:
-    """A file has the logits of a folder. fields_by_key: its keys, by the fields of a config."""
+    """Check that a file has the logits of a folder. fields_by_key: keys of the file, by the fields of a config."""
     model = family_model(name, vocab_size=300, **changes)
     folder = save(model, tmp_path / "hf")
     all_weights = all_tensors(model, folder, arch)

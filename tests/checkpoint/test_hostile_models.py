@@ -1,4 +1,4 @@
-"""Models of strangers: configs beyond their tensors, drafts of other shapes, and names that terminals obey.
+"""Untrusted models: configs beyond their tensors, drafts of other shapes, and names with terminal escapes.
 
 Each case is opened in a fork, with limits on time and memory: one line, exit code 2.
 """

@@ -1,4 +1,4 @@
-"""Pickles of strangers: what are no weights in them, and what they ask of their reader, which tries each first."""
+"""Untrusted pickles: contents that are no weights, and requests to their reader, which first tries each in a fork."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ SIZES = dict(hidden_size=64, intermediate_size=96)
 
 
 def random_mxfp4(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Blocks uint8 (*shape, B, 16) of all codes, and scales uint8 (*shape, B) around 1/16; of inputs 32 B."""
+    """Return MXFP4 blocks and scales of 32 B inputs.
+
+    Blocks are uint8 (*shape, B, 16) with all codes, scales uint8 (*shape, B) around 1/16.
+    """
     draw, (*outer, inputs) = torch.Generator().manual_seed(seed), shape
     blocks = torch.randint(0, 256, (*outer, inputs // 32, 16), generator=draw, dtype=torch.uint8)
     return blocks, torch.randint(119, 125, (*outer, inputs // 32), generator=draw, dtype=torch.uint8)
