@@ -155,7 +155,7 @@ class Scene:
         return ROUNDING * (2 * (sums.max().item() if sums.numel() else 0.0) + 16)
 
     def error(self, mixed: Tensor, reference: Tensor) -> float:
-        """Return the error in units of the largest value in memory; infinity for a value that is not finite."""
+        """Return the error in units of the largest value in memory; infinity where a value is NaN."""
         largest_value = self.v.float().nan_to_num().abs().max().item()
         error = (mixed.double() - reference).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
         return error / largest_value if largest_value else error

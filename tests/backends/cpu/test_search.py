@@ -46,7 +46,7 @@ def attend(
 
 
 def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> Tensor:
-    """Return the best estimate of each page, (C): its keys' product with the query that it is nearest to."""
+    """Return how near each page's best key comes to a query's best key, (C), for the query where it comes nearest."""
     k_SE = k_SGD[pages.start * PAGE : pages.stop * PAGE, 0].double() @ matrix_DE.double()
     q_NE = q_NHD.flatten(0, 1).double() @ matrix_DE.double()
     products_NS = q_NE @ (torch.where(k_SE < 0, -1, 1) * k_SE.abs().mean(1, keepdim=True)).T

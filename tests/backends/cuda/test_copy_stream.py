@@ -47,7 +47,7 @@ class Watch:
                     yield region, part
 
     def races(self) -> int:
-        """Pairs that touch the same thing, one of them to change it, of which neither waits for the other."""
+        """Return the number of races: unordered pairs on one buffer or layer, at least one of which changes it."""
         race_count = 0
         for touches in self.touched.values():
             for i, (queue, clock, writes) in enumerate(touches):

@@ -1,4 +1,4 @@
-"""KV on the host, with the kernels that a GPU runs: texts are those of KV in memory, and what does not fit is said."""
+"""KV on the host, with a GPU's kernels: texts are those of KV in memory, and sizes that do not fit raise errors."""
 
 from __future__ import annotations
 

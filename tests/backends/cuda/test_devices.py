@@ -1,4 +1,4 @@
-"""A machine with one CUDA device, or two, made up on a CPU: which of them is asked, and that the text is the CPU's."""
+"""A machine with one or two CUDA devices, simulated on a CPU: which device is used, and texts are those of the CPU."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_host_sync_kinds_are_counted() -> None:
 
 
 def test_sharded_model_can_be_captured(folder: Path, by_name: None) -> None:
-    """A graph cannot copy from unpinned host memory."""
+    """A graph cannot copy from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
     model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, forward_layerwise)  # type: ignore[arg-type]

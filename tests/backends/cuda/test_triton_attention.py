@@ -111,7 +111,7 @@ def test_triton_shifted_query_position_is_detected(change: dict[str, object]) ->
 
 
 def test_triton_attention_bits_depend_on_shape_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At one width, a query has the same bits at the first place and the last, whatever comes after, and beside it."""
+    """At one width, a query has the same bits at the first place and the last, for any tokens after and beside it."""
     if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
         monkeypatch.setattr(np, "matmul", by_the_term)
     case = Case(G=1, T=4, starts=[130, 20], counts=[4, 3], by_head=False, sinks=0, window=0, turned=False, spare=9)

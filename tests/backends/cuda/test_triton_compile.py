@@ -28,7 +28,7 @@ def test_triton_kernels_compile_as_launched(arch: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_changed_triton_kernels_compile_as_launched() -> None:
-    """For the architecture with the least shared memory, unless the table of gpu-kernels.md is of these sources."""
+    """The architecture with the least shared memory is compiled, unless gpu-kernels.md has a table of these sources."""
     if recorded("sm_89"):
         pytest.skip("python -m scripts.gpu_kernels has compiled these very sources")
     check("sm_89")
