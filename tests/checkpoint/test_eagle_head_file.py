@@ -103,7 +103,8 @@ def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_pat
 
 def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
     """Return a random draft of this project's own."""
-    config, draw = new_config(target, 24), torch.Generator().manual_seed(seed)
+    config = new_config(target, 24)
+    draw = torch.Generator().manual_seed(seed)
     named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
     weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
     return EagleHeadFile(config, weights, "fingerprint", {"minutes": 1.5})

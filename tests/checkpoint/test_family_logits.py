@@ -70,7 +70,8 @@ def test_gemma_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path, kernels
     """
     model = family_model("gemma-3", hidden_size=80)
     decoder = load(save(model, tmp_path), device="cpu", dtype="bfloat16", context=LENGTH).decoder
-    exact, ids_N = torch.tensor(80.0).sqrt(), torch.arange(97)
+    exact = torch.tensor(80.0).sqrt()
+    ids_N = torch.arange(97)
     scaled_NC = model.model.embed_tokens.weight.data.bfloat16().float() * exact.bfloat16().float()
     assert exact.bfloat16().float() != exact
     expected_NC = scaled_NC if kernels == "native" else scaled_NC.bfloat16().float()
@@ -160,7 +161,7 @@ def test_corrections_of_scores_are_not_rounded(tmp_path: Path) -> None:
 
 
 def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
-    """The extra layers lie behind the others. Other extra layers are refused."""
+    """The extra layers must lie behind the others, and only such layers are skipped."""
     folder = save(family_model("glm-4.5"), tmp_path)
     plain_BTV = logits(folder)
     tensors = load_file(folder / "model.safetensors")

@@ -159,7 +159,8 @@ def test_kinds_of_tokens_are_found_in_texts() -> None:
     values = byte_level_values()
     tokens = values["tokenizer.ggml.tokens"]
     kinds = values["tokenizer.ggml.token_type"]
-    tokens[297:], kinds[297:] = ["<tool>", "<think>", "<|im_end|>"], [3, 4, 1]
+    tokens[297:] = ["<tool>", "<think>", "<|im_end|>"]
+    kinds[297:] = [3, 4, 1]
     gguf_tokenizer = read(values)
     assert ids_of(gguf_tokenizer, "<tool><think><|im_end|>") == [297, 298, 299]
     assert tokenizer(gguf_tokenizer).decode([297, 298, 299]) == "<think>"

@@ -42,7 +42,8 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
 def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[str, Any]) -> None:
     """The count is exact: the extra layer has three norms, a projection of twice the width, an embedding and a head."""
     config = ours(published)
-    C, V = config.hidden_size, config.vocab_size
+    C = config.hidden_size
+    V = config.vocab_size
     layer = replace(config, layers=config.layers + 1).parameters - config.parameters
     assert config.parameters + layer + 3 * C + 2 * C * C + 2 * V * C == published["held"]
 

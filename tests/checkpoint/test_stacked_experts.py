@@ -33,7 +33,8 @@ def random_mxfp4(*shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
     Blocks are uint8 (*shape, B, 16) with all codes, scales uint8 (*shape, B) around 1/16.
     """
-    draw, (*outer, inputs) = torch.Generator().manual_seed(seed), shape
+    draw = torch.Generator().manual_seed(seed)
+    (*outer, inputs) = shape
     blocks = torch.randint(0, 256, (*outer, inputs // 32, 16), generator=draw, dtype=torch.uint8)
     return blocks, torch.randint(119, 125, (*outer, inputs // 32), generator=draw, dtype=torch.uint8)
 
@@ -54,7 +55,9 @@ def test_mxfp4_numbers_equal_transformers() -> None:
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
 def test_codes_are_the_same_numbers() -> None:
     blocks_OB16, scales_OB = random_mxfp4(48, 128)
-    blocks_OB16[3, 1], scales_OB[3, 1] = 0x80, 0  # zeros, half of them negative, and the least scale
+    # zeros, half of them negative, and the least scale
+    blocks_OB16[3, 1] = 0x80
+    scales_OB[3, 1] = 0
     packed = q5_0(codes(blocks_OB16), scales_OB)
     assert packed is not None
     found_OI = torch.empty(48, 128)

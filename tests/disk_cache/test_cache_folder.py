@@ -153,7 +153,8 @@ def test_state_is_shared_between_openings(tmp_path: Path) -> None:
     opening = CacheFolder(tmp_path / "cache")
     second_opening = CacheFolder(tmp_path / "cache")
     with opening.locked() as state:
-        state.order, state.bytes = 7, 1 << 40
+        state.order = 7
+        state.bytes = 1 << 40
     with second_opening.locked() as state:
         assert (state.order, state.bytes) == (7, 1 << 40)
     (tmp_path / "cache" / STATE).write_bytes(b"torn")

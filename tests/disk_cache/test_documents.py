@@ -68,7 +68,7 @@ def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
 
 def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
-    (tmp_path / "secret").write_text("of somebody else")
+    (tmp_path / "secret").write_text("of another owner")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "away").symlink_to(tmp_path, target_is_directory=True)
     os.mkfifo(folder / "pipe")

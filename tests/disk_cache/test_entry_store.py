@@ -142,7 +142,8 @@ def test_state_is_rebuilt_by_scan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [None, *range(20)])
 def test_damaged_state_is_rebuilt_by_open_store(tmp_path: Path, at: int | None) -> None:
     """Any byte of the state may be changed, or all of them missing."""
-    store, path = store_in(tmp_path / "cache"), tmp_path / "cache" / "state"
+    store = store_in(tmp_path / "cache")
+    path = tmp_path / "cache" / "state"
     write(store, 1, 3)
     data = bytearray(path.read_bytes())
     if at is None:
@@ -209,7 +210,8 @@ def noted(call: Callable[..., None], done: list[str], path: Any, *arguments: Any
 
 def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loss of power leaves the entry complete, in its place of the order, or absent."""
-    store, done = store_in(tmp_path / "cache"), list[str]()
+    store = store_in(tmp_path / "cache")
+    done = list[str]()
     for call in ("utime", "fsync", "rename"):
         monkeypatch.setattr(os, call, partial(noted, getattr(os, call), done))
     write(store, 1, 1)
@@ -227,7 +229,9 @@ def test_clear_removes_entries_beside_open_store(tmp_path: Path) -> None:
 def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Two writers are killed at any moment, twenty times, while another process reads."""
     caplog.set_level(logging.WARNING)
-    store, draw, limit = store_in(tmp_path / "cache", 400_000), random.Random(0), 400_000
+    store = store_in(tmp_path / "cache", 400_000)
+    draw = random.Random(0)
+    limit = 400_000
     for turn in range(10):
         texts = range(turn * 100, turn * 100 + 100)
         processes = [writer(tmp_path / "cache", limit, texts) for _ in range(2)]

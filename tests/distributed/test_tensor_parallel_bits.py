@@ -48,7 +48,9 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
     """Return the logits (T, V) of the text, in passes of these widths."""
     pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, LENGTH)
-    full, logits, ids = FullView(pool), [], text()
+    full = FullView(pool)
+    logits = []
+    ids = text()
     for width in widths:
         start = int(full.lengths_B[0])
         logits.append(decoder(torch.tensor([ids[start : start + width]]), ints([width]), full)[0])
@@ -100,7 +102,8 @@ def test_bfloat16_partial_products_change_bits() -> None:
         matrix.linear(x_NK[:, columns].contiguous(), y_NX)
         return y_NX
 
-    whole_NX, everything = times(slice(None)), slice(None)
+    whole_NX = times(slice(None))
+    everything = slice(None)
     assert torch.equal(torch.cat([times(everything, slice(20)), times(everything, slice(20, 32))], 1), whole_NX)
     assert not torch.equal(times(slice(256)) + times(slice(256, 512)), whole_NX)
 

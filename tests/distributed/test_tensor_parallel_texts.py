@@ -84,7 +84,7 @@ def test_drawn_seed_is_one_for_all_ranks(pair: Path) -> None:
 
 
 def opinionated(pair: Path, ranks: TPGroup) -> LLM:
-    """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
+    """Return a model with other costs by rank: the full tier is dear to rank 0 and cheap to the others."""
     llm = made(pair, ranks)
     llm.reset_prefix_cache()
     llm.engines.parts = replace(llm.engines.parts, costs=CostModel())

@@ -32,7 +32,12 @@ def test_philox_known_answers_match(counter: str, key: str, answer: str) -> None
 
 def test_philox_counter_layout_is_fixed() -> None:
     """The layout is written out in plain integers, so that a seed's text can never change unnoticed."""
-    seed, choice, position, token, tier, draw = 2**64 - 7, 3, 123_456, 11, 2, 4
+    seed = 2**64 - 7
+    choice = 3
+    position = 123_456
+    token = 11
+    tier = 2
+    draw = 4
     keys = key_schedule([seed])
 
     def block(*counter: int) -> list[int]:

@@ -40,7 +40,7 @@ def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
     [
         (Grammar.json({"type": "integer"}), 40, 41),
         (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as possible
-        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # nothing else may stand there
+        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # no other token may follow
         (Grammar.json({"maximum": 2**63 - 1, "type": "integer", "minimum": 0}), 18, 18),
         (Grammar.json({"type": "string", "pattern": "^[0-9]{50,90}$"}), 92, 92),  # these are letters
         (Grammar.lark(TOOL), 40, 50),

@@ -113,13 +113,15 @@ def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed:
 def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
     """A matcher that has followed other texts, also of other lengths, allows what a new one does."""
     assert llm.tokenizer
-    grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
+    grammar = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}})
+    rng = random.Random(seed)
     ends = llm.tokenizer.eos_ids
     texts = [walk(llm.grammars.compile(grammar).follow(), ends, rng, 25) for _ in range(3)]
     used = llm.grammars.compile(grammar).follow()
     for _ in range(12):
         text = rng.choice(texts)
-        cut, guesses = rng.randrange(len(text) + 1), rng.randrange(4)
+        cut = rng.randrange(len(text) + 1)
+        guesses = rng.randrange(4)
         asked = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
         assert (used.allowed(*asked) == llm.grammars.compile(grammar).follow().allowed(*asked)).all()
 

@@ -121,7 +121,8 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
     kv, again = (Paged(G, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard) for _ in range(2))
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    k[3], v[4] = 0, 1e-20 * v[4]
+    k[3] = 0
+    v[4] = 1e-20 * v[4]
     rope = Rope(10000.0 ** (-torch.arange(0, D, 2) / D), scale=1.1)
     table = [x[0] for x in rope.cos_sin(torch.arange(100)[None])]
     rotated = torch.empty(N, H, D, dtype=dtype)

@@ -40,7 +40,7 @@ class Case:
     starts: list[int]
     counts: list[int]
     spare: int
-    """Pages at the end of the longest list that nobody sees."""
+    """Pages at the end of the longest list that no query sees."""
     by_head: bool
     pages: int
     """Of the memory: with few of them, lists have pages in common, and one page more than once."""
@@ -99,7 +99,8 @@ class Scene:
 
     def _seen(self, N: int) -> Tensor:
         """Return which slots some query sees, (N, G)."""
-        case, seen_NG = self.case, torch.zeros(N, self.case.G, dtype=torch.bool)
+        case = self.case
+        seen_NG = torch.zeros(N, self.case.G, dtype=torch.bool)
         for b, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
             if not count:
                 continue

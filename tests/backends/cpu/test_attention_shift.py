@@ -42,7 +42,7 @@ def jumping(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> FedText:
 
 
 def block_tops(text: FedText) -> Tensor:
-    """The largest score to base 2 of each block that the last queries see whole, (H, blocks), without the noise."""
+    """Return the largest score to base 2 of each block that all last queries see, (H, blocks), without noise."""
     full_block_tokens = text.S // BLOCK * BLOCK
     h = text.q_SHD.shape[1] // text.k_SGD.shape[1]
     keys_BG = text.k_SGD[:full_block_tokens:BLOCK, :, 0].float()
@@ -83,10 +83,14 @@ def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("at", [3, 64, 130, 149, 1100])
 def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype) -> None:
     """NaN reaches no other query: rows of one tile end before the key, or their window has left it."""
-    S, T, h, D = at + 30, 36, 3, 32
+    S = at + 30
+    T = 36
+    h = 3
+    D = 32
     T = min(T, S)
     kv = Paged(1, D, S // 16 + 2, dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, h, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, h, D)
     (row.k_SGD if where == "keys" else row.v_SGD)[at, 0, 5] = torch.nan
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
     for window in (0, 17):

@@ -139,7 +139,8 @@ def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> N
     theirs = small.plain.qkv(small.x_NC.to(dtype))
     for x, their, exact in zip(small.qkv(), theirs, small.exact.qkv(small.x_NC), strict=True):
         assert distance(x, exact) <= slack * distance(their, exact)
-    x_NC, exact_NC = small.x_NC.to(dtype, copy=True), small.exact.finish(small.x_NC, small.mixed_NQ)
+    x_NC = small.x_NC.to(dtype, copy=True)
+    exact_NC = small.exact.finish(small.x_NC, small.mixed_NQ)
     small.plain.finish(x_NC, small.mixed_NQ)
     assert distance(small.finish(), exact_NC) <= slack * distance(x_NC, exact_NC)
 

@@ -60,7 +60,8 @@ class Scene:
     def run(self, passes: EagleHeadPasses, dtype: torch.dtype, rows: list[int]) -> tuple[EagleHeadMemory, Tensor]:
         """Return what the memory holds, and the logits, after some rows record their texts and feed more tokens."""
         memory = EagleHeadMemory(self.config.layer, PAGES, dtype, "cpu")
-        starts, fed = [LENGTHS[b] for b in rows], [FED[b] for b in rows]
+        starts = [LENGTHS[b] for b in rows]
+        fed = [FED[b] for b in rows]
         for b in rows:
             length = LENGTHS[b] + FED[b] - 1  # only the last fed token is new to the target
             own_N = (1 + 4 * b) * PAGE + np.arange(length)

@@ -46,8 +46,10 @@ def test_gguf_number_product_error_within_bound(kind: str, M: int, K: int, dtype
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_numbers_rounded_to_bfloat16_miss_bound(kind: str) -> None:
     """Negative control: weights or inputs that lose bits miss the bound above."""
-    weight, x_NK = random_blocks(kind, 40, 352, True), normal(9, 352, seed=1)
-    w_MK, some_M = weight.weights_MK(), weight.weights_MK().any(1)
+    weight = random_blocks(kind, 40, 352, True)
+    x_NK = normal(9, 352, seed=1)
+    w_MK = weight.weights_MK()
+    some_M = weight.weights_MK().any(1)
     for w, x in ((w_MK.bfloat16().double(), x_NK.bfloat16()), (w_MK, x_NK)):
         error = (linear(weight, x.bfloat16()) - x.double() @ w.T).abs()
         assert bool((error > bound(w, x)).float()[:, some_M].mean() > 0.5)
@@ -57,7 +59,8 @@ def test_gguf_numbers_rounded_to_bfloat16_miss_bound(kind: str) -> None:
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_product_has_bits_of_float32_matrix(kind: str, M: int, K: int) -> None:
     """Weights of two bytes, and inputs of two bytes, count as the float32 that they are equal to."""
-    weight, x_NK = random_blocks(kind, M, K, True), normal(25, K, seed=1).bfloat16()
+    weight = random_blocks(kind, M, K, True)
+    x_NK = normal(25, K, seed=1).bfloat16()
     assert torch.equal(linear(weight, x_NK), linear(weight.weights_MK().float(), x_NK.float()))
 
 
@@ -81,7 +84,8 @@ def test_gguf_number_row_bits_independent_of_batch(kind: str) -> None:
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_gguf_number_part_of_outputs_has_bits_of_whole(kind: str) -> None:
     """Ranks may cut the outputs."""
-    weight, x_NK = random_blocks(kind, 96, 512, True), normal(3, 512).bfloat16()
+    weight = random_blocks(kind, 96, 512, True)
+    x_NK = normal(3, 512).bfloat16()
     part = Blocks(kind, weight.blocks[32:80].contiguous(), True)
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
 
@@ -89,8 +93,10 @@ def test_gguf_number_part_of_outputs_has_bits_of_whole(kind: str) -> None:
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_gguf_number_rows_equal_library(kind: str) -> None:
     """Rows are the library's, packed in memory and as the file has them."""
-    weight, ids = random_blocks(kind, 37, 100, True), torch.tensor([0, 36, 5, 18, 5])
-    packed, read = torch.empty(5, 100), torch.empty(5, 100)
+    weight = random_blocks(kind, 37, 100, True)
+    ids = torch.tensor([0, 36, 5, 18, 5])
+    packed = torch.empty(5, 100)
+    read = torch.empty(5, 100)
     native.Matrix(weight).rows(ids, packed)
     native.Embedding(weight).rows(ids, read)
     assert torch.equal(packed.double(), weight.weights_MK()[ids]) and torch.equal(packed, read)
@@ -110,9 +116,11 @@ def test_all_finite_halves_are_multiplied_exactly() -> None:
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_copies_are_those_of_float32(kind: str, bits: int) -> None:
     """Copies of fewer bits, for lower tiers, are those of float32; their products round bfloat16 inputs."""
-    weight, x_NK = random_blocks(kind, 37, 320, True), normal(9, 320, seed=1).bfloat16()
+    weight = random_blocks(kind, 37, 320, True)
+    x_NK = normal(9, 320, seed=1).bfloat16()
     ours, theirs = (native.Matrix(w, bits=bits) for w in (weight, weight.weights_MK().float()))
-    y_NM, z_NM = torch.empty(9, 37), torch.empty(9, 37)
+    y_NM = torch.empty(9, 37)
+    z_NM = torch.empty(9, 37)
     ours.linear(x_NK, y_NM), theirs.linear(x_NK.float(), z_NM)
     assert ours.bytes == theirs.bytes < 37 * 320 * 2 and torch.equal(y_NM, z_NM)
 

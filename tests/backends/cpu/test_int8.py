@@ -61,7 +61,8 @@ def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype)
 def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
     """No partial sum overflows or saturates, for any signs of codes that are all 127 or -127."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
-    x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
+    x_NK = signs.to(dtype)
+    w_MK = signs.repeat(6, 1).to(dtype)
     assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
     with pytest.raises(ValueError, match="too wide"):
         native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), bits=8)
@@ -152,7 +153,8 @@ def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
     q_BTHD = kv.normal(1, S - start, 4, kv.D)
     copy_output = attend(kv, row, q_BTHD, start, [start])
     copied = row.list_P[: start // BLOCK * BLOCK // PAGE].long()
-    kv.keys[:, copied], kv.values[:, copied] = torch.nan, torch.nan
+    kv.keys[:, copied] = torch.nan
+    kv.values[:, copied] = torch.nan
     assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
     assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
@@ -161,7 +163,8 @@ def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("cut", [40, 64, 130])
 def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> None:
     """Pages that are put, and tokens that are written, read as those of a new memory."""
-    S, start = 210, 200
+    S = 210
+    start = 200
     results = []
     for first_another_text in (True, False):
         for writes in (True, False):
@@ -172,7 +175,8 @@ def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> Non
             place_N = slots(row.list_P, S)[cut:]
             k, v = (normal(S - cut, kv.G * kv.D, seed=seed) for seed in (5, 6))
             if writes:
-                cos, sin = torch.ones(1, kv.D // 2), torch.zeros(1, kv.D // 2)
+                cos = torch.ones(1, kv.D // 2)
+                sin = torch.zeros(1, kv.D // 2)
                 turned = torch.empty(S - cut, kv.G, kv.D, dtype=dtype)
                 kv.pages.rope_and_write(k, k, v, cos, sin, torch.zeros(S - cut, dtype=torch.long), place_N, turned)
             else:

@@ -75,14 +75,15 @@ def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
 
     The weights are exact, so the error is that of the rounded input, if it is rounded.
     """
-    N, K, M = 20, 4096, 100
-    weight, x_NK, y_NM = (
-        random_blocks(kind, M, K, dtype == torch.bfloat16),
-        normal(N, K, seed=1).to(dtype),
-        torch.empty(N, M),
-    )
+    N = 20
+    K = 4096
+    M = 100
+    weight = random_blocks(kind, M, K, dtype == torch.bfloat16)
+    x_NK = normal(N, K, seed=1).to(dtype)
+    y_NM = torch.empty(N, M)
     native.Matrix(weight).linear(x_NK, y_NM)
-    w, x = weight.weights_MK(), x_NK.double()
+    w = weight.weights_MK()
+    x = x_NK.double()
     some_M = w.any(1)
     return (y_NM - x @ w.T)[:, some_M].abs() / (x.abs() @ w[some_M].abs().T)
 
@@ -90,7 +91,8 @@ def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
 def norm(dtype: torch.dtype) -> Tensor:
     """Return errors of the norm, through a head whose matrix is the identity, so that its products are exact."""
     C = 1000
-    x_NC, weight_C = normal(30, C, seed=1) * normal(30, 1, seed=2).exp(), (1 + 0.1 * normal(C)).to(dtype)
+    x_NC = normal(30, C, seed=1) * normal(30, 1, seed=2).exp()
+    weight_C = (1 + 0.1 * normal(C)).to(dtype)
     y_NC = torch.empty_like(x_NC)
     native.LmHead(weight_C, native.Matrix(torch.eye(C, dtype=dtype)), eps=1e-5).logits(x_NC, y_NC)
     x = x_NC.double()
@@ -136,7 +138,8 @@ def gate(dtype: torch.dtype) -> Tensor:
     for begin in range(0, M, C):
         gate_MC = torch.zeros(C, C, dtype=dtype)
         up_MC = torch.zeros(C, C, dtype=dtype)
-        gate_MC[:, 0], up_MC[:, 0] = gates_M[begin : begin + C], ups_M[begin : begin + C]
+        gate_MC[:, 0] = gates_M[begin : begin + C]
+        up_MC[:, 0] = ups_M[begin : begin + C]
         block = native.DecoderLayer(
             one_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype),
             *[None] * 5, head_dim=16, eps=0.0,

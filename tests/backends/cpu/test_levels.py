@@ -91,15 +91,18 @@ def attention_to_codes(dtype: torch.dtype) -> Results:
 
 def between_products(dtype: torch.dtype) -> Results:
     """The matrices are the unit matrix, or of a type with exact sums."""
-    y_NC, eye = torch.empty(5, 768), native.Matrix(torch.eye(768).to(dtype))
+    y_NC = torch.empty(5, 768)
+    eye = native.Matrix(torch.eye(768).to(dtype))
     native.LmHead(normal(768, seed=2).to(dtype), eye, eps=1e-5).logits(normal(5, 768), y_NC)
     weight = random_blocks("Q8_0", 64, 96, dtype == torch.bfloat16, size=0.1)
     mlp = native.GatedMlp(torch.ones(96), weight, weight, eps=1e-5)
     gated_NI = torch.empty(5, mlp.stride, dtype=dtype)
     mlp.forward(normal(5, 96), gated_NI)
-    kv, N = Paged(2, 64, 9, dtype), 20
+    kv = Paged(2, 64, 9, dtype)
+    N = 20
     q, k, v = normal(3, N, 128).unbind()
-    angles, rotated = normal(100, 32), torch.empty(N, 2, 64, dtype=dtype)
+    angles = normal(100, 32)
+    rotated = torch.empty(N, 2, 64, dtype=dtype)
     place_N = slots(kv.take(120), 120)[:N]
     kv.pages.rope_and_write(q, k, v, angles.cos(), angles.sin(), torch.arange(N), place_N, rotated)
     yield from (y_NC, gated_NI, rotated, kv.keys.nan_to_num(9), kv.values.nan_to_num(9))
@@ -192,11 +195,12 @@ def test_sums_just_above_halfway_are_rounded_up(level: str) -> None:
         scale = np.float16(m * 2.0**-22)
         factor = np.float32(wide * 2.0**-36)
         assert np.float32(1 + float(scale) * float(factor)) == 1
-        blocks = np.zeros((1, 2, 34), np.uint8)  # of Q8_0: a half, and 32 codes, the first of which is 1
+        blocks = np.zeros((1, 2, 34), np.uint8)  # of Q8_0: a half, and 32 codes, the first one 1
         blocks[0, :, :2] = np.array([[1], [scale]], np.float16).view(np.uint8)
         blocks[0, :, 2] = 1
         x_NK = torch.zeros(1, 64)
-        x_NK[0, 0], x_NK[0, 32] = at_input(np.float32(1)), at_input(factor)
+        x_NK[0, 0] = at_input(np.float32(1))
+        x_NK[0, 32] = at_input(factor)
         y_NM = product(Blocks("Q8_0", torch.from_numpy(blocks.reshape(1, -1))), x_NK)
         assert y_NM.item() == 1 + 2.0**-23
         halfway_sums += 1

@@ -85,7 +85,8 @@ def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
     """Ranks may cut the outputs."""
-    weight, x_NK = random_blocks(kind, 96, 512), normal(3, 512)
+    weight = random_blocks(kind, 96, 512)
+    x_NK = normal(3, 512)
     part = Blocks(kind, weight.blocks[32:80].contiguous())
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
 
@@ -108,11 +109,13 @@ def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_int4_copies_are_within_half_a_step(dtype: torch.dtype) -> None:
     """A group spans 15 steps. Scale and minimum are halves, which moves the last codes by 15 roundings."""
-    w_MK, copy_MK = normal(37, 320).to(dtype), torch.empty(37, 320)
+    w_MK = normal(37, 320).to(dtype)
+    copy_MK = torch.empty(37, 320)
     w_MK[3] = 0.25
     native.Matrix(w_MK, bits=4).rows(torch.arange(37), copy_MK)
     groups = w_MK.float().unflatten(1, (-1, GROUP))
-    spans, largest = groups.amax(2) - groups.amin(2), groups.abs().amax(2)
+    spans = groups.amax(2) - groups.amin(2)
+    largest = groups.abs().amax(2)
     error = (copy_MK - w_MK.float()).unflatten(1, (-1, GROUP)).abs().amax(2)
     assert bool((error <= spans / 30 + 3 * 2.0**-11 * largest).all()) and bool((error.amax() > spans.amin() / 60).all())
     assert torch.equal(copy_MK[3], w_MK[3].float())
@@ -120,11 +123,15 @@ def test_int4_copies_are_within_half_a_step(dtype: torch.dtype) -> None:
 
 def test_int4_product_is_that_of_its_copies() -> None:
     """The product is that of rounded inputs and the copies, to the last digits. Matrices of other widths are int8."""
-    w_MK, x_NK, copy_MK, y_NM = normal(70, 352), normal(9, 352, seed=1), torch.empty(70, 352), torch.empty(9, 70)
+    w_MK = normal(70, 352)
+    x_NK = normal(9, 352, seed=1)
+    copy_MK = torch.empty(70, 352)
+    y_NM = torch.empty(9, 70)
     native.Matrix(w_MK, bits=4).rows(torch.arange(70), copy_MK)
     native.Matrix(w_MK, bits=4).linear(x_NK, y_NM)
     assert ((y_NM - rounded(x_NK) @ copy_MK.double().T).abs() < 1e-5 * 352**0.5 * 3).all()
-    odd_MK, copies = w_MK[:, :340].contiguous(), [torch.empty(70, 340), torch.empty(70, 340)]
+    odd_MK = w_MK[:, :340].contiguous()
+    copies = [torch.empty(70, 340), torch.empty(70, 340)]
     for bits, copy in zip((4, 8), copies, strict=True):
         native.Matrix(odd_MK, bits=bits).rows(torch.arange(70), copy)
     assert torch.equal(*copies)

@@ -36,7 +36,8 @@ IDS_BT = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
 
 def memory_of(model: NativeModel, dtype: torch.dtype) -> NativeKV:
     """Return a memory of random tokens."""
-    draw, kv = torch.Generator().manual_seed(1), NativeKV(model.config, PAGES, dtype)
+    draw = torch.Generator().manual_seed(1)
+    kv = NativeKV(model.config, PAGES, dtype)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     heads = model.config.kv_heads, len(everywhere_N), model.config.head_dim
     for layer in range(model.config.layers):

@@ -50,7 +50,8 @@ def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: to
 def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
     """The layout is the one that the kernels agree on."""
     kv = Paged(2, 32, pages=3, dtype=dtype)
-    k, v = kv.normal(PAGE, 2, 32), kv.normal(PAGE, 2, 32)
+    k = kv.normal(PAGE, 2, 32)
+    v = kv.normal(PAGE, 2, 32)
     kv.pages.write(torch.arange(PAGE) + 2 * PAGE, k, v)
     pack = 2 if dtype == torch.bfloat16 else 1
     keys = kv.keys[:, 2].view(2, 32 // pack, PAGE, pack).permute(2, 0, 1, 3).flatten(2)

@@ -47,7 +47,7 @@ class Watch:
                     yield region, part
 
     def races(self) -> int:
-        """Return the number of races: unordered pairs on one buffer or layer, at least one of which changes it."""
+        """Return the number of races: unordered pairs of accesses to one buffer or layer, with a write."""
         race_count = 0
         for touches in self.touched.values():
             for i, (queue, clock, writes) in enumerate(touches):

@@ -134,7 +134,8 @@ def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monke
 @contextmanager
 def launches() -> Iterator[list[str]]:
     """Yield the names of the kernels that are launched, in order."""
-    names, launch = list[str](), interpreter.GridExecutor.__call__
+    names = list[str]()
+    launch = interpreter.GridExecutor.__call__
 
     def noted(kernel: Any, *args: Any, **how: Any) -> None:
         names.append(kernel.fn.__name__)

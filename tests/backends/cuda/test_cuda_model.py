@@ -175,8 +175,12 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
 
 def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     """Return a layer with all optional parts of the families: biases, and norms of queries and keys."""
-    (config, weights), D, Q, P = shapes.parts("small", 300, torch.float32, DEVICE), SMALL.head_dim, 32, 16
-    C, I = SMALL.hidden, SMALL.intermediate  # noqa: E741
+    config, weights = shapes.parts("small", 300, torch.float32, DEVICE)
+    D = SMALL.head_dim
+    Q = 32
+    P = 16
+    C = SMALL.hidden
+    I = SMALL.intermediate  # noqa: E741
     layer = weights.layers[0]
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
@@ -234,7 +238,7 @@ def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def test_strict_bits_of_joined_products_are_those_of_single_tokens(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passes of one shape, of three tokens and of one each: whatever else is fed, a token's logits are the same."""
+    """Passes of one shape, of three tokens and of one each, give a token the same logits beside any tokens."""
     monkeypatch.setattr(F, "linear", by_row)
     monkeypatch.setattr(np, "matmul", by_the_term)
     ids = [7, 11, 13]

@@ -152,7 +152,8 @@ GIB = 1 << 30
 @pytest.fixture(scope="module")
 def needs() -> CudaKVSizing:
     """Return the sizing of Llama-2-7B at 122K tokens on a CUDA device."""
-    s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
+    s = shapes.SHAPES["llama-2-7b-128k"]
+    rope = Rope(torch.ones(64), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, context=130_000, rope=rope)
     return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), 0, torch.device("cuda"), 0)

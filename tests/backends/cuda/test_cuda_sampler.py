@@ -117,7 +117,8 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
 def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
     """Bad logits in padding and in finished rows raise too: the model is broken then."""
     batch_scene = scene(1, 300)
-    batch_scene.guess.counts_B[:], batch_scene.live_B[:] = 0, [True, True, False, True]
+    batch_scene.guess.counts_B[:] = 0
+    batch_scene.live_B[:] = [True, True, False, True]
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
     batch_scene.logits_BJV[3, 0, 5] = math.nan
     for coupling in COUPLINGS:

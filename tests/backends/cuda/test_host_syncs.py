@@ -1,6 +1,6 @@
 """Host syncs of a step: one for each verification pass, and one for each draft.
 
-Nothing is on a device here, so tensors are marked: those that are made with a `device`, and what is made of them.
+No tensor is on a device here, so tensors are marked: tensors made with a `device`, and results of marked tensors.
 """
 
 from __future__ import annotations
@@ -108,7 +108,9 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
         searched_layers="none",
         **how,
     )
-    texts, passes, drafts = llm.open(1, 200), [], []
+    texts = llm.open(1, 200)
+    passes = []
+    drafts = []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
     while not texts.core.batches:
         texts.step()

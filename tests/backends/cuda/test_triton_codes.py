@@ -99,7 +99,8 @@ def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...
 def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
     """Return rows (1, 5, 2, D), one of them of zeros and one of a single number."""
     x_BTGD = torch.randn(1, 5, 2, dim, generator=torch.Generator().manual_seed(0)).to(dtype)
-    x_BTGD[0, 3], x_BTGD[0, 4, :, 1:] = 0, 0
+    x_BTGD[0, 3] = 0
+    x_BTGD[0, 4, :, 1:] = 0
     return x_BTGD
 
 

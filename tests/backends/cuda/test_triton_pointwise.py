@@ -91,7 +91,8 @@ to 2 ** -22 before."""
 def test_gate_tolerance_has_room_for_fast_exponentials() -> None:
     """The tolerance rejects a gate that is wrong by a thousandth of the exponential."""
     gate = torch.linspace(-4, 4, 4001, dtype=torch.float64)
-    exact, exponential = gate / (1 + (-gate).exp()), (-gate).exp()
+    exact = gate / (1 + (-gate).exp())
+    exponential = (-gate).exp()
     for sign in (-1, 1):
         rounded = (-gate / math.log(2)).float().double() + sign * 2**-23  # to its nearest, and what the product adds
         fast = gate / (1 + torch.exp2(rounded) * (1 + sign * 2**-22)) * (1 - sign * 2**-22)
@@ -111,7 +112,8 @@ def test_page_copy_starts_few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(kv_tiles, "interpreted", lambda: False)
     monkeypatch.setattr(kv_tiles, "_carry", Kernel())
-    places, pages = torch.zeros(32 * 32 * 512, dtype=torch.int64), torch.zeros(1)
+    places = torch.zeros(32 * 32 * 512, dtype=torch.int64)
+    pages = torch.zeros(1)
     kv_tiles.copy_pages((pages, pages), places, (pages, pages), places, 2048)
     assert grids == [len(places) // 32] and grids[0] < 1 << 15
 

@@ -29,9 +29,11 @@ def operands(T: int, S: int, H: int, G: int, D: int, dtype: torch.dtype, gain: f
 
 def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
     """Return mixed values and mass by the book, without matrix products and without a mask."""
-    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+    T, H, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     q, k, v = (x.double().cpu() for x in (q_THD, k_GSD, v_GSD))
-    mixed, mass = torch.zeros(T, H, D, dtype=torch.float64), torch.zeros(G, S, dtype=torch.float64)
+    mixed = torch.zeros(T, H, D, dtype=torch.float64)
+    mass = torch.zeros(G, S, dtype=torch.float64)
     for t in range(T):
         for h in range(H):
             g = h * G // H
@@ -128,7 +130,8 @@ def test_torch_attention_is_causal(T: int, past: int) -> None:
         later_keys = slice(past + t + 1, None)
         changed_k = k.clone()
         changed_v = v.clone()
-        changed_k[:, later_keys], changed_v[:, later_keys] = 50.0, -50.0
+        changed_k[:, later_keys] = 50.0
+        changed_v[:, later_keys] = -50.0
         for kernel in (lambda *x: attend(*x)[0], attend_causal):
             torch.testing.assert_close(kernel(q, changed_k, changed_v)[: t + 1], kernel(q, k, v)[: t + 1])
 
