@@ -28,7 +28,7 @@ SAME = (
 TRIES = 25
 
 
-def some(random: Random, **choices: Any) -> Values:
+def random_fields(random: Random, **choices: Any) -> Values:
     """Return each of the fields with one of its values, or without the field."""
     return {name: random.choice(values) for name, values in choices.items() if random.random() < 0.5}
 
@@ -38,19 +38,21 @@ def rope(random: Random, kind: str, D: int) -> Values:
     needs: Values = {} if kind == "default" else {"factor": random.choice([1.0, 2, 4.0, 8.0, 32.0, 2.5])}
     options: Values = {}
     if kind == "yarn":
-        options = some(random, beta_fast=[16, 32.0], beta_slow=[1, 2.0], attention_factor=[0.7, 1.2], truncate=[False])
-        options |= some(random, mscale=[1.0, 0.707], mscale_all_dim=[1.0, 0.5])
+        options = random_fields(
+            random, beta_fast=[16, 32.0], beta_slow=[1, 2.0], attention_factor=[0.7, 1.2], truncate=[False]
+        )
+        options |= random_fields(random, mscale=[1.0, 0.707], mscale_all_dim=[1.0, 0.5])
         needs |= random.choice([{"factor": None, "original_max_position_embeddings": 32}, options])
         needs.setdefault("original_max_position_embeddings", random.choice([32, 4096, 8192]))
     if kind == "llama3":
         needs |= {"low_freq_factor": random.choice([1, 1.5]), "high_freq_factor": random.choice([4.0, 6])}
-        options = some(random, original_max_position_embeddings=[32, 8192])
+        options = random_fields(random, original_max_position_embeddings=[32, 8192])
     if kind == "longrope":
         needs = {
             f"{name}_factor": [round(random.uniform(1, 40), 2) for _ in range(D // 2)] for name in ("short", "long")
         }
-        options = some(random, factor=[1.0, 16.0, 32.0], attention_factor=[1.0, 1.19])
-        options |= some(random, original_max_position_embeddings=[64, 4096])
+        options = random_fields(random, factor=[1.0, 16.0, 32.0], attention_factor=[1.0, 1.19])
+        options |= random_fields(random, original_max_position_embeddings=[64, 4096])
     return needs | options
 
 
@@ -62,7 +64,7 @@ def config(random: Random, family: str, kind: str) -> Values:
         "hidden_size": heads * random.choice([16, 64, 96]),
         "num_attention_heads": heads,
     }
-    values |= some(
+    values |= random_fields(
         random,
         vocab_size=[97, 128_256],
         intermediate_size=[96, 14_336],

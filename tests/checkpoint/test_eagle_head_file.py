@@ -101,7 +101,7 @@ def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_pat
         assert read_eagle_head(tmp_path, target, "any").config.state_layers == layers
 
 
-def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
+def random_draft(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
     """Return a random draft of this project's own."""
     config = new_config(target, 24)
     draw = torch.Generator().manual_seed(seed)
@@ -111,7 +111,7 @@ def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
 
 
 def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> None:
-    draft = made(target)
+    draft = random_draft(target)
     write_eagle_head(tmp_path, draft)
     loaded = read_eagle_head(tmp_path, target, "fingerprint")
     assert loaded.card == draft.card and loaded.weights.head_MC is None
@@ -130,7 +130,7 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
 
 
 def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path) -> None:
-    write_eagle_head(tmp_path, made(target))
+    write_eagle_head(tmp_path, random_draft(target))
     with pytest.raises(ModelError, match="another model, or of this one in another dtype; make one"):
         read_eagle_head(tmp_path, target, "another")
     assert read_eagle_head(tmp_path, target, "another", finetune=True).target == "fingerprint"
@@ -138,7 +138,7 @@ def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path)
 
 def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    write_eagle_head(tmp_path / "own", made(target))
+    write_eagle_head(tmp_path / "own", random_draft(target))
     for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
                        ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
         model = tiny_model(**({"num_hidden_layers": 8} | size))

@@ -90,7 +90,7 @@ def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels
     assert error <= 1.5 * theirs
 
 
-def farthest(folder: Path, expected_BTV: Tensor) -> float:
+def largest_error(folder: Path, expected_BTV: Tensor) -> float:
     """Return the largest error of the torch path's logits."""
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     return float((paged_logits(decoder, texts(), RAGGED) - expected_BTV).abs().max())
@@ -106,7 +106,7 @@ def test_family_mutant_differs_from_transformers(
         expected_BTV = model(texts()).logits
     folder = save(model, tmp_path)
     mutant.apply(monkeypatch)
-    assert farthest(folder, expected_BTV) > 1e-2
+    assert largest_error(folder, expected_BTV) > 1e-2
 
 
 def tied_experts(folder: Path, name: str) -> Path:
@@ -126,7 +126,7 @@ def between_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     native_BTV = paged_logits(decoder, texts(), RAGGED)
     monkeypatch.setattr(dispatch, "native", None)
-    return farthest(folder, native_BTV)
+    return largest_error(folder, native_BTV)
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")

@@ -73,11 +73,11 @@ def test_released_tensor_leaves_memory_and_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", sorted({kind.name for kind in GGMLQuantizationType} - set(READABLE)))
 def test_types_without_computation_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     file = write_gguf(tmp_path / "x.gguf", {}, {"blk.0.ffn_up.weight": ROWS})
-    patch(file, described(file, b"blk.0.ffn_up.weight") + 20, struct.pack("<I", GGMLQuantizationType[kind]))
+    patch(file, description_place(file, b"blk.0.ffn_up.weight") + 20, struct.pack("<I", GGMLQuantizationType[kind]))
     refuses(file, f"tensor blk.0.ffn_up.weight has type {kind}, which cannot be computed .*download the Q4_K_M file")
 
 
-def described(file: Path, name: bytes) -> int:
+def description_place(file: Path, name: bytes) -> int:
     """Return where the description of a tensor goes on after its name."""
     return file.read_bytes().index(name) + len(name)
 
@@ -125,19 +125,19 @@ PLACES: dict[str, tuple[int, bytes, str]] = {
 def test_tensor_in_impossible_place_raises(tmp_path: Path, case: str) -> None:
     at, new, match = PLACES[case]
     file = write_gguf(tmp_path / "x.gguf", VALUES, SMALL)
-    patch(file, described(file, b"one.weight") + at, new)
+    patch(file, description_place(file, b"one.weight") + at, new)
     refuses(file, match)
 
 
 def test_overlapping_tensors_raise(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "x.gguf", {}, SMALL)
-    patch(file, described(file, b"two.weight") + 24, struct.pack("<Q", 0))
+    patch(file, description_place(file, b"two.weight") + 24, struct.pack("<Q", 0))
     refuses(file, "tensors one.weight and two.weight overlap|tensors two.weight and one.weight overlap")
 
 
 def test_names_that_stand_twice_raise(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "x.gguf", {"a.one": 1, "a.two": 2}, SMALL)
-    patch(file, described(file, b"two.weight") - len("two.weight"), b"one")
+    patch(file, description_place(file, b"two.weight") - len("two.weight"), b"one")
     refuses(file, "two tensors called one.weight")
     patch(file, file.read_bytes().index(b"a.two"), b"a.one")
     refuses(file, "metadata has a.one twice")

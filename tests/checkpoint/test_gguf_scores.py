@@ -31,7 +31,7 @@ def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
     return tokenizer.encode(text, add_special=False)
 
 
-def slowly(values: Values, text: str) -> list[int]:
+def slow_ids(values: Values, text: str) -> list[int]:
     ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
     scores = values["tokenizer.ggml.scores"].tolist()
     return encode_by_scores("▁" + text.replace(" ", "▁"), ids, scores)
@@ -42,7 +42,7 @@ def test_ids_by_scores_equal_slow_merging() -> None:
     tokenizer = read(values)
     for text in ["the", "  the", "the aaa", "hé 東京 thethe", "a" * 9, " " * 11, "▁", "\n"]:
         ids = ids_of(tokenizer, text)
-        assert ids == slowly(values, text)
+        assert ids == slow_ids(values, text)
         assert tokenizer.decode(ids) == text.replace("▁", " ")
     assert ids_of(tokenizer, "") == []
     assert tokenizer.encode("the") == [1, *ids_of(tokenizer, "the")]
@@ -65,7 +65,7 @@ def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
     tokenizer = read(values)
     for _ in range(40):
         text = "".join(random.choices(["a", "b", "c", " ", "   ", "é"], k=random.randrange(1, 40)))
-        assert ids_of(tokenizer, text) == slowly(values, text), text
+        assert ids_of(tokenizer, text) == slow_ids(values, text), text
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -86,7 +86,7 @@ def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None
     assert 50 < len(merges) <= sum(left_piece in pieces and right in pieces for left_piece, right in cuts)
     for _ in range(100):
         text = "".join(random.choices(["a", "b", "c", "d", " "], k=random.randrange(1, 60)))
-        assert ids_of(tokenizer, text) == slowly(values, text), text
+        assert ids_of(tokenizer, text) == slow_ids(values, text), text
 
 
 def test_blank_is_set_before_each_part_of_a_text_unless_told_otherwise() -> None:

@@ -36,7 +36,7 @@ def ids_of(gguf_tokenizer: GGUFTokenizer, text: str) -> list[int]:
     return tokenizer(gguf_tokenizer).encode(text, add_special=False)
 
 
-def changed(values: Values, **changes: Any) -> Values:
+def with_values(values: Values, **changes: Any) -> Values:
     """Return the metadata with other values. `...` removes a value."""
     merged = values | {f"tokenizer.ggml.{name}": value for name, value in changes.items()}
     return {key: value for key, value in merged.items() if value is not ...}
@@ -143,7 +143,7 @@ def test_whole_token_is_taken_without_merges() -> None:
     tokens, merges = values["tokenizer.ggml.tokens"], values["tokenizer.ggml.merges"]
     tokens[299], values["tokenizer.ggml.token_type"][299] = "zq", 1
     assert merges and len(ids_of(read(values), "zq")) == 2
-    assert ids_of(read(changed(values, pre="llama3", add_bos_token=False)), "zq") == [299]
+    assert ids_of(read(with_values(values, pre="llama3", add_bos_token=False)), "zq") == [299]
 
 
 def test_bytes_without_token_are_left_out_and_part_their_neighbours() -> None:
@@ -195,27 +195,27 @@ def test_templates_come_by_name() -> None:
 MANY = [f"{i:0500}" for i in range(4200)]
 BYTES, SCORES = byte_level_values(), score_values(["▁", "a"])
 INCONSISTENT: dict[str, tuple[Values, str]] = {
-    "model": (changed(BYTES, model="bert"), r"tokenizer.ggml.model = 'bert' .*supported: gpt2, llama"),
-    "no model": (changed(BYTES, model=...), "tokenizer.ggml.model = 'None'"),
-    "no name": (changed(BYTES, pre=...), "tokenizer.ggml.pre = 'None' is not supported"),
-    "default": (changed(BYTES, pre="default"), "tokenizer.ggml.pre = 'default' is not supported .*qwen2"),
-    "unknown": (changed(BYTES, pre="my-bpe"), "tokenizer.ggml.pre = 'my-bpe'"),
-    "strange": (changed(BYTES, pre=["a"]), "tokenizer.ggml.pre = "),
-    "no tokens": (changed(BYTES, tokens=...), "tokenizer.ggml.tokens is no list of texts"),
-    "empty": (changed(BYTES, tokens=[]), "tokens has 0 tokens"),
-    "twice": (changed(BYTES, tokens=["a", "a", "b"], token_type=...), "has 3 tokens, of which 2 are different"),
-    "kinds": (changed(BYTES, token_type=np.array([1], np.int32)), "token_type is no list of 300 numbers"),
-    "no merges": (changed(BYTES, merges=...), "tokenizer.ggml.merges is no list of texts"),
-    "merge": (changed(BYTES, merges=["the zebra"]), "cannot be built .*zebra.* out of vocabulary"),
-    "half": (changed(BYTES, merges=["the"]), "its tokenizer cannot be built"),
-    "no bytes": (changed(BYTES, tokens=["a", "b"], token_type=..., merges=[]), "has no token for the byte .* '!'"),
-    "id": (changed(BYTES, bos_token_id=300), "tokenizer.ggml.bos_token_id is no id below 300"),
-    "id of a text": (changed(BYTES, eos_token_id="</s>"), "tokenizer.ggml.eos_token_id is no id"),
-    "flag": (changed(BYTES, add_bos_token=1), "add_bos_token is neither true nor false"),
-    "no first": (changed(BYTES, add_bos_token=True, bos_token_id=...), "bos_token_id is missing"),
-    "no scores": (changed(SCORES, scores=...), "tokenizer.ggml.scores is no list of"),
-    "scores": (changed(SCORES, scores=np.zeros(3, np.float32)), "tokenizer.ggml.scores is no list of"),
-    "no byte tokens": (changed(SCORES, tokens=["a"], token_type=...), "lacks the byte token <0x00>"),
+    "model": (with_values(BYTES, model="bert"), r"tokenizer.ggml.model = 'bert' .*supported: gpt2, llama"),
+    "no model": (with_values(BYTES, model=...), "tokenizer.ggml.model = 'None'"),
+    "no name": (with_values(BYTES, pre=...), "tokenizer.ggml.pre = 'None' is not supported"),
+    "default": (with_values(BYTES, pre="default"), "tokenizer.ggml.pre = 'default' is not supported .*qwen2"),
+    "unknown": (with_values(BYTES, pre="my-bpe"), "tokenizer.ggml.pre = 'my-bpe'"),
+    "strange": (with_values(BYTES, pre=["a"]), "tokenizer.ggml.pre = "),
+    "no tokens": (with_values(BYTES, tokens=...), "tokenizer.ggml.tokens is no list of texts"),
+    "empty": (with_values(BYTES, tokens=[]), "tokens has 0 tokens"),
+    "twice": (with_values(BYTES, tokens=["a", "a", "b"], token_type=...), "has 3 tokens, of which 2 are different"),
+    "kinds": (with_values(BYTES, token_type=np.array([1], np.int32)), "token_type is no list of 300 numbers"),
+    "no merges": (with_values(BYTES, merges=...), "tokenizer.ggml.merges is no list of texts"),
+    "merge": (with_values(BYTES, merges=["the zebra"]), "cannot be built .*zebra.* out of vocabulary"),
+    "half": (with_values(BYTES, merges=["the"]), "its tokenizer cannot be built"),
+    "no bytes": (with_values(BYTES, tokens=["a", "b"], token_type=..., merges=[]), "has no token for the byte .* '!'"),
+    "id": (with_values(BYTES, bos_token_id=300), "tokenizer.ggml.bos_token_id is no id below 300"),
+    "id of a text": (with_values(BYTES, eos_token_id="</s>"), "tokenizer.ggml.eos_token_id is no id"),
+    "flag": (with_values(BYTES, add_bos_token=1), "add_bos_token is neither true nor false"),
+    "no first": (with_values(BYTES, add_bos_token=True, bos_token_id=...), "bos_token_id is missing"),
+    "no scores": (with_values(SCORES, scores=...), "tokenizer.ggml.scores is no list of"),
+    "scores": (with_values(SCORES, scores=np.zeros(3, np.float32)), "tokenizer.ggml.scores is no list of"),
+    "no byte tokens": (with_values(SCORES, tokens=["a"], token_type=...), "lacks the byte token <0x00>"),
     "many": (score_values(["a", *MANY], kinds=dict.fromkeys(MANY, 3)), "characters, more than 2,097,152"),
     "long": (score_values(["x", "x" * 2000]), "has 2000 characters, more than 512"),
 }  # fmt: skip

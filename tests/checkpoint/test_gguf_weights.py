@@ -58,7 +58,7 @@ def as_numbers(weight: Tensor | QuantizedWeight) -> Tensor:
     return torch.from_numpy(numbers_of(GGMLQuantizationType[weight.kind], weight.blocks.numpy()))
 
 
-def differing(model: Written, packed: bool) -> int:
+def count_differing(model: Written, packed: bool) -> int:
     """Return how many tensors of the file differ from the folder's."""
     dtype = torch.bfloat16 if packed else torch.float32
     pairs = zip(read(model.gguf, packed, dtype).tensors(), read(model.folder, False).tensors(), strict=True)
@@ -67,14 +67,14 @@ def differing(model: Written, packed: bool) -> int:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
 def test_gguf_weights_equal_those_of_folder(model: Written, packed: bool) -> None:
-    assert differing(model, packed) == 0
+    assert count_differing(model, packed) == 0
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_gguf_weights_mutant_is_noticed"), ids=str)
 def test_gguf_weights_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [written(tmp_path / family, "Q4_0", family=family) for family in ("llama", "qwen2")]
     mutant.apply(monkeypatch)
-    assert sum(differing(file, packed) for file in files for packed in (False, True))
+    assert sum(count_differing(file, packed) for file in files for packed in (False, True))
 
 
 def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_gguf_fingerprints_differ_by_type_and_value(tmp_path: Path) -> None:
     assert load(files[0], device="cpu").fingerprint == fingerprints[0] != load(files[0], dtype="float32").fingerprint
 
 
-def spoiled(file: Path, name: str, kind: str) -> Path:
+def with_bad_scale(file: Path, name: str, kind: str) -> Path:
     """Return the file, with an infinite scale in a block in the middle of a tensor."""
     (tensor,) = (candidate for candidate in GGUFReader(file).tensors if candidate.name == name)
     size = GGML_QUANT_SIZES[tensor.tensor_type][1]
@@ -145,7 +145,7 @@ SPOILED = {
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F16"])
 @pytest.mark.parametrize("name", SPOILED)
 def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = spoiled(written(tmp_path, kind).gguf, name, kind)
+    file = with_bad_scale(written(tmp_path, kind).gguf, name, kind)
     capsys.readouterr()
     for dtype, tensor_name in (("auto", SPOILED[name]), ("float32", "")):
         assert main(["generate", str(file), "some text", "--dtype", dtype]) == 2

@@ -24,7 +24,7 @@ from triforce.errors import ModelError
 ESCAPES = "a\nb\x1b[2J\u202e"
 
 
-def pickled(folder: Path, state: Any) -> Path:
+def pickle_folder(folder: Path, state: Any) -> Path:
     """Return a folder with such a pickle in the place of its weights."""
     weights = copied("llama-biases", folder) / "model.safetensors"
     tensors = load_file(weights)
@@ -55,7 +55,7 @@ BLOCK = torch.ones(1 << 16)
 @pytest.mark.parametrize("case", PICKLES)
 def test_pickle_of_what_are_no_weights_is_one_line(case: str, tmp_path: Path) -> None:
     make, message = PICKLES[case]
-    pickled(tmp_path, make)
+    pickle_folder(tmp_path, make)
     assert message in said_of(tmp_path, pickle_weights.open_case)
 
 
@@ -72,7 +72,7 @@ def test_pickle_that_asks_for_memory_is_refused_by_its_trial(tmp_path: Path) -> 
 
     The pickle asks for 64 GiB, and a reader that fills them would take every byte.
     """
-    file = pickled(tmp_path, lambda state: state)
+    file = pickle_folder(tmp_path, lambda state: state)
     replace_program(file, b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.")
     with pytest.raises(ModelError, match=r"pytorch_model.bin takes more memory than a file .*safetensors"):
         open_archives(tmp_path)
@@ -84,7 +84,7 @@ def test_pickle_that_keeps_its_reader_busy_is_refused_by_its_trial(
     monkeypatch.setattr(weight_files, "SECONDS", 1)
     monkeypatch.setattr(passed_trials, "tried", forked)
     monkeypatch.setattr("torch.load", busy)
-    pickled(tmp_path, lambda state: state)
+    pickle_folder(tmp_path, lambda state: state)
     with pytest.raises(
         ModelError, match=r"the weights are not opened: it takes more than 1 s or 10\d\d MiB.*safetensors"
     ):
@@ -100,7 +100,7 @@ def test_pickle_that_passed_is_not_tried_again(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     trials = list[Any]()
     monkeypatch.setattr(passed_trials, "tried", lambda *arguments: trials.append(arguments) or forked(*arguments))
-    file = pickled(tmp_path / "model", lambda state: state)
+    file = pickle_folder(tmp_path / "model", lambda state: state)
     for _ in range(2):
         open_archives(file.parent)
     assert len(trials) == 1

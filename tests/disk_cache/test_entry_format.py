@@ -40,7 +40,7 @@ def test_cut_anywhere_is_found() -> None:
             unpacked(bytearray(WHOLE[:length]))
 
 
-def resealed(change: dict[str, object]) -> bytearray:
+def entry_with_header(change: dict[str, object]) -> bytearray:
     """Return an entry with a changed header and a valid checksum."""
     from hashlib import blake2b
 
@@ -63,9 +63,9 @@ def resealed(change: dict[str, object]) -> bytearray:
     ],
 )
 def test_wrong_header_is_found(change: dict[str, object]) -> None:
-    unpacked(resealed({}))
+    unpacked(entry_with_header({}))
     with pytest.raises(DamagedEntry):
-        unpacked(resealed(change))
+        unpacked(entry_with_header(change))
 
 
 def test_entry_without_tensors_is_allowed() -> None:

@@ -22,7 +22,7 @@ from triforce.disk_cache.entry_store import EntryStore, Use
 from triforce.disk_cache.folder_checks import PARTIAL
 
 
-def whole(store: EntryStore, text: int, name: str, index: int) -> bool:
+def is_complete(store: EntryStore, text: int, name: str, index: int) -> bool:
     """Return whether an entry is the one that `write` wrote. A missing entry gives False; another entry raises."""
     entry = store.read(name)
     if entry is None:
@@ -35,7 +35,7 @@ def whole(store: EntryStore, text: int, name: str, index: int) -> bool:
 def test_entry_is_found_by_name_in_another_process_view(tmp_path: Path) -> None:
     names = write(store_in(tmp_path / "cache"), 1, 3)
     second_store = store_in(tmp_path / "cache")
-    assert [whole(second_store, 1, name, index) for index, name in enumerate(names)] == [True] * 3
+    assert [is_complete(second_store, 1, name, index) for index, name in enumerate(names)] == [True] * 3
     assert second_store.read(second_store.name(b"1", b"3")) is None
     assert all(file.stat().st_mode & 0o777 == 0o600 for file in (tmp_path / "cache").iterdir())
 
@@ -100,13 +100,13 @@ def test_entry_that_the_disk_cannot_read_is_removed(
     (name,) = write(store, 1, 1)
     for code, entry_stays in ((errno.EMFILE, True), (errno.EIO, False)):
         with monkeypatch.context() as patch:
-            patch.setattr(store.folder, "open", lambda _, code=code: raised(code))
+            patch.setattr(store.folder, "open", lambda _, code=code: raise_error(code))
             assert store.read(name) is None
         assert present(store, [name]) == [entry_stays]
     assert len(caplog.records) == 2
 
 
-def raised(code: int) -> int:
+def raise_error(code: int) -> int:
     raise OSError(code, os.strerror(code))
 
 
@@ -173,9 +173,9 @@ def test_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyP
     names, flock, opened = write(store, 1, 1), fcntl.flock, len(os.listdir("/proc/self/fd"))
     if call == "flock":  # that of the entry
         wrong = store.folder._state
-        monkeypatch.setattr(fcntl, call, lambda file, how: flock(file, how) if file == wrong else raised(code))
+        monkeypatch.setattr(fcntl, call, lambda file, how: flock(file, how) if file == wrong else raise_error(code))
     else:
-        monkeypatch.setattr(os, call, lambda *_, **__: raised(code))
+        monkeypatch.setattr(os, call, lambda *_, **__: raise_error(code))
     with pytest.raises(OSError, match=os.strerror(code)):
         write(store, 2, 1)
     monkeypatch.undo()
@@ -201,7 +201,7 @@ def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: py
     os.close(state)
 
 
-def noted(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **how: Any) -> None:
+def record_call(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **how: Any) -> None:
     """Record a call, and whether it is one of a folder."""
     folder = isinstance(path, int) and stat.S_ISDIR(os.fstat(path).st_mode)
     done.append(f"{call.__name__} the folder" if folder else call.__name__)
@@ -213,7 +213,7 @@ def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, m
     store = store_in(tmp_path / "cache")
     done = list[str]()
     for call in ("utime", "fsync", "rename"):
-        monkeypatch.setattr(os, call, partial(noted, getattr(os, call), done))
+        monkeypatch.setattr(os, call, partial(record_call, getattr(os, call), done))
     write(store, 1, 1)
     assert done == ["utime", "fsync", "rename", "fsync the folder"]
 
@@ -237,13 +237,13 @@ def test_killed_writers_leave_whole_entries_only(tmp_path: Path, caplog: pytest.
         processes = [writer(tmp_path / "cache", limit, texts) for _ in range(2)]
         for _ in range(draw.randrange(1, 40)):
             text = draw.choice(texts)
-            whole(store, text, store.name(b"%d" % text, b"0"), 0)
+            is_complete(store, text, store.name(b"%d" % text, b"0"), 0)
         for process in processes:
             process.send_signal(signal.SIGKILL)
             process.communicate()
     for text in range(1000):
         for index in range(4):
-            whole(store, text, store.name(b"%d" % text, b"%d" % index), index)
+            is_complete(store, text, store.name(b"%d" % text, b"%d" % index), index)
     write(store_in(tmp_path / "cache", limit), 5000, 1)
     assert not caplog.records, "nothing was found damaged"
     assert not [name for name, _ in store.folder.files() if name.endswith(PARTIAL)]

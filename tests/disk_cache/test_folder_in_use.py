@@ -34,11 +34,11 @@ def locked_by_another(cache: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_lock_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_module, "LOCK_SECONDS", 0.05)
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_lock_wait")
 def test_lock_of_another_costs_one_line_and_no_reads(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     (name,) = write(store_in(cache), 1, 1)
     with locked_by_another(cache):
@@ -53,7 +53,7 @@ def test_lock_of_another_costs_one_line_and_no_reads(cache: Path, caplog: pytest
     disk.close()
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_lock_wait")
 @pytest.mark.parametrize("command", ["list", "verify", "clear"])
 def test_cache_command_tells_of_a_lock(cache: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
     write(store_in(cache), 1, 1)
@@ -63,7 +63,7 @@ def test_cache_command_tells_of_a_lock(cache: Path, command: str, capsys: pytest
     assert captured.out == "" and captured.err.count("\n") == 1 and "is locked by another process" in captured.err
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("short_lock_wait")
 @pytest.mark.parametrize("secret", [None, b"damaged"], ids=["new", "damaged"])
 def test_folder_without_a_secret_that_another_holds_costs_one_line(
     cache: Path, secret: bytes | None, caplog: pytest.LogCaptureFixture
@@ -76,18 +76,18 @@ def test_folder_without_a_secret_that_another_holds_costs_one_line(
         (cache / "secret").chmod(0o600)
     with locked_by_another(cache):
         disk = DiskCache(cache, 1 << 20)
-        assert not any(offered(disk, 1)) and not any(offered(disk, 2))
+        assert not any(offer_entries(disk, 1)) and not any(offer_entries(disk, 2))
         assert len(caplog.records) == 1 and f"{cache} is locked by another process" in caplog.text
         if secret:
             with pytest.raises(CacheError, match="is locked by another process"):
                 CacheFolder(cache, create=False)
     second_store = store_in(cache)
-    assert not any(offered(disk, 3)) and "was locked when it was opened, and is used from now on" in caplog.text
-    assert all(offered(disk, 4)) and disk.store.folder.secret == second_store.folder.secret
+    assert not any(offer_entries(disk, 3)) and "was locked when it was opened, and is used from now on" in caplog.text
+    assert all(offer_entries(disk, 4)) and disk.store.folder.secret == second_store.folder.secret
     disk.close()
 
 
-def offered(disk: DiskCache, text: int) -> list[bool]:
+def offer_entries(disk: DiskCache, text: int) -> list[bool]:
     """Return whether a text's entries are present after they were queued and written."""
     disk.queue.offer(lambda: write(disk.store, text, 2) and None, 1)
     assert disk.queue.flush()
@@ -99,14 +99,14 @@ def test_folder_deleted_in_use_is_told_once_and_made_anew(
     cache: Path, contents: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = DiskCache(cache, 1 << 20)
-    assert all(offered(disk, 1))
+    assert all(offer_entries(disk, 1))
     for file in cache.iterdir():
         file.unlink()
     if not contents:
         cache.rmdir()
     assert disk.store.read(disk.store.name(b"1", b"0")) is None
-    assert not any(offered(disk, 2))
-    assert all(offered(disk, 3)) and all(offered(disk, 4))
+    assert not any(offer_entries(disk, 2))
+    assert all(offer_entries(disk, 3)) and all(offer_entries(disk, 4))
     assert len(caplog.records) == 1 and f"{cache} was deleted, and is made anew" in caplog.text
     assert cache.stat().st_mode & 0o777 == 0o700
     second_store = store_in(cache)
@@ -117,12 +117,12 @@ def test_folder_deleted_in_use_is_told_once_and_made_anew(
 def test_folder_that_cannot_be_made_anew_is_told_once(cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     (cache / "in").mkdir(parents=True)
     disk, opened = DiskCache(cache / "in" / "cache", 1 << 20), len(os.listdir("/proc/self/fd"))
-    offered(disk, 1)
+    offer_entries(disk, 1)
     shutil.rmtree(cache)
-    assert not any(offered(disk, text)[0] for text in range(2, 5))
+    assert not any(offer_entries(disk, text)[0] for text in range(2, 5))
     assert len(caplog.records) == 1 and "cannot be a disk cache" in caplog.text
     (cache / "in").mkdir(parents=True)
-    assert not any(offered(disk, 5)) and all(offered(disk, 6))
+    assert not any(offer_entries(disk, 5)) and all(offer_entries(disk, 6))
     assert len(os.listdir("/proc/self/fd")) == opened
     disk.close()
 
@@ -131,11 +131,11 @@ def test_folder_of_others_in_the_place_of_a_deleted_one_is_not_taken(
     cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = DiskCache(cache, 1 << 20)
-    offered(disk, 1)
+    offer_entries(disk, 1)
     shutil.rmtree(cache)
     cache.mkdir(mode=0o700)
     (cache / "letter.txt").write_text("dear")
-    assert not any(offered(disk, 2)) and not any(offered(disk, 3))
+    assert not any(offer_entries(disk, 2)) and not any(offer_entries(disk, 3))
     assert os.listdir(cache) == ["letter.txt"] and len(caplog.records) == 1
     disk.close()
 

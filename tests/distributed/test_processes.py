@@ -128,7 +128,7 @@ def started(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     return {child.environ()["RANK"]: child for child in psutil.Process(process.pid).children()}
 
 
-def gone(ranks: dict[str, psutil.Process]) -> bool:
+def all_ended(ranks: dict[str, psutil.Process]) -> bool:
     """Return whether all ranks have ended, and none waits as a zombie for its parent."""
     return not psutil.wait_procs(list(ranks.values()), timeout=30)[1]
 
@@ -141,7 +141,7 @@ def test_killed_rank_ends_command(pair: Path) -> None:
         ranks["1"].kill()
         _, errors = process.communicate(timeout=120)
         assert time.monotonic() - began < 100, "the pipes were left open"
-        assert process.returncode == 2 and gone(ranks)
+        assert process.returncode == 2 and all_ended(ranks)
     assert "rank 1 of 2 was killed by SIGKILL" in errors and "Traceback" not in errors
 
 
@@ -151,7 +151,7 @@ def test_killed_first_rank_ends_command(pair: Path) -> None:
         ranks = started(process)
         ranks["0"].kill()
         _, errors = process.communicate(timeout=120)
-        assert process.returncode == 2 and gone(ranks)
+        assert process.returncode == 2 and all_ended(ranks)
     assert "rank 0 of 2 was killed by SIGKILL" in errors and "Traceback" not in errors
 
 
@@ -164,7 +164,7 @@ def test_ranks_end_with_their_launcher(pair: Path, how: signal.Signals) -> None:
         ranks = started(process)
         process.send_signal(how)
         process.wait(60)
-        assert gone(ranks)
+        assert all_ended(ranks)
 
 
 def test_mistake_is_reported_by_one_rank(pair: Path) -> None:

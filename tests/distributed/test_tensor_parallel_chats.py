@@ -26,7 +26,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
 
 
-def made(pair: Path, ranks: TPGroup) -> LLM:
+def make_llm(pair: Path, ranks: TPGroup) -> LLM:
     return LLM(
         pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, mode="triforce"
     )
@@ -39,8 +39,8 @@ def test_ended_answer_ends_on_all_ranks(pair: Path, ending_piece: int, temperatu
     """At `ending_piece` 0 the answer ends while the prompt is read. Only rank 0 decides the end."""
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 
-    def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:
-        session = Session(made(pair, ranks))
+    def run_dialogue(ranks: TPGroup) -> tuple[list[int], list[int]]:
+        session = Session(make_llm(pair, ranks))
         answer_ids = list[int]()
         pieces = 0
 
@@ -55,7 +55,7 @@ def test_ended_answer_ends_on_all_ranks(pair: Path, ending_piece: int, temperatu
         assert isinstance(output, RequestOutput)
         return answer_ids, output.outputs[0].token_ids
 
-    (ended_ids, again), *other_ranks = together(2, talked)
+    (ended_ids, again), *other_ranks = together(2, run_dialogue)
     assert other_ranks == [(ended_ids, again)] and bool(ended_ids) == bool(ending_piece) and len(ended_ids) < 24
-    (plain_output,) = made(pair, ALONE).generate(PROMPT + ended_ids + MORE, params, mode="ar")
+    (plain_output,) = make_llm(pair, ALONE).generate(PROMPT + ended_ids + MORE, params, mode="ar")
     assert plain_output.outputs[0].token_ids == again

@@ -61,7 +61,9 @@ def test_texts_of_drafting_ranks_equal_one_process(mode: str, temperature: float
 Guesses = dict[int, list[Tensor]]
 
 
-def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
+def draft_logits(
+    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any
+) -> list[Any]:
     """Return by rank the logits of all draft tokens and the text. One text, as clocks decide when another one joins."""
     logits_by_thread = Guesses()
     call = EagleHead.__call__
@@ -81,9 +83,9 @@ def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bo
         return [run(ALONE)] if count == 1 else together(count, run, exact)
 
 
-def check_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((single_logits, single_text),) = guesses(folder, 1, monkeypatch)
-    for rank_logits, text in guesses(folder, 2, monkeypatch):
+def check_draft_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((single_logits, single_text),) = draft_logits(folder, 1, monkeypatch)
+    for rank_logits, text in draft_logits(folder, 2, monkeypatch):
         assert (
             len(single_logits) > 8
             and len(rank_logits) == len(single_logits)
@@ -94,7 +96,7 @@ def check_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @NATIVE
 def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_guesses(features, monkeypatch)
+    check_draft_logits(features, monkeypatch)
 
 
 @NATIVE
@@ -103,13 +105,13 @@ def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatc
     mutant.apply(monkeypatch)
     # Memory that a fault leaves unwritten may hold NaN, which the sampler refuses.
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):
-        check_guesses(features, monkeypatch)
+        check_draft_logits(features, monkeypatch)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
-    (first_logits, text), (second, second_text) = guesses(features, 2, monkeypatch, exact, dtype="float32")
+    (first_logits, text), (second, second_text) = draft_logits(features, 2, monkeypatch, exact, dtype="float32")
     assert len(first_logits) == len(second) > 8 and all(map(torch.equal, first_logits, second)) and text == second_text
 
 

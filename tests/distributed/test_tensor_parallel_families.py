@@ -54,7 +54,7 @@ def logits(path: Path, dtype: str, ranks: TPGroup = ALONE, bits: int = 0) -> Ten
     return paged_logits(checkpoint.lower if bits else checkpoint.decoder, texts(), RAGGED)
 
 
-def farthest(path: Path, exact: bool) -> float:
+def largest_error(path: Path, exact: bool) -> float:
     """Return the largest error of two ranks' logits, which must agree, against one process in float32."""
     first_BTV, second_BTV = together(2, lambda ranks: logits(path, "float32", ranks), exact)
     assert torch.equal(first_BTV, second_BTV)
@@ -87,14 +87,14 @@ def test_torch_path_of_ranks_equals_one_process(
 ) -> None:
     """Products may round differently with fewer outputs: logits agree up to their last digits."""
     monkeypatch.setattr(dispatch, "native", None)
-    assert farthest(folder(home, name), exact) < 1e-4
+    assert largest_error(folder(home, name), exact) < 1e-4
 
 
 @NATIVE
 @pytest.mark.parametrize("name", KINDS)
 def test_summed_shards_of_families_are_near(home: Path, name: str) -> None:
     """Partial sums are added up: biases once, norms after the sum."""
-    assert farthest(folder(home, name), exact=False) < 1e-4
+    assert largest_error(folder(home, name), exact=False) < 1e-4
 
 
 @NATIVE
@@ -105,7 +105,7 @@ def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: 
     mutant.apply(monkeypatch)
     if how == "torch":
         monkeypatch.setattr(dispatch, "native", None)
-    assert farthest(path, exact=how != "summed") > 1e-3
+    assert largest_error(path, exact=how != "summed") > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])
@@ -136,7 +136,7 @@ def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
     draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")
     params: Any = ask(temperature=0.8, max_tokens=16)
 
-    def made(ranks: TPGroup, mode: str) -> Any:
+    def generated_texts(ranks: TPGroup, mode: str) -> Any:
         settings = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
         llm = LLM(folder(home, name), draft, ranks=ranks, **settings)  # type: ignore[arg-type]
         return [
@@ -144,6 +144,6 @@ def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
             for output in llm.generate([ids(150), ids(40)], params, mode=mode)
         ]
 
-    one_process = made(ALONE, "ar")
+    one_process = generated_texts(ALONE, "ar")
     for mode in ("ar", "triforce"):
-        assert together(2, lambda ranks, mode=mode: made(ranks, mode)) == [one_process, one_process]  # type: ignore[misc]
+        assert together(2, lambda ranks, mode=mode: generated_texts(ranks, mode)) == [one_process, one_process]  # type: ignore[misc]

@@ -30,7 +30,7 @@ from triforce.server.engine_thread import TPMirror, Worker
 from triforce.structured_output.compiler import CompiledGrammar
 
 
-def busy(stop: str) -> Scene:
+def busy_scene(stop: str) -> Scene:
     """Return a scene of all kinds of requests, more than there are rows: one is cancelled midway, and others follow."""
 
     async def scene(worker: Worker) -> list[Any]:
@@ -67,7 +67,7 @@ def busy(stop: str) -> Scene:
 def test_sharded_requests_equal_one_process(pair: Path, mirrors: list[TPMirror]) -> None:
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none")
     full_text = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
-    scene = busy(full_text[20:23])
+    scene = busy_scene(full_text[20:23])
     one_process = play(pair, ALONE, scene)
     assert one_process[0].outputs[0].finish_reason == "stop" and len(one_process[0].outputs[0].text) <= 20
     assert json.loads(one_process[3].outputs[0].text)["a"] in ("the cat", "a hat")

@@ -64,7 +64,7 @@ def ranks(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
     return {child.environ()["RANK"]: child for child in psutil.Process(process.pid).children()}
 
 
-def gone(processes: dict[str, psutil.Process]) -> bool:
+def all_ended(processes: dict[str, psutil.Process]) -> bool:
     return not psutil.wait_procs(list(processes.values()), timeout=30)[1]
 
 
@@ -103,7 +103,7 @@ def test_sharded_server_answers_equal_one_process(pair: Path, tmp_path: Path) ->
                 child.send_signal(signal.SIGTERM)
             remaining_lines = list(lines)
         assert any('"finish_reason": "length"' in line for line in remaining_lines[-6:]), remaining_lines[-6:]
-        assert process.wait(60) == 0 and gone(started)
+        assert process.wait(60) == 0 and all_ended(started)
     assert "error" not in log.read_text()
 
 
@@ -118,7 +118,7 @@ def test_killed_rank_ends_server(pair: Path, tmp_path: Path, killed_rank: str) -
             started[killed_rank].kill()
             if killed_rank == "1":
                 assert any("send the request again" in line for line in lines)
-        assert process.wait(60) == 2 and gone(started)
+        assert process.wait(60) == 2 and all_ended(started)
     errors = log.read_text()
     assert f"rank {killed_rank} of 2 was killed by SIGKILL" in errors and "Traceback" not in errors
 
@@ -130,7 +130,7 @@ def test_killed_rank_ends_idle_server(pair: Path, tmp_path: Path, killed_rank: s
     with served(pair, tmp_path / "log") as (process, _):
         started = ranks(process)
         started.get(killed_rank, process).kill()
-        assert process.wait(60) != 0 and gone(started)
+        assert process.wait(60) != 0 and all_ended(started)
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ def test_warper_equals_reference(params: list[SamplingParams], columns: int, see
             np.testing.assert_allclose(probs[b, j].numpy(), expected, rtol=1e-11, atol=1e-14)
 
 
-def law(logits: list[float] | Tensor, **params: object) -> list[float]:
+def probabilities(logits: list[float] | Tensor, **params: object) -> list[float]:
     """Return the probabilities of one row and one column, without history."""
     x = torch.as_tensor(logits)
     processor = LogitsProcessor([SamplingParams(**params)], [0], len(x))  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ EQUAL = [1.0, 2.0, 2.0, 2.0, 0.0]
     ],
 )
 def test_warper_ties_keep_lowest_ids(params: dict[str, object], kept_tokens: list[int]) -> None:
-    probs = law(EQUAL, **params)
+    probs = probabilities(EQUAL, **params)
     assert [token for token, p in enumerate(probs) if p > 0] == kept_tokens
     assert sum(probs) == pytest.approx(1, abs=1e-15)
 
@@ -118,13 +118,15 @@ def test_warper_greedy_separates_equal_probabilities() -> None:
 
 @pytest.mark.parametrize("params", [{"top_k": 3}, {"top_p": 0.99}, {"min_p": 0.1}, {"temperature": 0}, {"top_k": 4}])
 def test_warper_impossible_tokens_stay_impossible(params: dict[str, object]) -> None:
-    probs = law([-math.inf, 1.0, -math.inf, 0.5, -math.inf], **params)
+    probs = probabilities([-math.inf, 1.0, -math.inf, 0.5, -math.inf], **params)
     assert probs[0] == probs[2] == probs[4] == 0 and sum(probs) == pytest.approx(1, abs=1e-15)
 
 
 @pytest.mark.parametrize("temperature", [1e-300, 1e-3, 1e3, 1e300])
 def test_warper_extreme_scores_sum_to_one(temperature: float) -> None:
-    assert sum(law([3e38, -3e38, 0.0, 2.9e38], temperature=temperature, top_p=0.9)) == pytest.approx(1, abs=1e-15)
+    assert sum(probabilities([3e38, -3e38, 0.0, 2.9e38], temperature=temperature, top_p=0.9)) == pytest.approx(
+        1, abs=1e-15
+    )
 
 
 @pytest.mark.parametrize(
@@ -178,18 +180,18 @@ def test_warper_bits_independent_of_batch(vocab_size: int) -> None:
 def test_warper_short_head_equals_full_sort(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(1)
     logits = (torch.randn(4000) * 3).round(decimals=1)  # many equal scores
-    short = law(logits, top_p=0.9)
+    short = probabilities(logits, top_p=0.9)
     monkeypatch.setattr(warp, "_HEAD", 10**9)
-    assert law(logits, top_p=0.9) == short and 1 < sum(p > 0 for p in short) < 1024
+    assert probabilities(logits, top_p=0.9) == short and 1 < sum(p > 0 for p in short) < 1024
 
 
 @pytest.mark.parametrize("name", ["sort", "topk", "softmax", "cumsum", "scatter_add_"])
 def test_warper_computes_only_what_rows_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unwanted(*_: object, **__: object) -> Tensor:
+    def without_token(*_: object, **__: object) -> Tensor:
         raise AssertionError(f"{name} was called")
 
     params = [SamplingParams(temperature=0, top_k=3, top_p=0.5, min_p=0.1)] * 2
     processor = LogitsProcessor(params, [0, 0], 8)
-    monkeypatch.setattr(torch.Tensor, name, unwanted)
+    monkeypatch.setattr(torch.Tensor, name, without_token)
     probs = processor(torch.arange(16.0).view(2, 1, 8), NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
     assert probs[:, 0, 7].tolist() == [1, 1]

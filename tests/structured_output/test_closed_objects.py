@@ -52,7 +52,7 @@ OPEN: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def takes(llm: LLM, grammar: Grammar, value: Any) -> bool:
+def accepts(llm: LLM, grammar: Grammar, value: Any) -> bool:
     """Return whether a text of the grammar may be this JSON value."""
     assert llm.tokenizer
     tokens = np.array(llm.tokenizer.encode(json.dumps(value), add_special=False))
@@ -107,7 +107,7 @@ def test_grammar_takes_listed_properties_alone_unless_told() -> None:
 def test_text_of_a_closed_object_has_no_other_property(llm: LLM) -> None:
     for additional in (False, True):
         grammar = Grammar.json(LISTING, additional_properties=additional)
-        assert takes(llm, grammar, {"a": 1}) and takes(llm, grammar, {"a": 1, "b": 2}) == additional
+        assert accepts(llm, grammar, {"a": 1}) and accepts(llm, grammar, {"a": 1, "b": 2}) == additional
 
 
 @pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, None])

@@ -18,7 +18,7 @@ from triforce.structured_output.matcher import MAX_NUMBER_CHARACTERS, JsonState
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
 
-def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
+def highest_digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
     """Return the text of a writer that chooses the highest digit wherever there is a choice."""
     assert llm.tokenizer
     text: list[int] = []
@@ -48,7 +48,7 @@ def digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
     ],
 )
 def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, min_length: int, max_length: int) -> None:
-    written = digits(llm, llm.grammars.compile(grammar).follow())
+    written = highest_digits(llm, llm.grammars.compile(grammar).follow())
     assert min_length <= len(written.replace(" ", "")) <= max_length, written
     if grammar.kind == "json_schema":
         json.loads(written)
@@ -56,7 +56,7 @@ def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, min_length: 
 
 def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher, "MAX_NUMBER_CHARACTERS", 10**9)
-    assert len(digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
+    assert len(highest_digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
 
 
 def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:

@@ -51,7 +51,7 @@ LEAVES: st.SearchStrategy[Schema] = st.one_of(
 )
 
 
-def grown(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+def nested_schemas(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     fields = st.dictionaries(st.sampled_from(["a", "b b", "é", '"']), inner, max_size=3)
     return st.one_of(
         st.tuples(fields, st.randoms(use_true_random=False)).map(
@@ -70,7 +70,7 @@ def grown(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     )  # fmt: skip
 
 
-NESTED = st.recursive(LEAVES, grown, max_leaves=5)
+NESTED = st.recursive(LEAVES, nested_schemas, max_leaves=5)
 SCHEMAS = NESTED | NESTED.map(
     lambda schema: {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": schema}}
 )

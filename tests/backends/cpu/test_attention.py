@@ -54,9 +54,9 @@ def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=80, dtype=dtype)
     row = kv.row(past + T)
     q_BTHD = kv.normal(1, T, H, D)
-    mixed, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
+    attn_out, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
     reference, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
-    close((mixed[0], mass), (reference, mass), row.v_SGD)
+    close((attn_out[0], mass), (reference, mass), row.v_SGD)
 
 
 def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
@@ -72,16 +72,16 @@ def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> N
     q_BTHD = kv.normal(len(rows), T, H, D)
     for b, count in enumerate(counts):
         q_BTHD[b, count:] = torch.nan
-    mixed, mass = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]))
+    attn_out, mass = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]))
     for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-        assert not mixed[b, count:].any() and not mass[b, :, -(-(start + count) // PAGE) :].any()
+        assert not attn_out[b, count:].any() and not mass[b, :, -(-(start + count) // PAGE) :].any()
         if count == 0:
             continue
         visible_TS = visible(start, count, start + count)
         reference = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, visible_TS)
-        close((mixed[b, :count], mass[b, :, : reference[1].shape[1]]), reference, row.v_SGD)
+        close((attn_out[b, :count], mass[b, :, : reference[1].shape[1]]), reference, row.v_SGD)
         single_row = attend(kv, q_BTHD[b : b + 1, :count].contiguous(), [start], [count], row.list_P[None])
-        assert torch.equal(single_row[0][0], mixed[b, :count])
+        assert torch.equal(single_row[0][0], attn_out[b, :count])
         assert torch.equal(single_row[1][0], mass[b, :, : len(row.list_P)])
 
 
@@ -109,10 +109,10 @@ def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=20, dtype=dtype)
     row = kv.row(200)
     q_BTHD = kv.normal(3, 2, 4, 64)
-    mixed, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
+    attn_out, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
     for b in range(3):
         single_row, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
-        assert torch.equal(single_row[0], mixed[b])
+        assert torch.equal(single_row[0], attn_out[b])
 
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (20, 3), (60, 40), (300, 16), (1300, 120)])
@@ -131,11 +131,11 @@ def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: 
     kv.keys[:, row.list_P[hidden].long()] = torch.nan
     kv.values[:, row.list_P[hidden].long()] = torch.nan
     for q_sinks in (q_sinks_BTHD, None):
-        mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
+        attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
         visible_TS = visible(start, T, S, sinks, window)
         turned = q_sinks[0] if q_sinks is not None else None
         reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
-        close((mixed[0], mass[0]), reference, row.v_SGD)
+        close((attn_out[0], mass[0]), reference, row.v_SGD)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -154,8 +154,8 @@ def test_attention_random_shapes_equal_float64(seed: int, dtype: torch.dtype) ->
 def test_large_scores_stay_finite(gain: float, dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=10, dtype=dtype)
     row, q_BTHD = kv.row(150), kv.normal(1, 4, 4, 64, gain=gain)
-    mixed, mass = attend(kv, q_BTHD, [146], [4], row.list_P[None])
-    assert mixed.isfinite().all()
+    attn_out, mass = attend(kv, q_BTHD, [146], [4], row.list_P[None])
+    assert attn_out.isfinite().all()
     torch.testing.assert_close(mass.sum(2), torch.full((1, 2), 8.0))
 
 
@@ -164,12 +164,12 @@ def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     row = kv.row(40)
     q = kv.normal(1, 2, 4, 32)
     lists = row.list_P[None]
-    mixed = torch.empty_like(q)
-    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": mixed}
+    attn_out = torch.empty_like(q)
+    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": attn_out}
     other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     wrong: list[dict[str, object]] = [
         {"q": q.to(other_dtype)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
-        {"q": kv.normal(1, 2, 3, 32)}, {"out": mixed[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
+        {"q": kv.normal(1, 2, 3, 32)}, {"out": attn_out[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
         {"starts": [2**40]}, {"starts": [2**63 - 1]}, {"starts": [38, 38]}, {"counts": [3]}, {"counts": [-1]},
         {"counts": []},
         {"lists": lists.long()}, {"lists": lists[0]}, {"lists": lists[:, :2].contiguous()}, {"lists": lists - 100},

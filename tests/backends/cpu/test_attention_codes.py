@@ -59,11 +59,11 @@ def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: in
     hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
     kv.memory[:, row.list_P[hidden].long()] = -1
     for q_sinks in (q_sinks_BTHD, None):
-        mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
+        attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
         visible_TS = visible(start, T, S, sinks, window)
         turned = rounded_queries(q_sinks[0]) if q_sinks is not None else None
         reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
-        assert error(mixed[0], reference[0], row.v_SGD) <= 1
+        assert error(attn_out[0], reference[0], row.v_SGD) <= 1
         torch.testing.assert_close(mass[0].double(), reference[1], atol=MASS, rtol=MASS)
 
 
@@ -76,13 +76,13 @@ def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype
     kv = Paged(G, D, pages=300, dtype=dtype, seed=seed, codes=True)
     rows = [kv.row(start + count) for start, count in zip(starts, counts, strict=True)]
     q_BTHD = kv.normal(3, T, G * h, D, gain=draw.choice([0.0, 1.0, 3.0]))
-    mixed, _ = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]), weigh=draw.random() < 0.5)
+    attn_out, _ = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]), weigh=draw.random() < 0.5)
     for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-        assert not mixed[b, count:].any()
+        assert not attn_out[b, count:].any()
         if count:
             visible_TS = visible(start, count, start + count)
             reference, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, visible_TS)
-            assert error(mixed[b, :count], reference, row.v_SGD) <= 3  # queries are larger here, and so are scores
+            assert error(attn_out[b, :count], reference, row.v_SGD) <= 3  # queries are larger here, and so are scores
 
 
 @pytest.mark.parametrize(("S", "G", "h", "D", "view"), [
@@ -104,8 +104,8 @@ def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
         row = kv.row(203)
         q_BTHD = kv.normal(1, 9, 6, 80)
         outputs.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
-    for mixed, mass in outputs[1:]:
-        assert torch.equal(mixed, outputs[0][0]) and torch.equal(mass, outputs[0][1])
+    for attn_out, mass in outputs[1:]:
+        assert torch.equal(attn_out, outputs[0][0]) and torch.equal(mass, outputs[0][1])
 
 
 @pytest.mark.parametrize("hadamard", [True, False])
@@ -157,8 +157,8 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
         rotated = torch.empty(N, 1, D, dtype=dtype)
         places = torch.zeros(N, dtype=torch.long), slots(list_P, N)
         kv.pages.rope_and_write(q, k, v, *still, *places, rotated)
-        mixed, _ = attend(kv, rotated[None], [0], [N], list_P[None])
-        errors.append(float((mixed[0] - reference).abs().mean()))
+        attn_out, _ = attend(kv, rotated[None], [0], [N], list_P[None])
+        errors.append(float((attn_out[0] - reference).abs().mean()))
     assert errors[0] < 0.05 and errors[0] < errors[1] / 1.5
 
 
@@ -171,10 +171,10 @@ def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
     rotated = torch.empty(1, 1, D)
     still = (torch.ones(1, D // 2), torch.zeros(1, D // 2))
     kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
-    mixed, _ = attend(kv, rotated[None], [0], [1], list_P[None])
+    attn_out, _ = attend(kv, rotated[None], [0], [1], list_P[None])
     rounded_value = kv.back(numbers(rounded(kv.back(v[:, None]))))
-    torch.testing.assert_close(mixed[0, 0, 0], rounded_value[0, 0], rtol=3e-5, atol=3e-5)
-    assert (mixed[0, 0, 0] - v[0]).abs().max() > 1e-3
+    torch.testing.assert_close(attn_out[0, 0, 0], rounded_value[0, 0], rtol=3e-5, atol=3e-5)
+    assert (attn_out[0, 0, 0] - v[0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
@@ -183,8 +183,8 @@ def test_number_that_is_not_finite_is_not_hidden_by_rounding(part: str, dtype: t
     list_P, k, v = kv.take(100), kv.normal(100, 1, 32), kv.normal(100, 1, 32)
     (k if part == "keys" else v)[50, 0, 7] = torch.inf
     kv.fill(list_P, k, v)
-    mixed, _ = attend(kv, kv.normal(1, 60, 1, 32), [40], [60], list_P[None])
-    assert mixed[0, :10].isfinite().all() and mixed[0, 10:].isnan().all()
+    attn_out, _ = attend(kv, kv.normal(1, 60, 1, 32), [40], [60], list_P[None])
+    assert attn_out[0, :10].isfinite().all() and attn_out[0, 10:].isnan().all()
 
 
 def test_coded_pages_bad_arguments_raise(dtype: torch.dtype) -> None:

@@ -92,12 +92,12 @@ class Scene:
         for b, count in enumerate(used):
             self.units[b, :, count:] = -1
         N = (case.pages + 1) * PAGE
-        hidden_NG = ~self._seen(N)
+        hidden_NG = ~self._visible_slots(N)
         self.k, self.v = (torch.randn(N, case.G, D, generator=draw).to(dtype) for _ in range(2))
         for memory in (self.k, self.v):
             memory[hidden_NG] = torch.nan
 
-    def _seen(self, N: int) -> Tensor:
+    def _visible_slots(self, N: int) -> Tensor:
         """Return which slots some query sees, (N, G)."""
         case = self.case
         seen_NG = torch.zeros(N, self.case.G, dtype=torch.bool)
@@ -124,12 +124,12 @@ class Scene:
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
         pages = native.Pages(keys, values, case.D)
         pages.write(torch.arange(len(self.k)), self.k, self.v)
-        mixed = torch.full_like(self.q, torch.nan)
+        attn_out = torch.full_like(self.q, torch.nan)
         mass = torch.full((len(self.q), case.G, self.units.shape[2]), torch.nan) if case.weigh else None
         starts = [start + position_shift for start in case.starts]
         q_sinks = self.q_sinks if case.turned else None
-        pages.attend(self.q, starts, case.counts, self.lists, mixed, mass, q_sinks, case.sinks, case.window)
-        return mixed, mass
+        pages.attend(self.q, starts, case.counts, self.lists, attn_out, mass, q_sinks, case.sinks, case.window)
+        return attn_out, mass
 
     def by_torch(self) -> tuple[Tensor, Tensor]:
         case = self.case
@@ -155,10 +155,10 @@ class Scene:
         sums = torch.einsum("btghd,ngd->btghn", queries, self.k.nan_to_num().abs())
         return ROUNDING * (2 * (sums.max().item() if sums.numel() else 0.0) + 16)
 
-    def error(self, mixed: Tensor, reference: Tensor) -> float:
+    def error(self, attn_out: Tensor, reference: Tensor) -> float:
         """Return the error in units of the largest value in memory; infinity where a value is NaN."""
         largest_value = self.v.float().nan_to_num().abs().max().item()
-        error = (mixed.double() - reference).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
+        error = (attn_out.double() - reference).abs().nan_to_num(torch.inf).max().item() if attn_out.numel() else 0.0
         return error / largest_value if largest_value else error
 
 
@@ -170,8 +170,8 @@ def agree(case: Case) -> None:
             reference, wanted_mass = scene.by_torch()
             for level in native.levels():
                 native.use(level)
-                mixed, mass = scene.by_kernel()
-                assert scene.error(mixed, reference) <= scene.bound, (level, dtype)
+                attn_out, mass = scene.by_kernel()
+                assert scene.error(attn_out, reference) <= scene.bound, (level, dtype)
                 if mass is not None:
                     torch.testing.assert_close(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
@@ -202,8 +202,8 @@ def test_shifted_query_position_is_detected(level: str) -> None:
         for dtype in DTYPES:
             scene = Scene(case, dtype)
             reference, wanted_mass = scene.by_torch()
-            mixed, mass = scene.by_kernel(position_shift=-1)
-            assert scene.error(mixed, reference) > 10 * scene.bound
+            attn_out, mass = scene.by_kernel(position_shift=-1)
+            assert scene.error(attn_out, reference) > 10 * scene.bound
             assert not torch.allclose(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
         native.use(default_level)

@@ -56,14 +56,14 @@ def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
     results = []
     for threads in (1, 2, 2):
         native.set_threads(threads)
-        mixed = torch.empty_like(q_BTHD)
+        attn_out = torch.empty_like(q_BTHD)
         mass = torch.empty(1, 2, len(row.list_P))
-        kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], mixed, mass)
-        results.append((mixed, mass))
+        kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], attn_out, mass)
+        results.append((attn_out, mass))
     without_mass = torch.empty_like(q_BTHD)
     kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], without_mass)
-    for mixed, mass in results:
-        assert torch.equal(mixed, without_mass) and torch.equal(mass, results[0][1])
+    for attn_out, mass in results:
+        assert torch.equal(attn_out, without_mass) and torch.equal(mass, results[0][1])
 
 
 def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
@@ -83,10 +83,10 @@ def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
         kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], unsplit)
         middle = length // 2 // PAGE * PAGE  # the cut of a kernel for two threads
         for begin, end in ((0, middle), (middle, length)):
-            mixed = torch.empty_like(q_BTHD)
-            kv.pages.attend(q_BTHD, [end - begin - 1], [1], row.list_P[None, begin // PAGE :].contiguous(), mixed)
+            attn_out = torch.empty_like(q_BTHD)
+            kv.pages.attend(q_BTHD, [end - begin - 1], [1], row.list_P[None, begin // PAGE :].contiguous(), attn_out)
             scores_S = (row.k_SGD[begin:end, 0].float() @ q_BTHD[0, 0, 0].float()) / D**0.5
-            halves.append((mixed.float(), scores_S.logsumexp(0)))
+            halves.append((attn_out.float(), scores_S.logsumexp(0)))
         (a, la), (b, lb) = halves
         different += not torch.equal(torch.lerp(b, a, torch.sigmoid(la - lb)).to(dtype), unsplit)
     assert different > 0

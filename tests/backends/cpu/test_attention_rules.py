@@ -43,12 +43,12 @@ def test_rules_of_attention_equal_float64(
     kv = Paged(G, D, -(-S // PAGE) + 2, dtype, codes=codes, attention_sink_logits=attention_sink_logits, cap=cap)
     row = kv.row(S)
     q_BTHD = kv.normal(1, T, H, D, gain=2.0)
-    mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
+    attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
     visible_TS = visible(start, T, S, 0, window)
     asked = rounded_queries(q_BTHD[0]) if codes else q_BTHD[0]
     reference = by_the_book(asked, row.k_SGD, row.v_SGD, visible_TS, None, 0, attention_sink_logits, cap)
     bound = (CODES if codes else BOUND)[dtype] * float(row.v_SGD.abs().max())
-    torch.testing.assert_close(mixed[0].double(), reference[0], atol=bound, rtol=0)
+    torch.testing.assert_close(attn_out[0].double(), reference[0], atol=bound, rtol=0)
     if T < 100:
         torch.testing.assert_close(mass[0].double(), reference[1], atol=1e-3 if codes else 5e-5, rtol=5e-5)
 
@@ -73,11 +73,11 @@ def test_torch_path_has_the_same_rules(rules: str, window: int, dtype: torch.dty
     T = 9
     S = 150
     q, k, v = (torch.randn(n, heads, D) for n, heads in ((T, H), (S, G), (S, G)))
-    mixed, mass = attention.attend(
+    attn_out, mass = attention.attend(
         q, k.transpose(0, 1), v.transpose(0, 1), True, None, 0, window, attention_sink_logits, cap
     )
     reference = by_the_book(q, k, v, visible(S - T, T, S, 0, window), None, 0, attention_sink_logits, cap)
-    torch.testing.assert_close(mixed.double(), reference[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(attn_out.double(), reference[0], atol=1e-5, rtol=1e-5)
     pages = torch.nn.functional.pad(mass, (0, -S % PAGE)).unflatten(1, (-1, PAGE)).sum(2)
     torch.testing.assert_close(pages.double(), reference[1], atol=1e-5, rtol=1e-5)
 
@@ -100,9 +100,9 @@ def test_int8_copies_follow_the_rules(rules: str, dtype: torch.dtype) -> None:
     kv = Paged(G, D, 50, dtype, int8=True, attention_sink_logits=attention_sink_logits, cap=cap)
     row = kv.row(600)
     q_BTHD = kv.normal(1, 2, H, D)
-    mixed, mass = attend(kv, q_BTHD, [598], [2], row.list_P[None], coarse=[576])
+    attn_out, mass = attend(kv, q_BTHD, [598], [2], row.list_P[None], coarse=[576])
     reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(598, 2, 600), None, 0, attention_sink_logits, cap)
-    torch.testing.assert_close(mixed[0].double(), reference[0], atol=0.03, rtol=0)
+    torch.testing.assert_close(attn_out[0].double(), reference[0], atol=0.03, rtol=0)
     torch.testing.assert_close(mass[0].double(), reference[1], atol=0.03, rtol=0)
 
 

@@ -28,7 +28,7 @@ STEPS = [0, 5, -20, 7.5, 8.5, 0.5, 20, -3, 7.9, 8.1]
 """Steps of the level between blocks, to base 2, for a gain of 1."""
 
 
-def jumping(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> FedText:
+def jumping_keys(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> FedText:
     """Return keys whose product with a query is the level of their block times the query's gain, and some noise."""
     text = FedText(S, G, h, D, dtype)
     levels = torch.tensor([STEPS[i % len(STEPS)] for i in range(-(-S // BLOCK))]).cumsum(0)
@@ -52,7 +52,7 @@ def block_tops(text: FedText) -> Tensor:
 @pytest.mark.parametrize(("S", "G", "h", "D"), [(650, 1, 3, 64), (330, 1, 7, 80), (330, 1, 1, 128), (1200, 1, 6, 16)])
 def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
     """Bits equal those of decoding token by token, and values are near float64."""
-    text = jumping(S, G, h, D, dtype)
+    text = jumping_keys(S, G, h, D, dtype)
     draw = random.Random(S)
     native.set_threads(1)
     single_pass = text.fed([0, S], seed=1, weigh=True)
@@ -67,7 +67,7 @@ def test_jumping_scores_keep_bits(S: int, G: int, h: int, D: int, dtype: torch.d
 
 def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
     """In one block some queries of a tile raise their shift and others do not, by more and by less than 8."""
-    tops = block_tops(jumping(650, 1, 6, 64, dtype))
+    tops = block_tops(jumping_keys(650, 1, 6, 64, dtype))
     shift = tops[:, 0]
     raised = 0
     unraised = 0
@@ -94,14 +94,14 @@ def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype
     (row.k_SGD if where == "keys" else row.v_SGD)[at, 0, 5] = torch.nan
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
     for window in (0, 17):
-        mixed = torch.empty_like(q_BTHD)
-        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, window=window)
+        attn_out = torch.empty_like(q_BTHD)
+        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, window=window)
         sees_T = visible(S - T, T, S, window=window)[:, at]
         assert sees_T.any() and not sees_T.all()
-        lost_TD = mixed[0].isnan().any(1)
+        lost_TD = attn_out[0].isnan().any(1)
         channels_D = torch.arange(D) == 5 if where == "values" else torch.ones(D, dtype=torch.bool)
         assert torch.equal(lost_TD, sees_T[:, None] & channels_D)
-        assert torch.equal(mixed[0].isnan().all(1), lost_TD)
+        assert torch.equal(attn_out[0].isnan().all(1), lost_TD)
 
 
 def test_nan_query_loses_itself_alone(dtype: torch.dtype) -> None:
@@ -109,8 +109,8 @@ def test_nan_query_loses_itself_alone(dtype: torch.dtype) -> None:
     kv = Paged(1, D, 20, dtype)
     row, q_BTHD = kv.row(S), kv.normal(1, T, h, D)
     q_BTHD[0, 2, 1, 7] = torch.nan
-    mixed = torch.empty_like(q_BTHD)
-    kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed)
+    attn_out = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out)
     lost_TH = torch.zeros(T, h, dtype=torch.bool)
     lost_TH[2, 1] = True
-    assert torch.equal(mixed[0].isnan().all(2), lost_TH) and torch.equal(mixed[0].isnan().any(2), lost_TH)
+    assert torch.equal(attn_out[0].isnan().all(2), lost_TH) and torch.equal(attn_out[0].isnan().any(2), lost_TH)

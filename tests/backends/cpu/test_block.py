@@ -87,16 +87,26 @@ class Small:
     ) -> None:
         draw = torch.Generator().manual_seed(0)
 
-        def some(*shape: int, gain: float = 1.0, base: float = 0.0) -> Tensor:
+        def random_tensor(*shape: int, gain: float = 1.0, base: float = 0.0) -> Tensor:
             return (torch.randn(*shape, generator=draw) * gain + base).to(dtype)
 
-        linear = [some(o, i, gain=i**-0.5) for o, i in [(Q, C), (P, C), (P, C), (C, Q), (M, C), (M, C), (C, M)]]
-        scales = [some(size, gain=0.1, base=1.0) for size in (C, C, D, D)]
+        linear = [
+            random_tensor(o, i, gain=i**-0.5) for o, i in [(Q, C), (P, C), (P, C), (C, Q), (M, C), (M, C), (C, M)]
+        ]
+        scales = [random_tensor(size, gain=0.1, base=1.0) for size in (C, C, D, D)]
         q, k, v, o, gate, up, down = linear
         layer = Layer(scales[0], q, k, v, o, scales[1], gate, up, down)
         if biases:
-            layer = replace(layer, q_bias_Q=some(Q), k_bias_P=some(P), v_bias_P=some(P), o_bias_C=some(C))
-            layer = replace(layer, gate_bias_I=some(M), up_bias_I=some(M), down_bias_C=some(C))
+            layer = replace(
+                layer,
+                q_bias_Q=random_tensor(Q),
+                k_bias_P=random_tensor(P),
+                v_bias_P=random_tensor(P),
+                o_bias_C=random_tensor(C),
+            )
+            layer = replace(
+                layer, gate_bias_I=random_tensor(M), up_bias_I=random_tensor(M), down_bias_C=random_tensor(C)
+            )
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
@@ -107,7 +117,7 @@ class Small:
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture(), intermediate_size=M)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
-        self.mixed_NQ = some(130, Q)
+        self.mixed_NQ = random_tensor(130, Q)
 
     def qkv(self, rows: slice = slice(None)) -> list[Tensor]:
         x = self.x_NC[rows].contiguous()
@@ -190,15 +200,15 @@ def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
 def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     q, k, v = small.qkv(slice(2))
     x = small.x_NC[:2].clone()
-    mixed = small.mixed_NQ[:2].clone()
+    attn_out = small.mixed_NQ[:2].clone()
     with pytest.raises(ValueError, match="x must be float32"):
         small.block.qkv(x.double(), q, k, v)
     with pytest.raises(ValueError, match="k must be"):
         small.block.qkv(x, q, k[:1], v)
     with pytest.raises(ValueError, match="attn_out must be"):
-        small.block.finish(x, mixed[:1])
+        small.block.finish(x, attn_out[:1])
     with pytest.raises(ValueError, match="attn_out must be"):
-        small.block.finish(x, mixed.double())
+        small.block.finish(x, attn_out.double())
     weights = tensors(small.layer)
     for index, message in [
         (0, "input_norm"),

@@ -44,14 +44,14 @@ def layer_of(experts: Experts, seed: int = 0) -> Layer:
     """Return a layer of random experts. Its other weights are zeros."""
     draw = torch.Generator().manual_seed(seed)
 
-    def some(*shape: int) -> Tensor:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw) * shape[-1] ** -0.5
 
     zeros_CC = torch.zeros(C, C)
     return Layer(
-        None, zeros_CC, zeros_CC, zeros_CC, zeros_CC, None, None, None, None, router_EC=4 * some(E, C),
-        router_correction_E=some(E) * E**0.5 * 0.3 if experts.corrected else None,
-        experts=tuple(Mlp(some(INNER, C), some(INNER, C), some(C, INNER)) for _ in range(experts.total)),
+        None, zeros_CC, zeros_CC, zeros_CC, zeros_CC, None, None, None, None, router_EC=4 * normal(E, C),
+        router_correction_E=normal(E) * E**0.5 * 0.3 if experts.corrected else None,
+        experts=tuple(Mlp(normal(INNER, C), normal(INNER, C), normal(C, INNER)) for _ in range(experts.total)),
     )  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def config(experts: Experts) -> Any:
     return SimpleNamespace(norm_eps=1e-5, architecture=Architecture(experts=experts))
 
 
-def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
+def native_output(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
     """Return the sum of the experts (N, C), and the number of experts that were touched."""
     native_experts = native.experts(config(experts), layer, bits=0)
     gated = torch.empty(len(x_NC) * experts.active, native_experts.stride)
@@ -103,7 +103,7 @@ def test_mixture_equals_the_book(name: str) -> None:
     plain = TorchLayer(config(experts), layer)
     read = partial(ALONE.inputs, width=INNER)
     theirs_NC, touched = mix(rows(), layer, experts, plain._gate, plain._down, read)
-    found_NC, also_touched = natively(layer, experts, rows())
+    found_NC, also_touched = native_output(layer, experts, rows())
     assert touched == also_touched <= experts.total
     for each_NC in (theirs_NC, found_NC):
         torch.testing.assert_close(each_NC.double(), exact_NC, atol=1e-5, rtol=1e-5)
@@ -113,9 +113,9 @@ def test_mixture_equals_the_book(name: str) -> None:
 def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
     experts = ROUTERS[name]
     layer = layer_of(ROUTERS[name])
-    whole_NC, _ = natively(layer, experts, rows())
+    whole_NC, _ = native_output(layer, experts, rows())
     for row_slice in (slice(0, 1), slice(3, 8), slice(17, 40)):
-        assert torch.equal(natively(layer, experts, rows()[row_slice])[0], whole_NC[row_slice])
+        assert torch.equal(native_output(layer, experts, rows()[row_slice])[0], whole_NC[row_slice])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("level")
 EPS = 1e-5
 
 
-def gated(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0, biases_2I: Iterable[Tensor] = ()) -> Tensor:
+def gated_mlp(gate: Blocks, up: Blocks, x_NC: Tensor, bits: int = 0, biases_2I: Iterable[Tensor] = ()) -> Tensor:
     """Return all that is written, the zeros behind the outputs included."""
     mlp = native.GatedMlp(torch.ones(x_NC.shape[1]), gate, up, *biases_2I, eps=EPS, bits=bits)
     out_NI = torch.full((len(x_NC), mlp.stride), torch.nan, dtype=torch.bfloat16 if gate.narrow else torch.float32)
@@ -39,11 +39,11 @@ def test_gate_and_up_of_two_types_have_bits_of_one(size: int, C: int, narrow: bo
     gate, up = (random_blocks("F16", size, C, narrow, seed=seed, size=C**-0.5) for seed in (0, 1))
     x_NC = normal(20, C)
     biases_2I = normal(2, size, seed=2)
-    joined = gated(gate, up, x_NC, biases_2I=biases_2I)
-    assert not torch.equal(joined, gated(gate, up, x_NC))
+    joined = gated_mlp(gate, up, x_NC, biases_2I=biases_2I)
+    assert not torch.equal(joined, gated_mlp(gate, up, x_NC))
     assert torch.equal(joined[:, size:], torch.zeros_like(joined[:, size:])) and joined[:, :size].isfinite().all()
     for two in ((as_kind(gate, "F32"), up), (gate, as_kind(up, "F32"))):
-        assert torch.equal(gated(*two, x_NC, biases_2I=biases_2I), joined)
+        assert torch.equal(gated_mlp(*two, x_NC, biases_2I=biases_2I), joined)
 
 
 @pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "F16"), ("F32", "Q5_1"), ("BF16", "Q4_0")])
@@ -54,7 +54,7 @@ def test_gate_and_up_of_two_types_are_near_float64(kinds: tuple[str, str]) -> No
     y_NC = x_NC.double() / (x_NC.double().square().mean(1, keepdim=True) + EPS).sqrt()
     gate_NI, up_NI = (y_NC @ weight.weights_MK().T for weight in (gate, up))
     exact_NI = gate_NI * gate_NI.sigmoid() * up_NI
-    error_NI = gated(gate, up, x_NC)[:, :size].double() - exact_NI
+    error_NI = gated_mlp(gate, up, x_NC)[:, :size].double() - exact_NI
     assert error_NI.square().mean().sqrt() < 2.0**-5 * exact_NI.square().mean().sqrt()
 
 
@@ -64,13 +64,13 @@ def test_gate_and_up_of_two_types_keep_the_law(kinds: tuple[str, str], bits: int
     """The bits of a row depend on that row alone, and the bits of some outputs on those outputs alone."""
     gate, up = (random_blocks(kind, 1600, 256, True, size=0.004) for kind in kinds)
     x_NC = normal(110, 256)
-    batch_output = gated(gate, up, x_NC, bits)
+    batch_output = gated_mlp(gate, up, x_NC, bits)
     for threads in (1, 2):
         native.set_threads(threads)
         for rows in (slice(0, 1), slice(5, 12), slice(100, 101), slice(0, 110)):
-            assert torch.equal(gated(gate, up, x_NC[rows], bits), batch_output[rows])
+            assert torch.equal(gated_mlp(gate, up, x_NC[rows], bits), batch_output[rows])
     part = [Blocks(weight.kind, weight.blocks[32:80].contiguous(), True) for weight in (gate, up)]
-    assert torch.equal(gated(*part, x_NC, bits), batch_output[:, 32:80])
+    assert torch.equal(gated_mlp(*part, x_NC, bits), batch_output[:, 32:80])
 
 
 def test_gate_and_up_of_two_shapes_raise() -> None:

@@ -99,9 +99,9 @@ def paged(dtype: torch.dtype, S: int, G: int = 2, D: int = 32) -> tuple[Paged, R
 
 
 def attend(kv: Paged, row: Row, q_BTHD: Tensor, start: int, coarse: Sequence[int]) -> Tensor:
-    mixed = torch.empty_like(q_BTHD)
-    kv.pages.attend(q_BTHD, [start], [q_BTHD.shape[1]], row.list_P[None], mixed, coarse=coarse)
-    return mixed
+    attn_out = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [start], [q_BTHD.shape[1]], row.list_P[None], attn_out, coarse=coarse)
+    return attn_out
 
 
 @pytest.mark.parametrize(("S", "h", "D"), [(1400, 1, 32), (300, 4, 64), (230, 2, 80), (200, 1, 256)])
@@ -133,10 +133,10 @@ def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> Non
     v_SGD = signs_4D[[1]].expand(S, D)[:, None].to(dtype)
     kv.fill(row.list_P, k_SGD, v_SGD.contiguous())
     q_BTHD = signs_4D[:, None].to(dtype)[None]
-    mixed = attend(kv, row, q_BTHD, start, [start])
+    attn_out = attend(kv, row, q_BTHD, start, [start])
     reference, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
-    assert torch.allclose(mixed[0].double(), reference, atol=0.02)
-    assert torch.allclose(mixed, attend(kv, row, q_BTHD, start, []), atol=0.02)
+    assert torch.allclose(attn_out[0].double(), reference, atol=0.02)
+    assert torch.allclose(attn_out, attend(kv, row, q_BTHD, start, []), atol=0.02)
 
 
 @pytest.mark.parametrize("coarse", [0, 1, BLOCK - 1])
@@ -189,12 +189,12 @@ def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> Non
 
 def test_int8_copies_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv, row = paged(dtype, 200)
-    q_BTHD, mixed = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
+    q_BTHD, attn_out = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
     for coarse in ([198], [-1], [64, 64]):
         with pytest.raises(ValueError, match="coarse"):
             attend(kv, row, q_BTHD, 197, coarse)
     with pytest.raises(ValueError, match="window"):
-        kv.pages.attend(q_BTHD, [197], [3], row.list_P[None], mixed, window=50, coarse=[64])
+        kv.pages.attend(q_BTHD, [197], [3], row.list_P[None], attn_out, window=50, coarse=[64])
     without = Paged(2, kv.D, 20, dtype)
     with pytest.raises(ValueError, match="copies"):
         attend(without, without.row(200), q_BTHD, 197, [64])

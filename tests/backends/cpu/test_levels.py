@@ -64,9 +64,9 @@ def attention(dtype: torch.dtype, int8: bool = False) -> Results:
     for D, gain in ((64, 1.0), (96, 5.0)):
         kv = Paged(2, D, 100, dtype, int8=int8)
         row, q_BTHD = kv.row(S), kv.normal(1, T, 6, D, gain=gain)
-        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
-        yield from (mixed, mass)
+        attn_out, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, mass, coarse=[S - T] if int8 else [])
+        yield from (attn_out, mass)
 
 
 def attention_to_copies(dtype: torch.dtype) -> Results:
@@ -79,9 +79,9 @@ def attention_to_codes(dtype: torch.dtype) -> Results:
         kv = Paged(2, D, 100, dtype, codes=True)
         row, q_BTHD, q_sinks_BTHD = kv.row(S), *(kv.normal(1, T, 6, D, gain=gain) for _ in range(2))
         for how in ({}, {"q_sinks": q_sinks_BTHD, "sinks": 16, "window": 500}):
-            mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-            kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, **how)
-            yield from (mixed, mass)
+            attn_out, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
+            kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, mass, **how)
+            yield from (attn_out, mass)
     q, k, v = normal(3, 20, 128, seed=3).unbind()
     angles, rotated = normal(100, 32), torch.empty(20, 2, 64, dtype=dtype)
     kv = Paged(2, 64, 9, dtype, codes=True)

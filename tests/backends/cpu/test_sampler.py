@@ -43,7 +43,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def restore_level_and_threads() -> Iterator[None]:
     level, threads = native.level(), native.threads()
     yield
     native.use(level)
@@ -85,7 +85,7 @@ def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, 
                 assert torch.equal(got.probs_BKV[row, :count], expected.probs_BKV[b, :count])
 
 
-def law(logits: Tensor, **params: object) -> list[Tensor]:
+def probabilities(logits: Tensor, **params: object) -> list[Tensor]:
     """Return the probabilities of one row by both samplers."""
     settings = SamplingParams(**params)  # type: ignore[arg-type]
     return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, NativeSampling)]
@@ -94,14 +94,14 @@ def law(logits: Tensor, **params: object) -> list[Tensor]:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_native_sampler_ties_keep_lowest_ids(cut: dict[str, object], temperature: float) -> None:
-    expected, got = law(EQUAL, temperature=temperature, **cut)
+    expected, got = probabilities(EQUAL, temperature=temperature, **cut)
     same_law(got, expected)
 
 
 @pytest.mark.parametrize("bias", [{4: 2.0}, {0: 1.0}, {1: -1.0}])
 def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
     for params in ({}, {"logit_bias": bias}):
-        expected, got = law(EQUAL, temperature=0.0, **params)
+        expected, got = probabilities(EQUAL, temperature=0.0, **params)
         assert torch.equal(got, expected)
 
 
@@ -111,13 +111,13 @@ def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
 def test_native_sampler_random_nucleus_equals_torch(top_p: float, spread: float, step: float | None) -> None:
     """The nucleus has few tokens or most, all different or in groups of equals."""
     logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
-    expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
+    expected, got = probabilities(logits if step is None else (logits / step).round() * step, top_p=top_p)
     same_law(got, expected)
 
 
 def test_native_sampler_smallest_probabilities_equal_torch() -> None:
     """Probabilities go down to subnormal ones and to 0."""
-    expected, got = law(-torch.arange(0, 800, 0.37))
+    expected, got = probabilities(-torch.arange(0, 800, 0.37))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-320
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-323)

@@ -37,12 +37,12 @@ def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, **how: boo
 def attend(
     kv: Paged, rows: list[Row], q_BTHD: Tensor, starts: list[int], search: Search | None, coarse: Sequence[int] = ()
 ) -> Tensor:
-    mixed = torch.empty_like(q_BTHD)
+    attn_out = torch.empty_like(q_BTHD)
     counts = [len(row.k_SGD) - start for row, start in zip(rows, starts, strict=True)]
     lists = pad_lists([row.list_P for row in rows])
     how = {"search": search} if search else {}
-    kv.pages.attend(q_BTHD, starts, counts, lists, mixed, coarse=coarse, **how)
-    return mixed
+    kv.pages.attend(q_BTHD, starts, counts, lists, attn_out, coarse=coarse, **how)
+    return attn_out
 
 
 def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def estimates(q_NHD: Tensor, k_SGD: Tensor, pages: range, matrix_DE: Tensor) -> 
     return (best_NC - best_NC.amax(1, keepdim=True)).amax(0)
 
 
-def clear_cut(scores_C: Tensor, target_picks: int) -> int:
+def clear_picks(scores_C: Tensor, target_picks: int) -> int:
     """Return a number of picks near `target_picks` behind which the next score is clearly lower."""
     gaps = -scores_C.sort(descending=True).values.diff()
     around = range(max(1, target_picks - 8), min(len(scores_C) - 1, target_picks + 8))
@@ -71,7 +71,7 @@ def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: 
     q_1THD = kv.normal(1, T, h, D, gain=4)
     end = start // PAGE - 1
     scores_C = estimates(q_1THD[0], row.k_SGD, range(begin, end), torch.eye(D) if rotated else random_rotation(D))
-    picks = clear_cut(scores_C, 10)
+    picks = clear_picks(scores_C, 10)
     selected = scores_C.topk(picks).indices.sort().values + begin
     list_P = torch.cat([row.list_P[:begin], row.list_P[selected], row.list_P[end:]])
     list_output = torch.empty_like(q_1THD)
@@ -166,12 +166,12 @@ def test_search_bad_arguments_raise(dtype: torch.dtype) -> None:
             attend(kv, [row], q_1THD, [598], wrong)
     with pytest.raises(ValueError, match="committed"):
         attend(kv, [row], q_1THD, [598], ([1], [36], [3]), coarse=[500])
-    mixed, search = torch.empty_like(q_1THD), ([1], [36], [3])
+    attn_out, search = torch.empty_like(q_1THD), ([1], [36], [3])
     lists_1GP = row.list_P[None, None].expand(1, 2, -1).contiguous()
     with pytest.raises(ValueError, match="whole rows"):
-        kv.pages.attend(q_1THD, [598], [2], lists_1GP, mixed, search=search)
+        kv.pages.attend(q_1THD, [598], [2], lists_1GP, attn_out, search=search)
     with pytest.raises(ValueError, match="window"):
-        kv.pages.attend(q_1THD, [598], [2], row.list_P[None], mixed, window=50, search=search)
+        kv.pages.attend(q_1THD, [598], [2], row.list_P[None], attn_out, window=50, search=search)
     without = Paged(2, kv.D, 40, dtype)
     with pytest.raises(ValueError, match="sketches"):
         attend(without, [without.row(600)], q_1THD, [598], search)

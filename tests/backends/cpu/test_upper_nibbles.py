@@ -16,7 +16,9 @@ if native is None:
 torch.set_num_threads(1)
 
 
-def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = HALF) -> tuple[Paged, Row, Paged]:
+def exact_and_middle_rows(
+    S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = HALF
+) -> tuple[Paged, Row, Paged]:
     """Return the same row twice: exact, and with the blocks before `coarse` as their upper nibbles have them."""
     nibble_kv, middle_kv = (Paged(G, D, -(-S // PAGE) + 3, dtype, seed=S, codes=True) for _ in range(2))
     row = nibble_kv.row(S)
@@ -34,7 +36,7 @@ def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = H
 ])  # fmt: skip
 def test_upper_nibbles_equal_codes_in_their_middle(T: int, S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
     """Bits are equal, and lower nibbles are not read."""
-    nibble_kv, row, middle_kv = both(S, G, D, S - T, dtype)
+    nibble_kv, row, middle_kv = exact_and_middle_rows(S, G, D, S - T, dtype)
     q_BTHD = nibble_kv.normal(1, T, G * h, D)
     page = PAGE * D
     scales = 2 * PAGE * 2
@@ -50,11 +52,11 @@ def test_upper_nibbles_equal_codes_in_their_middle(T: int, S: int, G: int, h: in
 def test_half_a_step_is_nearer_than_none() -> None:
     errors = []
     for added in (HALF, 0):
-        exact_kv, row, shifted_kv = both(1000, 1, 64, 999, torch.float32, added)
+        exact_kv, row, shifted_kv = exact_and_middle_rows(1000, 1, 64, 999, torch.float32, added)
         q_BTHD = exact_kv.normal(1, 1, 4, 64, gain=2.0)
         reference, _ = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(999, 1, 1000))
-        mixed, _ = attend(shifted_kv, q_BTHD, [999], [1], row.list_P[None])
-        errors.append(float((mixed[0] - reference).abs().mean()))
+        attn_out, _ = attend(shifted_kv, q_BTHD, [999], [1], row.list_P[None])
+        errors.append(float((attn_out[0] - reference).abs().mean()))
     assert errors[0] < errors[1] / 1.3
 
 

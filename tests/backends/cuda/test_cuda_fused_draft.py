@@ -72,21 +72,21 @@ def proposals(scene: Drafting) -> list[Draft]:
 
 
 @cache
-def single(coupling: Coupling) -> tuple[list[Draft], Drafting]:
+def single_pass_drafts(coupling: Coupling) -> tuple[list[Draft], Drafting]:
     """Return the drafts of single passes and draws, and the scene that made them."""
     drafting_scene = drafting(coupling, several=False)
     return proposals(drafting_scene), drafting_scene
 
 
-def alike(drafts: list[Draft], reference_drafts: list[Draft]) -> bool:
+def same_drafts(drafts: list[Draft], reference_drafts: list[Draft]) -> bool:
     return all(map(same, drafts, reference_drafts))
 
 
 @each_coupling
 def test_draft_in_one_graph_equals_single_passes_and_draws(coupling: Coupling) -> None:
-    single_drafts, single_scene = single(coupling)
+    single_drafts, single_scene = single_pass_drafts(coupling)
     fused_scene = drafting(coupling, several=True)
-    assert alike(proposals(fused_scene), single_drafts)
+    assert same_drafts(proposals(fused_scene), single_drafts)
     assert torch.equal(single_scene.noise.draws, fused_scene.noise.draws)
     assert np.array_equal(single_scene.tier.counters.passes_B, fused_scene.tier.counters.passes_B)
     assert np.array_equal(single_scene.tier.cache.lengths_B, fused_scene.tier.cache.lengths_B)
@@ -96,7 +96,7 @@ def test_draft_in_one_graph_equals_single_passes_and_draws(coupling: Coupling) -
 @each_coupling
 def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling) -> None:
     with looked_at_by(16):
-        assert alike(*(proposals(drafting(coupling, several)) for several in (False, True)))
+        assert same_drafts(*(proposals(drafting(coupling, several)) for several in (False, True)))
 
 
 @made_up
@@ -105,7 +105,7 @@ def test_draft_in_one_graph_by_sampler_in_parts_equals_single(coupling: Coupling
 @each_coupling
 def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each shape is run once and captured once. All later passes are replays, of other texts, lengths and noise."""
-    single_drafts, _ = single(coupling)
+    single_drafts, _ = single_pass_drafts(coupling)
     asked = 0
     shapes_run = list[Any]()
     run = model.run_draft
@@ -127,7 +127,7 @@ def test_replayed_draft_equals_single_passes_and_draws(coupling: Coupling, monke
         captured = device_stub.captured - earlier_captures
         del fused_scene
         gc.collect()
-    assert alike(fused_drafts, single_drafts)
+    assert same_drafts(fused_drafts, single_drafts)
     assert captured == len(set(shapes_run)) == len(shapes_run) / 2 < asked
 
 
@@ -156,10 +156,12 @@ def test_draft_in_one_graph_launches_what_single_passes_do() -> None:
         with launches() as names:
             drafting_scene.propose(*ROUNDS[0])
         launches_by_kind.append(names)
-    single, together = launches_by_kind
-    assert [name for name in together if name != "_go_on"] == single
-    draws = [i for i, name in enumerate(together) if name == "_decide"]
-    assert [together[i + 1] for i in draws] == ["_go_on"] * len(draws) and together.count("_go_on") == len(draws) >= 3
+    single_launches, fused_launches = launches_by_kind
+    assert [name for name in fused_launches if name != "_go_on"] == single_launches
+    draws = [i for i, name in enumerate(fused_launches) if name == "_decide"]
+    assert [fused_launches[i + 1] for i in draws] == ["_go_on"] * len(draws) and fused_launches.count("_go_on") == len(
+        draws
+    ) >= 3
 
 
 def test_draft_of_penalised_rows_is_drawn_per_token() -> None:
@@ -188,6 +190,6 @@ def test_draft_in_one_graph_refuses_logits_that_are_not_finite() -> None:
 @pytest.mark.parametrize("mutant", caught_in("test_cuda_draft_mutant_changes_a_draft"), ids=str)
 def test_cuda_draft_mutant_changes_a_draft(mutant: Mutant, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (coupling,) = (verification for verification in (Seeded, Rejection) if verification.__name__ in mutant.checks)
-    single_drafts, _ = single(coupling)
+    single_drafts, _ = single_pass_drafts(coupling)
     mutant.apply(monkeypatch, tmp_path)
-    assert not alike(proposals(drafting(coupling, several=True)), single_drafts)
+    assert not same_drafts(proposals(drafting(coupling, several=True)), single_drafts)

@@ -52,11 +52,11 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
     # New tokens have the same slots in all layers: those of the last units, which all heads share.
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
-    mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
+    attn_out = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
         "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, return_mass=True)),
         "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, retrieval_table)])),
-        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
+        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, attn_out)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, min_shape=(4, 8))),
@@ -68,7 +68,7 @@ def one_row(position: int, units: int, count: int, device: str = "cpu") -> Forwa
     return ForwardBatch([position], [(2, PageTable(torch.ones(1, units, device=device).int(), [0], [count]))])
 
 
-def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
+def torch_and_triton(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     """Return the outputs of torch and of Triton, and the memory afterwards, from the same noise."""
     plain, weights = TorchKV(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
     fast = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
@@ -92,7 +92,7 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(passes()))
 def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
-    (reference, kv), (got, fast_kv) = both(decoder, name)
+    (reference, kv), (got, fast_kv) = torch_and_triton(decoder, name)
     _, at, this = passes()[name]
     for b, count in enumerate(this.views[0][1].counts):
         real = slice(count) if at is None else slice(None)

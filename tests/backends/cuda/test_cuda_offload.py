@@ -53,7 +53,7 @@ def texts(*args: Any, **how: Any) -> list[list[int]]:
 
 
 @pytest.fixture
-def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+def plain_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
     """Return texts of plain decoding on the torch path, with all KV in memory."""
 
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
@@ -78,18 +78,18 @@ def host(memory: str, layers: int) -> dict[str, Any]:
     ],
 )
 def test_offloaded_single_text_equals_memory(
-    folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
+    folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plain_texts: Any, by_name: None
 ) -> None:
     """Cases: no resident layer; one, with a prompt that is read layer by layer; all layers."""
     (answer,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
-    assert [answer.outputs[0].token_ids] == plainly([ids(length)], temperature)
+    assert [answer.outputs[0].token_ids] == plain_texts([ids(length)], temperature)
     assert (answer.kv.host_bytes > 0) == (layers < 2) and 0 < answer.kv.device_bytes <= 700 << 10
 
 
 @pytest.mark.slow
-def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: None) -> None:
+def test_offloaded_batch_rows_equal_memory(folder: Path, plain_texts: Any, by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
-    assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plainly(prompts, 0.0, 3)
+    assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plain_texts(prompts, 0.0, 3)
 
 
 @pytest.mark.slow
@@ -97,11 +97,11 @@ def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: 
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 @pytest.mark.parametrize(("temperature", "layers"), [(0.0, 0), (0.8, 1)])
 def test_offloaded_mode_text_equals_memory(
-    folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None
+    folder: Path, mode: str, temperature: float, layers: int, plain_texts: Any, by_name: None
 ) -> None:
     prompts = [ids(30), ids(320)[3:]]
     offloaded_texts = texts(folder, mode, prompts, temperature, 12, **host("1MiB", layers))
-    assert offloaded_texts == plainly(prompts, temperature, 12)
+    assert offloaded_texts == plain_texts(prompts, temperature, 12)
 
 
 def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:

@@ -58,7 +58,7 @@ def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
 
 
 @pytest.fixture
-def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def plain_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
         patch.setattr(dispatch, "requested", "torch")
@@ -67,7 +67,7 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(("mode", "layers"), [("ar", 0), ("retrieval", 0), ("retrieval", 1)])
 def test_cuda_ranks_offloaded_text_equals_one_process(
-    folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, mode: str, layers: int, plain_ids: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes that do not stream can be captured."""
     captured: list[type] = []
@@ -75,16 +75,16 @@ def test_cuda_ranks_offloaded_text_equals_one_process(
     monkeypatch.setattr(
         Graphs, "run", lambda self, replay, call: captured.append(type(call.args[0])) or run(self, replay, call)
     )
-    assert of_ranks(folder, mode, layers) == [plainly] * 2
+    assert of_ranks(folder, mode, layers) == [plain_ids] * 2
     assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())
 
 
 def test_offload_mutant_of_ranks_changes_the_text(
-    folder: Path, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, plain_ids: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (mutant,) = caught_in("test_offload_mutant_of_ranks_changes_the_text")
     mutant.apply(monkeypatch)
-    assert of_ranks(folder, "ar", 0) != [plainly] * 2
+    assert of_ranks(folder, "ar", 0) != [plain_ids] * 2
 
 
 def needs(folder: Path, count: int) -> CudaKVSizing:

@@ -39,7 +39,7 @@ def parts() -> Iterator[None]:
         yield
 
 
-def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
+def large_scene(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
     """Return a scene with one live row for each of the settings."""
     batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
     batch_scene.live_B[:] = True
@@ -53,7 +53,7 @@ def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Sce
 def test_triton_sampler_of_large_vocabulary_decides_as_torch(
     parts: None, coupling: type, params: list[SamplingParams]
 ) -> None:
-    agree(large(3, 1, params), OnDevice, coupling)
+    agree(large_scene(3, 1, params), OnDevice, coupling)
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_triton_sampler_of_large_vocabulary_decides_as_torch(
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_triton_sampler_of_large_vocabularies_decides_as_torch(parts: None, seed: int, coupling: type) -> None:
     """Logits with ties and -inf among them, drafts of several tokens."""
-    agree(large(seed, 3), OnDevice, coupling)
+    agree(large_scene(seed, 3), OnDevice, coupling)
 
 
 @pytest.mark.slow
@@ -70,7 +70,7 @@ def test_triton_sampler_of_large_vocabularies_decides_as_torch(parts: None, seed
 @each_coupling
 def test_triton_sampler_of_one_program_and_large_vocabulary_decides_as_torch(coupling: type) -> None:
     with looked_at_by(None, sampler.BLOCK):
-        agree(large(0, 1), OnDevice, coupling)
+        agree(large_scene(0, 1), OnDevice, coupling)
 
 
 @pytest.mark.slow

@@ -24,9 +24,9 @@ def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dty
         )  # fmt: skip
         assert keys > SHARED and (T == 1 or T * group > tile_of(dtype.itemsize, 128, T * group).rows)
         scene = Scene(case)
-        mixed, mass = scene.by_kernel(split=None)
+        attn_out, mass = scene.by_kernel(split=None)
         reference, wanted_mass = scene.by_the_book()
-        assert scene.error(mixed, reference) <= BOUND[dtype]
+        assert scene.error(attn_out, reference) <= BOUND[dtype]
         torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 
 

@@ -23,10 +23,10 @@ MASS = 2e-5
 
 def agree(case: Case) -> None:
     scene = Scene(case)
-    mixed, mass = scene.by_kernel()
+    attn_out, mass = scene.by_kernel()
     reference, wanted_mass = scene.by_the_book()
-    assert mixed.dtype == case.dtype
-    assert scene.error(mixed, reference) <= BOUND[case.dtype]
+    assert attn_out.dtype == case.dtype
+    assert scene.error(attn_out, reference) <= BOUND[case.dtype]
     if case.weigh:
         torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 
@@ -61,12 +61,12 @@ def test_triton_attention_default_split_equals_float64(change: dict[str, Any], s
     start = max(split, 256) - 1
     case = Case(**{"sinks": 0, "window": 0, "turned": False} | change | {"G": 1, "starts": [start], "counts": [T]})
     scene = Scene(case)
-    mixed, mass = scene.by_kernel(split=None)
+    attn_out, mass = scene.by_kernel(split=None)
     reference, wanted_mass = scene.by_the_book()
-    assert scene.error(mixed, reference) <= BOUND[torch.float32]
+    assert scene.error(attn_out, reference) <= BOUND[torch.float32]
     torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
-    assert torch.equal(scene.by_kernel(split=split)[0], mixed)
-    assert not torch.equal(scene.by_kernel(split=split // 2 if split > 64 else 128)[0], mixed)
+    assert torch.equal(scene.by_kernel(split=split)[0], attn_out)
+    assert not torch.equal(scene.by_kernel(split=split // 2 if split > 64 else 128)[0], attn_out)
 
 
 def test_attention_splits_keep_a_device_busy() -> None:
@@ -104,9 +104,9 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """Negative control: shifted queries fail the comparison."""
     scene = Scene(replace(Case(), **change))
-    mixed, mass = scene.by_kernel(late=-1)
+    attn_out, mass = scene.by_kernel(late=-1)
     reference, wanted_mass = scene.by_the_book()
-    assert scene.error(mixed, reference) > 100 * BOUND[torch.float32]
+    assert scene.error(attn_out, reference) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 
 
@@ -116,10 +116,10 @@ def test_triton_attention_bits_depend_on_shape_only(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(np, "matmul", by_the_term)
     case = Case(G=1, T=4, starts=[130, 20], counts=[4, 3], by_head=False, sinks=0, window=0, turned=False, spare=9)
     scene = Scene(case)
-    mixed, _ = scene.by_kernel()
+    attn_out, _ = scene.by_kernel()
     for t in range(4):
         q = torch.full_like(scene.q, torch.nan)
         q[0, 0] = scene.q[0, t]
         single_scene = Scene(replace(case, starts=[130 + t, 0], counts=[1, 0]))
         single_scene.q = q
-        assert torch.equal(single_scene.by_kernel()[0][0, 0], mixed[0, t])
+        assert torch.equal(single_scene.by_kernel()[0][0, 0], attn_out[0, t])

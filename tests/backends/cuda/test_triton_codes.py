@@ -62,21 +62,21 @@ def test_triton_attention_over_codes_in_float16_keeps_small_weights() -> None:
     small = numbers(rounded(torch.full_like(scene.k, 2e-3))).to(scene.k.dtype)
     scene.plain = scene.k, scene.v = scene.k, small
     write_rows(scene.coded[1], torch.arange(small.shape[1]), rounded(small))
-    mixed, _ = scene.by_kernel()
+    attn_out, _ = scene.by_kernel()
     reference, _ = scene.by_the_book()
-    assert scene.error(mixed, reference) <= 4 * BOUND[torch.float16]
+    assert scene.error(attn_out, reference) <= 4 * BOUND[torch.float16]
 
 
 def test_triton_query_over_codes_that_is_no_number_gives_none() -> None:
     """No other query changes."""
     scene = CodedScene(Case(by_head=False))
     scene.q[0, 1, 2, 3] = torch.nan
-    mixed = scene.by_kernel()[0]
-    nan_mask = mixed.isnan()
-    assert nan_mask[0, 1, 2].all() and nan_mask.sum() == mixed.shape[-1]
+    attn_out = scene.by_kernel()[0]
+    nan_mask = attn_out.isnan()
+    assert nan_mask[0, 1, 2].all() and nan_mask.sum() == attn_out.shape[-1]
 
 
-def written(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...]:
+def write_by_kernel(x_BTGD: Tensor, codes: bool, together: int = 1) -> tuple[Tensor, ...]:
     """Return what the kernel writes for keys and values at places 14 to 18 of a list, as rows (G, T, R)."""
     _, T, G, D = x_BTGD.shape
     memory = tuple(torch.zeros(G, 64, D + 2, dtype=torch.int8, device=DEVICE) for _ in range(2))
@@ -108,7 +108,9 @@ def random_rows(dtype: torch.dtype, dim: int = 24) -> Tensor:
 def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
     """Each row is near its values under either rounding."""
     x_BTGD = random_rows(dtype)
-    for factor, got, expected in zip((1, 2), written(x_BTGD, codes=True), written(x_BTGD, codes=False), strict=True):
+    for factor, got, expected in zip(
+        (1, 2), write_by_kernel(x_BTGD, codes=True), write_by_kernel(x_BTGD, codes=False), strict=True
+    ):
         x_GTD = factor * x_BTGD[0].transpose(0, 1)
         assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.float().abs().amax(-1, keepdim=True) / 127
@@ -121,7 +123,7 @@ def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
 def test_triton_codes_of_rotated_heads_are_those_of_torch(dim: int, dtype: torch.dtype) -> None:
     """Blocks have 8 channels for heads of 24, and 16 for 80, and lie across the halves of RoPE."""
     x_BTGD = random_rows(dtype, dim)
-    for factor, got in zip((1, 2), written(x_BTGD, codes=True, together=block_of(dim)), strict=True):
+    for factor, got in zip((1, 2), write_by_kernel(x_BTGD, codes=True, together=block_of(dim)), strict=True):
         x_GTD = rotated_head(factor * x_BTGD[0].transpose(0, 1))
         assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.abs().amax(-1, keepdim=True) / 127
@@ -133,14 +135,14 @@ def test_triton_codes_of_rotated_heads_are_those_of_torch(dim: int, dtype: torch
 def test_triton_codes_of_odd_rows_are_nan(odd: float) -> None:
     x_BTGD = random_rows(torch.float32)
     x_BTGD[0, 1, 0, 3] = odd
-    for rows_GTR in written(x_BTGD, codes=True):
+    for rows_GTR in write_by_kernel(x_BTGD, codes=True):
         lost_GT = numbers(rows_GTR).isnan().all(-1)
         assert lost_GT.sum() == 1 and lost_GT[0, 1]
 
 
 def check_of_rows() -> None:
     x_BTGD = random_rows(torch.float32)
-    for factor, got in zip((1, 2), written(x_BTGD, codes=True, together=8), strict=True):
+    for factor, got in zip((1, 2), write_by_kernel(x_BTGD, codes=True, together=8), strict=True):
         assert torch.equal(got, rounded(rotated_head(factor * x_BTGD[0].transpose(0, 1))))
 
 

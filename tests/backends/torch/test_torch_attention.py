@@ -27,12 +27,12 @@ def operands(T: int, S: int, H: int, G: int, D: int, dtype: torch.dtype, gain: f
     return q * gain, k, v
 
 
-def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
+def attention_by_loop(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
     """Return mixed values and mass by the book, without matrix products and without a mask."""
     T, H, D = q_THD.shape
     G, S, _ = k_GSD.shape
     q, k, v = (x.double().cpu() for x in (q_THD, k_GSD, v_GSD))
-    mixed = torch.zeros(T, H, D, dtype=torch.float64)
+    attn_out = torch.zeros(T, H, D, dtype=torch.float64)
     mass = torch.zeros(G, S, dtype=torch.float64)
     for t in range(T):
         for h in range(H):
@@ -41,8 +41,8 @@ def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
             terms = [exp(score - max(scores)) for score in scores]
             for s, term in enumerate(terms):
                 mass[g, s] += term / sum(terms)
-                mixed[t, h] += term / sum(terms) * v[g, s]
-    return mixed, mass
+                attn_out[t, h] += term / sum(terms) * v[g, s]
+    return attn_out, mass
 
 
 def close(got: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
@@ -54,7 +54,7 @@ def close(got: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (2, 2), (3, 11), (5, 5), (9, 12)])
 def test_torch_attention_equals_loop(T: int, S: int, H: int, G: int, dtype: torch.dtype) -> None:
     q, k, v = operands(T, S, H, G, 8, dtype)
-    reference, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
     assert got.dtype == dtype and got_mass.dtype == torch.float32
     close(got, reference, dtype)
@@ -77,7 +77,7 @@ def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_torch_attention_random_shape_equals_loop(T: int, past: int, G: int, h: int, D: int) -> None:
     q, k, v = operands(T, T + past, G * h, G, D, DTYPES[0])
-    reference, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
     close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
@@ -92,7 +92,7 @@ def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPa
     """
     monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
-    reference, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
     close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
