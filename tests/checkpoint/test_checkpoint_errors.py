@@ -219,7 +219,7 @@ def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
 
 
 def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    asked: list[list[str]] = []
+    pattern_lists: list[list[str]] = []
 
     def listed(_: object, name: str, timeout: float) -> types.SimpleNamespace:
         files = (
@@ -228,7 +228,7 @@ def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder:
         return types.SimpleNamespace(siblings=files)
 
     def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
-        asked.append(allow_patterns)
+        pattern_lists.append(allow_patterns)
         if name == "org/absent":
             raise ConnectionError("offline\nand more")
         return str(folder)
@@ -237,7 +237,7 @@ def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder:
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     refuses("org/absent", r"'org/absent' is not a folder here .*\(it cannot be reached: .*\); check the name and the ")
     load("org/present", device="cpu")
-    assert not any("bin" in pattern or pattern.endswith(".py") for pattern in asked[-1])
+    assert not any("bin" in pattern or pattern.endswith(".py") for pattern in pattern_lists[-1])
     as_bin(folder, load_file(folder / "model.safetensors"))
     load("org/pickled", device="cpu")
-    assert any("bin" in pattern for pattern in asked[-1])
+    assert any("bin" in pattern for pattern in pattern_lists[-1])

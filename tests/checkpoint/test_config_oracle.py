@@ -215,8 +215,8 @@ def test_config_bad_rope_raises(tmp_path: Path, kind: str) -> None:
     for field in usual_fields:
         for bad in BAD:
             fine = (field, bad) in (("truncate", True), ("mscale", 0), ("mscale_all_dim", 0))
-            why = outcome(tmp_path, USUAL | {"rope_parameters": usual_fields | {field: bad}})
-            assert fine or "config.json: " in why, (field, bad)
+            error = outcome(tmp_path, USUAL | {"rope_parameters": usual_fields | {field: bad}})
+            assert fine or "config.json: " in error, (field, bad)
     for bad in ("x", 1, [], [1], True):
         assert not bad or "rope_scaling = " in outcome(tmp_path, USUAL | {"rope_scaling": bad})
     large = usual_fields | {"factor": 1e12, "rope_theta": 1e12}

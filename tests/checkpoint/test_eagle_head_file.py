@@ -95,9 +95,9 @@ def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_pat
         ("eagle_aux_hidden_state_layer_ids", (2, 3, 7)): (2, 3, 7),
         ("eagle_config", (1, 3, 4)): (2, 4, 5),
     }
-    for how, layers in layers_by_kind.items():
-        ids = {"eagle_aux_hidden_state_layer_ids": list(how[1])} if how else {}
-        published(tmp_path, **({"eagle_config": ids} if how and how[0] == "eagle_config" else ids))
+    for layer_kind, layers in layers_by_kind.items():
+        ids = {"eagle_aux_hidden_state_layer_ids": list(layer_kind[1])} if layer_kind else {}
+        published(tmp_path, **({"eagle_config": ids} if layer_kind and layer_kind[0] == "eagle_config" else ids))
         assert read_eagle_head(tmp_path, target, "any").config.state_layers == layers
 
 
@@ -139,11 +139,11 @@ def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path)
 def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
     write_eagle_head(tmp_path / "own", random_draft(target))
-    for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
+    for field, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
                        ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
         model = tiny_model(**({"num_hidden_layers": 8} | size))
-        other_config = load(save(model, tmp_path / what), device="cpu", dtype="float32").config
-        with pytest.raises(ModelError, match=what):
+        other_config = load(save(model, tmp_path / field), device="cpu", dtype="float32").config
+        with pytest.raises(ModelError, match=field):
             read_eagle_head(tmp_path / "own", other_config, "fingerprint", finetune=True)
 
 

@@ -53,8 +53,8 @@ def test_family_logits_in_ragged_parts_equal_transformers(saved: tuple[Path, Ten
 
 def test_qwen3_moe_has_its_window_in_all_layers(tmp_path: Path) -> None:
     """All layers have the window once it is switched on, whatever the config says of layers, as in transformers."""
-    how = dict(use_sliding_window=True, sliding_window=24, max_window_layers=4)
-    model = family_model("qwen3-moe", **how)
+    window_fields = dict(use_sliding_window=True, sliding_window=24, max_window_layers=4)
+    model = family_model("qwen3-moe", **window_fields)
     with torch.no_grad():
         expected_BTV = model(texts()).logits
     checkpoint = load(save(model, tmp_path), device="cpu", dtype="float32", context=LENGTH)
@@ -151,9 +151,9 @@ def test_corrections_of_scores_are_not_rounded(tmp_path: Path) -> None:
     """Most of a correction is common to all experts, and bfloat16 has no digits left for the rest."""
     model = family_model("glm-4.5")
     folder = save(model, tmp_path)
-    where = load(folder, device="cpu", dtype="bfloat16", context=LENGTH)
+    checkpoint = load(folder, device="cpu", dtype="bfloat16", context=LENGTH)
     weights = read_weights(
-        folder, where.files.archives(packed=False), where.config, rows=97, device=torch.device("cpu"),
+        folder, checkpoint.files.archives(packed=False), checkpoint.config, rows=97, device=torch.device("cpu"),
         dtype=torch.bfloat16, names=FAMILIES["glm4_moe"].names,
     )  # fmt: skip
     for ours, theirs in zip(weights.layers[1:], model.model.layers[1:], strict=True):

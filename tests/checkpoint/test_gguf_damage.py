@@ -28,8 +28,10 @@ class IntactFile(GgufParts):
     def answer(self, data: bytes, capsys: pytest.CaptureFixture[str], command: str = "generate") -> int:
         """Return the exit code for a file of these bytes, and check what is printed."""
         self.broken.write_bytes(data)
-        asked = ["-p", "the cat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"] if command == "generate" else []
-        code = main([command, str(self.broken), *asked])
+        arguments = (
+            ["-p", "the cat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"] if command == "generate" else []
+        )
+        code = main([command, str(self.broken), *arguments])
         errors = capsys.readouterr().err
         assert code in (0, 2)
         assert code == 0 or (

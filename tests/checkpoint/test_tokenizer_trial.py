@@ -42,8 +42,8 @@ def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any
 def test_broken_tokenizer_exits_2_in_one_line(model: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Libraries of other languages write to the file descriptor directly."""
     write_broken(name, model)
-    asked = ["generate", str(model), "-p", "hat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"]
-    code = main(asked)
+    arguments = ["generate", str(model), "-p", "hat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"]
+    code = main(arguments)
     errors = capfd.readouterr().err
     if name in UNUSED:
         assert (code, errors) == (0, "")

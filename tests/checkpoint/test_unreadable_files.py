@@ -29,10 +29,10 @@ def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
     def denied(path: Path) -> None:
         real = io.open
 
-        def opened(file: Any, *arguments: Any, **how: Any) -> Any:
+        def opened(file: Any, *arguments: Any, **options: Any) -> Any:
             if not isinstance(file, int) and Path(os.fsdecode(file)) == path:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-            return real(file, *arguments, **how)
+            return real(file, *arguments, **options)
 
         monkeypatch.setattr(io, "open", opened)
 

@@ -201,11 +201,11 @@ def test_entry_takes_its_name_while_nobody_scans(tmp_path: Path, monkeypatch: py
     os.close(state)
 
 
-def record_call(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **how: Any) -> None:
+def record_call(call: Callable[..., None], done: list[str], path: Any, *arguments: Any, **options: Any) -> None:
     """Record a call, and whether it is one of a folder."""
     folder = isinstance(path, int) and stat.S_ISDIR(os.fstat(path).st_mode)
     done.append(f"{call.__name__} the folder" if folder else call.__name__)
-    call(path, *arguments, **how)
+    call(path, *arguments, **options)
 
 
 def test_entry_is_synced_before_its_name_and_the_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

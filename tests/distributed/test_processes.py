@@ -156,13 +156,13 @@ def test_killed_first_rank_ends_command(pair: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
-def test_ranks_end_with_their_launcher(pair: Path, how: signal.Signals) -> None:
-    if signal.getsignal(how) is signal.SIG_IGN:
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
+def test_ranks_end_with_their_launcher(pair: Path, signal_number: signal.Signals) -> None:
+    if signal.getsignal(signal_number) is signal.SIG_IGN:
         pytest.skip("these tests run where this signal is ignored, and what they start inherits that")
     with python("-m", "triforce", *command(pair, "--max-tokens", str(LONG), "--tp", "2")) as process:
         ranks = started(process)
-        process.send_signal(how)
+        process.send_signal(signal_number)
         process.wait(60)
         assert all_ended(ranks)
 

@@ -62,7 +62,7 @@ Guesses = dict[int, list[Tensor]]
 
 
 def draft_logits(
-    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any
+    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **options: Any
 ) -> list[Any]:
     """Return by rank the logits of all draft tokens and the text. One text, as clocks decide when another one joins."""
     logits_by_thread = Guesses()
@@ -74,7 +74,7 @@ def draft_logits(
         return logits_BJV
 
     def run(ranks: TPGroup) -> tuple[list[Tensor], list[Any]]:
-        generated = texts(folder, ranks, "triforce", prompts=1, **how)
+        generated = texts(folder, ranks, "triforce", prompts=1, **options)
         return logits_by_thread.pop(threading.get_ident()), generated
 
     with monkeypatch.context() as patch:

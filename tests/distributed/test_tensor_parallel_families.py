@@ -100,12 +100,12 @@ def test_summed_shards_of_families_are_near(home: Path, name: str) -> None:
 @NATIVE
 @pytest.mark.parametrize("mutant", caught_in("test_family_rank_mutant_is_noticed"), ids=str)
 def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, how = mutant.checks
+    name, kernels = mutant.checks
     path = folder(home, name)
     mutant.apply(monkeypatch)
-    if how == "torch":
+    if kernels == "torch":
         monkeypatch.setattr(dispatch, "native", None)
-    assert largest_error(path, exact=how != "summed") > 1e-3
+    assert largest_error(path, exact=kernels != "summed") > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])

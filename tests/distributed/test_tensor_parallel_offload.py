@@ -69,8 +69,8 @@ def test_sharded_offloaded_int8_texts_equal_one_process(pair: Path, mode: str, k
 
 def test_sharded_searched_layers_keep_texts(pair: Path) -> None:
     one_process = texts(generate(pair, ALONE, "ar"))
-    how = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
-    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
+    options = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **options)):
         assert texts(outputs) == one_process
 
 

@@ -162,10 +162,10 @@ def test_sharded_batch_equals_one_process(pair: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_sharded_chat_equals_one_process(pair: Path) -> None:
     sampling = ("--seed", "5", "--max-tokens", "12", "--ignore-eos", "--temperature", "0.8")
-    asked = "the cat\nand the hat\n"
+    prompts = "the cat\nand the hat\n"
     with triforce("chat", pair, *sampling, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        two_ranks, errors = process.communicate(asked, timeout=240)
+        two_ranks, errors = process.communicate(prompts, timeout=240)
     assert process.returncode == 0, errors
     with triforce("chat", pair, *sampling, "--tp", "1", stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        one_process, _ = process.communicate(asked, timeout=240)
+        one_process, _ = process.communicate(prompts, timeout=240)
     assert two_ranks == one_process and two_ranks.count("\n") >= 2

@@ -130,13 +130,13 @@ def test_warper_extreme_scores_sum_to_one(temperature: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "what"), [([0.0, math.nan], "NaN"), ([math.inf, 0.0], "inf"), ([-math.inf] * 2, "all -inf")]
+    ("bad", "fault"), [([0.0, math.nan], "NaN"), ([math.inf, 0.0], "inf"), ([-math.inf] * 2, "all -inf")]
 )
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_warper_bad_logits_raise(bad: list[float], what: str, temperature: float) -> None:
+def test_warper_bad_logits_raise(bad: list[float], fault: str, temperature: float) -> None:
     logits = torch.tensor([[[0.0, 1.0]] * 2, [[0.0, 1.0], bad]])
     processor = LogitsProcessor([SamplingParams(temperature=temperature)] * 2, [0, 0], 2)
-    with pytest.raises(ModelError, match=f"{what}.*row 1, column 1"):
+    with pytest.raises(ModelError, match=f"{fault}.*row 1, column 1"):
         processor(logits, NOTHING.repeat(2, 1), torch.zeros(2, dtype=torch.int64))
 
 

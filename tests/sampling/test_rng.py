@@ -74,9 +74,9 @@ def test_exponentials_independent_of_vocabulary_size() -> None:
 def test_exponentials_are_repeatable() -> None:
     noise = make_noise([1, 2], [0, 0])
     for start in (0, 2, 1, 90, 40, 500, 0, 3):
-        asked = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
-        got = noise.exponentials(asked, 50)
-        assert torch.equal(got, make_noise([1, 2], [0, 0]).exponentials(asked, 50))
+        positions = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
+        got = noise.exponentials(positions, 50)
+        assert torch.equal(got, make_noise([1, 2], [0, 0]).exponentials(positions, 50))
         got.zero_()  # the caller's own copy
 
 

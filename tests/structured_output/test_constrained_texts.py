@@ -114,9 +114,9 @@ def test_constrained_grammar_failure_is_error(llm: LLM, monkeypatch: pytest.Monk
 
 def test_generate_command_accepts_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["the cat", 5]}')
-    asked = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
-    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 0
+    command = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
+    assert main([*command, "--json-schema", str(tmp_path / "schema.json")]) == 0
     assert json.loads(capsys.readouterr().out) in ("the cat", 5)
     (tmp_path / "schema.json").write_text("{")
-    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 2
+    assert main([*command, "--json-schema", str(tmp_path / "schema.json")]) == 2
     assert "schema.json is not JSON" in capsys.readouterr().err

@@ -114,7 +114,7 @@ def test_grammar_parser_limit_ends_text_and_reports(llm: LLM) -> None:
 def test_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     grammars, compiled = GrammarCompiler(llm.tokenizer), []
-    monkeypatch.setattr(compiler, "new_matcher", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
+    monkeypatch.setattr(compiler, "new_matcher", lambda *arguments: compiled.append(arguments[1:]) or plain(*arguments))
     for pattern in ("ab?", "b", "ab?"):
         grammars.compile(Grammar.regex(pattern)).follow()
     assert compiled == [("regex", "ab?"), ("regex", "b")]

@@ -72,9 +72,9 @@ def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
         text = rng.choice(texts)
         length = rng.randrange(len(text))
         guesses = rng.randrange(6)
-        asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
-        unused_mask = llm.grammars.compile(grammar).follow().allowed(*asked)
-        assert (used.allowed(*asked) == unused_mask).all()
+        text_and_guesses = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
+        unused_mask = llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
+        assert (used.allowed(*text_and_guesses) == unused_mask).all()
         cut += bool((~unused_mask[:, ids["1"]]).any())
     assert cut
 

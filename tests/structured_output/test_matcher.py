@@ -122,8 +122,10 @@ def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
         text = rng.choice(texts)
         cut = rng.randrange(len(text) + 1)
         guesses = rng.randrange(4)
-        asked = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
-        assert (used.allowed(*asked) == llm.grammars.compile(grammar).follow().allowed(*asked)).all()
+        text_and_guesses = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
+        assert (
+            used.allowed(*text_and_guesses) == llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
+        ).all()
 
 
 def test_matcher_after_end_allows_all(llm: LLM) -> None:

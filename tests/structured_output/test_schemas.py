@@ -26,11 +26,11 @@ LONGEST = 512
 
 def texts(llm: LLM, schemas: Sequence[Schema], mode: str) -> list[CompletionOutput]:
     """Return one text of each schema. The seed is the schema's index."""
-    asked = [
+    params = [
         SamplingParams(temperature=0.9, seed=seed, max_tokens=LONGEST, grammar=Grammar.json(schema))
         for seed, schema in enumerate(schemas)
     ]
-    return [output.outputs[0] for output in llm.generate([PROMPT] * len(asked), asked, mode=mode)]
+    return [output.outputs[0] for output in llm.generate([PROMPT] * len(params), params, mode=mode)]
 
 
 def check(schemas: Sequence[Schema], written: Sequence[CompletionOutput]) -> None:

@@ -148,7 +148,7 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
     visible_TS = visible(0, 100, 100)
     q, k, v = (torch.randn(N, D, generator=torch.Generator().manual_seed(n)) for n in range(3))
     k[:, 3] *= 20  # one channel spoils the scales of the other channels
-    still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
+    unrotated = torch.ones(1, D // 2), torch.zeros(1, D // 2)
     reference, _ = by_the_book(q[:, None], k[:, None], v[:, None], visible_TS)
     errors = []
     for hadamard in (True, False):
@@ -156,7 +156,7 @@ def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> 
         list_P = kv.take(N)
         rotated = torch.empty(N, 1, D, dtype=dtype)
         places = torch.zeros(N, dtype=torch.long), slots(list_P, N)
-        kv.pages.rope_and_write(q, k, v, *still, *places, rotated)
+        kv.pages.rope_and_write(q, k, v, *unrotated, *places, rotated)
         attn_out, _ = attend(kv, rotated[None], [0], [N], list_P[None])
         errors.append(float((attn_out[0] - reference).abs().mean()))
     assert errors[0] < 0.05 and errors[0] < errors[1] / 1.5
@@ -169,8 +169,8 @@ def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(1, D, generator=kv.draw) for _ in range(3))
     list_P = kv.take(1)
     rotated = torch.empty(1, 1, D)
-    still = (torch.ones(1, D // 2), torch.zeros(1, D // 2))
-    kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
+    unrotated = (torch.ones(1, D // 2), torch.zeros(1, D // 2))
+    kv.pages.rope_and_write(q, k, v, *unrotated, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
     attn_out, _ = attend(kv, rotated[None], [0], [1], list_P[None])
     rounded_value = kv.back(numbers(rounded(kv.back(v[:, None]))))
     torch.testing.assert_close(attn_out[0, 0, 0], rounded_value[0, 0], rtol=3e-5, atol=3e-5)

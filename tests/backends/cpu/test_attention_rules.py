@@ -45,8 +45,8 @@ def test_rules_of_attention_equal_float64(
     q_BTHD = kv.normal(1, T, H, D, gain=2.0)
     attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], weigh=T < 100, window=window)
     visible_TS = visible(start, T, S, 0, window)
-    asked = rounded_queries(q_BTHD[0]) if codes else q_BTHD[0]
-    reference = by_the_book(asked, row.k_SGD, row.v_SGD, visible_TS, None, 0, attention_sink_logits, cap)
+    queries = rounded_queries(q_BTHD[0]) if codes else q_BTHD[0]
+    reference = by_the_book(queries, row.k_SGD, row.v_SGD, visible_TS, None, 0, attention_sink_logits, cap)
     bound = (CODES if codes else BOUND)[dtype] * float(row.v_SGD.abs().max())
     torch.testing.assert_close(attn_out[0].double(), reference[0], atol=bound, rtol=0)
     if T < 100:

@@ -79,9 +79,9 @@ def test_jumping_scores_raise_some_shifts(dtype: torch.dtype) -> None:
     assert raised >= 4 and unraised >= 4
 
 
-@pytest.mark.parametrize("where", ["keys", "values"])
+@pytest.mark.parametrize("tensor_name", ["keys", "values"])
 @pytest.mark.parametrize("at", [3, 64, 130, 149, 1100])
-def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype) -> None:
+def test_nan_reaches_queries_that_see_it(tensor_name: str, at: int, dtype: torch.dtype) -> None:
     """NaN reaches no other query: rows of one tile end before the key, or their window has left it."""
     S = at + 30
     T = 36
@@ -91,7 +91,7 @@ def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype
     kv = Paged(1, D, S // 16 + 2, dtype)
     row = kv.row(S)
     q_BTHD = kv.normal(1, T, h, D)
-    (row.k_SGD if where == "keys" else row.v_SGD)[at, 0, 5] = torch.nan
+    (row.k_SGD if tensor_name == "keys" else row.v_SGD)[at, 0, 5] = torch.nan
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
     for window in (0, 17):
         attn_out = torch.empty_like(q_BTHD)
@@ -99,7 +99,7 @@ def test_nan_reaches_queries_that_see_it(where: str, at: int, dtype: torch.dtype
         sees_T = visible(S - T, T, S, window=window)[:, at]
         assert sees_T.any() and not sees_T.all()
         lost_TD = attn_out[0].isnan().any(1)
-        channels_D = torch.arange(D) == 5 if where == "values" else torch.ones(D, dtype=torch.bool)
+        channels_D = torch.arange(D) == 5 if tensor_name == "values" else torch.ones(D, dtype=torch.bool)
         assert torch.equal(lost_TD, sees_T[:, None] & channels_D)
         assert torch.equal(attn_out[0].isnan().all(1), lost_TD)
 

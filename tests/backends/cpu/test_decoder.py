@@ -68,23 +68,23 @@ MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # new
 
 
 @pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
-@pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
+@pytest.mark.parametrize("batch", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
 @pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
 def test_decoder_pass_equals_separate_kernels(
-    this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
+    batch: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeModel.forward, forward_layerwise):
+    for forward in (NativeModel.forward, forward_layerwise):
         model, memory = parts(dtype, tied, int8)
-        B = len(this.positions)
+        B = len(batch.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])
         ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
-        results.append((way(model, ids_BT, memory, this, at_BJ), memory))
+        results.append((forward(model, ids_BT, memory, batch, at_BJ), memory))
     (got, ours), (separate, theirs) = results
-    for b, count in enumerate(this.views[0][1].counts):
+    for b, count in enumerate(batch.views[0][1].counts):
         real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
         assert torch.equal(got.logits_BJV[b, real], separate.logits_BJV[b, real])
-        if this.observe and count:
+        if batch.observe and count:
             assert torch.equal(got.queries_LBTHD[:, b, :count], separate.queries_LBTHD[:, b, :count])
             assert torch.equal(got.mass_LBGU[:, b], separate.mass_LBGU[:, b])
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
@@ -135,26 +135,26 @@ SLIDING = ForwardBatch([300], [(L, PageTable(some_pages(1, 18), [60], [200], sin
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(L, 200), (2, 200), (1, 64), (1, 200)])
-@pytest.mark.parametrize("this", [LONG, SLIDING], ids=["full", "window"])
+@pytest.mark.parametrize("batch", [LONG, SLIDING], ids=["full", "window"])
 def test_pass_in_parts_equals_one_call(
-    this: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    batch: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
     monkeypatch.setattr(cpu_model, "part_of_pass", lambda *arguments: (layers, tokens))
     ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
     model, memory = parts(dtype)
     part_model, part_memory = parts(dtype)
-    reference = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
-    steps = cpu_model.parts(part_model, part_memory, ids_1T, this)
-    worth = list[int]()
+    reference = model.forward(ids_1T, memory, batch, torch.empty(1, 0, dtype=torch.long))
+    steps = cpu_model.parts(part_model, part_memory, ids_1T, batch)
+    progress = list[int]()
     while True:
         try:
-            worth.append(next(steps))
+            progress.append(next(steps))
         except StopIteration as end:
             output = end.value
             break
-    assert worth == sorted(worth) and worth[-1] == 200 and len(worth) == -(-L // layers) * -(-200 // tokens)
-    if this.states:
+    assert progress == sorted(progress) and progress[-1] == 200 and len(progress) == -(-L // layers) * -(-200 // tokens)
+    if batch.states:
         assert torch.equal(output.states_SBTC, reference.states_SBTC)
     slots_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):

@@ -64,15 +64,17 @@ def by_the_book(layer: Layer, experts: Experts, x_C: Tensor) -> Tensor:
     assert layer.router_EC is not None
     logits_E = layer.router_EC.double() @ x_C
     scores = (logits_E.softmax(0) if experts.function == "softmax" else 1 / (1 + (-logits_E).exp())).tolist()
-    worth = list(scores)
+    corrected_scores = list(scores)
     if layer.router_correction_E is not None:
-        worth = [score + float(correction) for score, correction in zip(scores, layer.router_correction_E, strict=True)]
+        corrected_scores = [
+            score + float(correction) for score, correction in zip(scores, layer.router_correction_E, strict=True)
+        ]
     size = E // experts.groups
     groups = [range(begin, begin + size) for begin in range(0, E, size)]
     if experts.groups > 1:
-        groups.sort(key=lambda group: -sum(sorted(worth[e] for e in group)[-2:]))
+        groups.sort(key=lambda group: -sum(sorted(corrected_scores[e] for e in group)[-2:]))
     able = [e for group in groups[: experts.chosen_groups] for e in group]
-    chosen = sorted(able, key=lambda e: -worth[e])[: experts.chosen]
+    chosen = sorted(able, key=lambda e: -corrected_scores[e])[: experts.chosen]
     score_sum = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
     weights = {e: experts.scale * scores[e] / score_sum for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
     sum_C = torch.zeros(C, dtype=torch.float64)

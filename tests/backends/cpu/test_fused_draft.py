@@ -55,19 +55,19 @@ def test_fused_draft_with_stale_page_lists_is_detected(monkeypatch: pytest.Monke
 
 
 def test_torch_sampler_is_asked_per_token() -> None:
-    asked = drafting(Seeded, several=True)
-    coupling: Verification = Seeded(asked.noise)
-    asked.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
+    scene = drafting(Seeded, several=True)
+    coupling: Verification = Seeded(scene.noise)
+    scene.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
     live_B = np.array([True, True, True])
-    assert asked.tier.fused_draft is not None
-    assert asked.tier.fused_draft(asked.tier, asked.prefix, asked.sampling, live_B, 5) is None
-    assert asked.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
+    assert scene.tier.fused_draft is not None
+    assert scene.tier.fused_draft(scene.tier, scene.prefix, scene.sampling, live_B, 5) is None
+    assert scene.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
 
 
 def test_token_without_probability_mass_raises() -> None:
-    asked = drafting(Seeded, several=True)
-    view = asked.tier.cache
+    scene = drafting(Seeded, several=True)
+    view = scene.tier.cache
     nan_row = torch.full((2, 1, 16), float("nan"))
     view.kv.write(0, torch.tensor([view.pages * 16 + 16]), nan_row, nan_row)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
-        asked.propose([True] * 3, [5] * 3)
+        scene.propose([True] * 3, [5] * 3)

@@ -78,9 +78,9 @@ def attention_to_codes(dtype: torch.dtype) -> Results:
     for D, gain in ((64, 1.0), (96, 5.0), (256, 1.0)):
         kv = Paged(2, D, 100, dtype, codes=True)
         row, q_BTHD, q_sinks_BTHD = kv.row(S), *(kv.normal(1, T, 6, D, gain=gain) for _ in range(2))
-        for how in ({}, {"q_sinks": q_sinks_BTHD, "sinks": 16, "window": 500}):
+        for options in ({}, {"q_sinks": q_sinks_BTHD, "sinks": 16, "window": 500}):
             attn_out, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-            kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, mass, **how)
+            kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, mass, **options)
             yield from (attn_out, mass)
     q, k, v = normal(3, 20, 128, seed=3).unbind()
     angles, rotated = normal(100, 32), torch.empty(20, 2, 64, dtype=dtype)

@@ -69,9 +69,9 @@ class Text:
         self.units = torch.tensor(self.draw.sample(range(1, PAGES + 1), PAGES - 4), dtype=torch.int32)
         self.length = 0
 
-    def full(self, width: int, **how: Any) -> ForwardBatch:
+    def full(self, width: int, **options: Any) -> ForwardBatch:
         lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
-        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **how)
+        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **options)
 
     def selected(self, width: int) -> ForwardBatch:
         """Return a batch in which each layer and head sees some pages of its own, and the latest pages."""
@@ -87,16 +87,18 @@ class Text:
 
 def same(
     text: Text,
-    this: ForwardBatch,
+    batch: ForwardBatch,
     model: NativeModel,
     resident_kv: NativeKV,
-    away: NativeOffloadedKV,
+    offloaded_kv: NativeOffloadedKV,
     layered: bool = False,
 ) -> bool:
-    ids_1T = text.ids(this.views[0][1].counts[0])
-    resident_output = model.forward(ids_1T, resident_kv, this, None)
+    ids_1T = text.ids(batch.views[0][1].counts[0])
+    resident_output = model.forward(ids_1T, resident_kv, batch, None)
     offloaded_output = (
-        forward_layerwise(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
+        forward_layerwise(model, ids_1T, offloaded_kv, batch, None)
+        if layered
+        else model.forward(ids_1T, offloaded_kv, batch, None)
     )
     masses = resident_output.mass_LBGU, offloaded_output.mass_LBGU
     return torch.equal(resident_output.logits_BJV, offloaded_output.logits_BJV) and (
@@ -107,51 +109,51 @@ def same(
 @pytest.mark.parametrize("kind", [Host, File])
 @pytest.mark.parametrize("layered", [False, True])
 def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
-    model, resident_kv, away = memories(dtype, kind)
+    model, resident_kv, offloaded_kv = memories(dtype, kind)
     text = Text(5)
-    away.reserve(text.units.tolist())
+    offloaded_kv.reserve(text.units.tolist())
     while text.length < TEXT:
         width = min(text.draw.choice([1, 16, 100, 256]), TEXT - text.length)
-        assert same(text, text.full(width), model, resident_kv, away, layered)
+        assert same(text, text.full(width), model, resident_kv, offloaded_kv, layered)
         text.length += width
     for step in range(12):
         if step == 6:
-            away.prefer([2])
-        assert same(text, text.selected(3), model, resident_kv, away, layered)
+            offloaded_kv.prefer([2])
+        assert same(text, text.selected(3), model, resident_kv, offloaded_kv, layered)
         width = text.draw.choice([1, 2, 7])
-        assert same(text, text.full(width, keep=7), model, resident_kv, away, layered)
+        assert same(text, text.full(width, keep=7), model, resident_kv, offloaded_kv, layered)
         text.length += width
-    streamed, fetched, resident_pages = away.native_offload.page_counts
+    streamed, fetched, resident_pages = offloaded_kv.native_offload.page_counts
     assert streamed > 12 * 300 and fetched and resident_pages
 
 
 def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
     """Negative control: zeros that are written behind the store's back change the logits."""
-    model, resident_kv, away = memories(dtype, Host)
+    model, resident_kv, offloaded_kv = memories(dtype, Host)
     text = Text(6)
     while text.length < TEXT:
-        assert same(text, text.full(100), model, resident_kv, away)
+        assert same(text, text.full(100), model, resident_kv, offloaded_kv)
         text.length += 100
-    away.offload_layout.store.memory[: away.offload_layout.store.bytes // 2].zero_()
-    assert not same(text, text.full(1), model, resident_kv, away)
+    offloaded_kv.offload_layout.store.memory[: offloaded_kv.offload_layout.store.bytes // 2].zero_()
+    assert not same(text, text.full(1), model, resident_kv, offloaded_kv)
 
 
 def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
-    model, resident_kv, away = memories(dtype, Host)
+    model, resident_kv, offloaded_kv = memories(dtype, Host)
     text = Text(7)
     for _ in range(TEXT // 100):
-        assert same(text, text.full(100), model, resident_kv, away)
+        assert same(text, text.full(100), model, resident_kv, offloaded_kv)
         text.length += 100
-    away.forget(text.units[:40].tolist())
+    offloaded_kv.forget(text.units[:40].tolist())
     with pytest.raises(CacheError, match="is lost"):
-        model.forward(text.ids(1), away, text.full(1), None)
+        model.forward(text.ids(1), offloaded_kv, text.full(1), None)
 
 
 def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
-    _, _, away = memories(dtype, Host)
+    _, _, offloaded_kv = memories(dtype, Host)
     units_1U = torch.arange(1, 3, dtype=torch.int32)[None]
     q_BTHD = torch.zeros(1, 1, 2 * G, D, dtype=dtype)
-    attend = away.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
+    attend = offloaded_kv.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)
     attend(0, q_BTHD, None)
@@ -161,7 +163,7 @@ def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
             attend(layer, q_BTHD, None)
     for first_layer, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first_layer)
+            offloaded_kv.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first_layer)
     for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
-            away.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)
+            offloaded_kv.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)

@@ -168,8 +168,8 @@ def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_native_sampler_bad_logits_raise(bad: float, what: str, temperature: float, coupling: type) -> None:
+@pytest.mark.parametrize(("bad", "fault"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_native_sampler_bad_logits_raise(bad: float, fault: str, temperature: float, coupling: type) -> None:
     """Bad logits in padding raise too: the model is broken then."""
     batch_scene = scene(1, 30)
     batch_scene.params = [SamplingParams(temperature=temperature)] * 4
@@ -177,7 +177,7 @@ def test_native_sampler_bad_logits_raise(bad: float, what: str, temperature: flo
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
     batch_scene.logits_BJV[3, 0, 5] = math.nan
     for sampler in (torch_sampling, NativeSampling):
-        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
+        with pytest.raises(ModelError, match=rf"{fault} \(row 2, column 3\)"):
             verdict(batch_scene, sampler, coupling)
 
 

@@ -29,8 +29,8 @@ def threads() -> Iterator[None]:
     native.set_threads(default_threads)
 
 
-def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, **how: bool) -> tuple[Paged, list[Row]]:
-    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, turn=random_rotation(D), **how)
+def paged(dtype: torch.dtype, *lengths: int, G: int = 2, D: int = 32, **options: bool) -> tuple[Paged, list[Row]]:
+    kv = Paged(G, D, sum(-(-S // PAGE) for S in lengths) + 1, dtype, turn=random_rotation(D), **options)
     return kv, [kv.row(S) for S in lengths]
 
 
@@ -40,8 +40,8 @@ def attend(
     attn_out = torch.empty_like(q_BTHD)
     counts = [len(row.k_SGD) - start for row, start in zip(rows, starts, strict=True)]
     lists = pad_lists([row.list_P for row in rows])
-    how = {"search": search} if search else {}
-    kv.pages.attend(q_BTHD, starts, counts, lists, attn_out, coarse=coarse, **how)
+    options = {"search": search} if search else {}
+    kv.pages.attend(q_BTHD, starts, counts, lists, attn_out, coarse=coarse, **options)
     return attn_out
 
 
@@ -155,14 +155,14 @@ def test_search_extreme_keys_and_queries_stay_finite(value: float, dtype: torch.
 def test_search_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv, (row,) = paged(dtype, 600, int8=True)
     q_1THD = kv.normal(1, 2, 4, kv.D)
-    for wrong, why in (
+    for wrong, message in (
         (([1], [38], [3]), "before the new tokens"),
         (([5], [4], [0]), "before the new tokens"),
         (([1], [36], [36]), "picks"),
         (([1], [36], [-1]), "picks"),
         (([1, 1], [36], [3]), "each row"),
     ):
-        with pytest.raises(ValueError, match=why):
+        with pytest.raises(ValueError, match=message):
             attend(kv, [row], q_1THD, [598], wrong)
     with pytest.raises(ValueError, match="committed"):
         attend(kv, [row], q_1THD, [598], ([1], [36], [3]), coarse=[500])

@@ -72,9 +72,9 @@ def test_pass_with_states_keeps_all_other_bits(
 @pytest.mark.parametrize("states", [(1,), (1, 2), (2, 1), (1, L)])
 def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype: torch.dtype) -> None:
     call_states = []
-    for way in (NativeModel.forward, forward_layerwise):
+    for forward in (NativeModel.forward, forward_layerwise):
         _, model = random_model(torch.Generator().manual_seed(1), dtype)
-        output = way(model, IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
+        output = forward(model, IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
         assert output.states_SBTC.shape == (len(states), 2, 5, C) and output.states_SBTC.dtype == torch.float32
         call_states.append(output.states_SBTC)
     for b, count in enumerate(BATCH.views[0][1].counts):
@@ -98,9 +98,9 @@ def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
     lists = PageTable(torch.ones(1, 1, dtype=torch.int32), [0], [5])
     batch = ForwardBatch([0], [(model.config.layers, lists)], states=(1,))
     outputs = []
-    for way in (NativeModel.forward, forward_layerwise):
+    for forward in (NativeModel.forward, forward_layerwise):
         kv = NativeKV(model.config, PAGES, torch.bfloat16)
-        outputs.append(way(model.model, ids_BT, kv, batch, None))
+        outputs.append(forward(model.model, ids_BT, kv, batch, None))
     assert torch.equal(outputs[0].states_SBTC, outputs[1].states_SBTC)
     numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(290))
     torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 289])), numbers_VC[[7, 0, 289]], atol=1e-6, rtol=0)

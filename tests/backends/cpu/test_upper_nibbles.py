@@ -83,8 +83,8 @@ def test_tokens_written_by_several_threads_keep_their_nibbles() -> None:
     kv = Paged(2, D, N // PAGE + 2, torch.float32, codes=True, hadamard=False)
     place_N = slots(kv.take(N), N)[torch.randperm(N, generator=kv.draw)]
     q, k, v = (torch.randn(N, 2 * D, generator=kv.draw) for _ in range(3))
-    still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
-    kv.pages.rope_and_write(q, k, v, *still, torch.zeros(N, dtype=torch.long), place_N, torch.empty(N, 2, D))
+    unrotated = torch.ones(1, D // 2), torch.zeros(1, D // 2)
+    kv.pages.rope_and_write(q, k, v, *unrotated, torch.zeros(N, dtype=torch.long), place_N, torch.empty(N, 2, D))
     got = [torch.empty(N, 2, D + 2, dtype=torch.int8) for _ in range(2)]
     kv.pages.read(place_N, *got)
     rounded_kv = [rounded(x.view(N, 2, D)) for x in (k, v)]

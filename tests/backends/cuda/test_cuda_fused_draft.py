@@ -137,9 +137,9 @@ def launches() -> Iterator[list[str]]:
     names = list[str]()
     launch = interpreter.GridExecutor.__call__
 
-    def noted(kernel: Any, *args: Any, **how: Any) -> None:
+    def noted(kernel: Any, *args: Any, **options: Any) -> None:
         names.append(kernel.fn.__name__)
-        launch(kernel, *args, **how)
+        launch(kernel, *args, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(interpreter.GridExecutor, "__call__", noted)

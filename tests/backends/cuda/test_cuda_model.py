@@ -40,25 +40,25 @@ def decoder() -> Decoder:
 def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
     """Return ids, columns to score, and the pass, for each kind of view."""
     draw = torch.Generator().manual_seed(0)
-    places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
-    shared = places[:12].view(2, 6)
+    page_order = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
+    shared = page_order[:12].view(2, 6)
     ids_23 = torch.randint(50, (2, 3), generator=draw)
     # Each row writes to pages of its own: with two rows at one slot the value would depend on the order of writes.
-    new_pages = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
-    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
+    new_pages = page_order[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
+    of_heads = torch.cat([page_order[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
     wide = torch.randint(50, (1, 90), generator=draw)
-    window = PageTable(places[None, :8], [60], [3], 16, 16, 40)
+    window = PageTable(page_order[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
     retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
     # New tokens have the same slots in all layers: those of the last units, which all heads share.
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
-    attn_out = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
+    mixed_table = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
         "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, return_mass=True)),
         "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, retrieval_table)])),
-        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, attn_out)])),
+        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed_table)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
-        "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
+        "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(page_order[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, min_shape=(4, 8))),
         "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], min_shape=(4, 8), states=(1,))),
     }  # fmt: skip
@@ -93,20 +93,20 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", list(passes()))
 def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
     (reference, kv), (got, fast_kv) = torch_and_triton(decoder, name)
-    _, at, this = passes()[name]
-    for b, count in enumerate(this.views[0][1].counts):
+    _, at, batch = passes()[name]
+    for b, count in enumerate(batch.views[0][1].counts):
         real = slice(count) if at is None else slice(None)
         torch.testing.assert_close(got.logits_BJV[b, real], reference.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
-        if this.observe:
+        if batch.observe:
             assert got.queries_LBTHD is not None and reference.queries_LBTHD is not None
             queries = got.queries_LBTHD[:, b, :count], reference.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
-        if this.states:
+        if batch.states:
             assert got.states_SBTC is not None and reference.states_SBTC is not None
             states = got.states_SBTC[:, b, :count], reference.states_SBTC[:, b, :count]
             torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
     assert got.logits_BJV.shape == reference.logits_BJV.shape
-    if this.return_mass:
+    if batch.return_mass:
         torch.testing.assert_close(got.mass_LBGU, reference.mass_LBGU, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(fast_kv[:, :, :, 16:], kv[:, :, :, 16:], atol=2e-5, rtol=1e-5)
     assert not torch.equal(kv, torch.zeros_like(kv))

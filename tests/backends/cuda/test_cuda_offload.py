@@ -41,15 +41,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(
-    folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **how: Any
+    folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **options: Any
 ) -> list[RequestOutput]:
-    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | how
+    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | options
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
     return LLM(folder / "target", folder / "draft", **settings).generate(prompts, params, mode=mode)
 
 
-def texts(*args: Any, **how: Any) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in answers(*args, **how)]
+def texts(*args: Any, **options: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in answers(*args, **options)]
 
 
 @pytest.fixture

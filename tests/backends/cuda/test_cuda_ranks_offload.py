@@ -44,17 +44,19 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
-def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:
-    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **how)
+def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **options: Any) -> list[int]:
+    llm = LLM(
+        folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **options
+    )
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT], params, mode=mode)[0]
-    assert output.kv.host_bytes > 0 or not how
+    assert output.kv.host_bytes > 0 or not options
     return output.outputs[0].token_ids
 
 
 def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
-    how = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
-    return together(2, lambda ranks: text(folder, mode, ranks, **how))
+    options = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
+    return together(2, lambda ranks: text(folder, mode, ranks, **options))
 
 
 @pytest.fixture

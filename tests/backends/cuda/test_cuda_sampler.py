@@ -113,8 +113,8 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
     noise_far_away(vocab_size)
 
 
-@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
+@pytest.mark.parametrize(("bad", "fault"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_triton_sampler_bad_logits_raise(bad: float, fault: str) -> None:
     """Bad logits in padding and in finished rows raise too: the model is broken then."""
     batch_scene = scene(1, 300)
     batch_scene.guess.counts_B[:] = 0
@@ -122,7 +122,7 @@ def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
     batch_scene.logits_BJV[3, 0, 5] = math.nan
     for coupling in COUPLINGS:
-        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
+        with pytest.raises(ModelError, match=rf"{fault} \(row 2, column 3\)"):
             verdict(batch_scene, OnDevice, coupling)
 
 
@@ -138,8 +138,8 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(dispatch, "requested", kernels)
         rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
-        asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
-        drawn[kernels] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
+        draw_requests = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
+        drawn[kernels] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in draw_requests] + [rows.draws]
     assert all(map(torch.equal, drawn["torch"], drawn["triton"]))
 
 

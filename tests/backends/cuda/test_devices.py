@@ -104,10 +104,10 @@ def test_info_with_offload_describes_gpu(one_device: Machine, capsys: pytest.Cap
     assert "on the device, in all" in capsys.readouterr().out
 
 
-def answer(folder: Path, device: str, **how: Any) -> list[int]:
+def answer(folder: Path, device: str, **options: Any) -> list[int]:
     llm = LLM(
         folder / "target", folder / "draft", device=device, dtype="float32", retrieval_budget=32,
-        searched_layers="none", **how,
+        searched_layers="none", **options,
     )  # fmt: skip
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=4, ignore_eos=True)
     return llm.generate([ids(50)], params, mode="triforce")[0].outputs[0].token_ids
@@ -118,14 +118,14 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("how", HOW, ids=["resident", "offloaded"])
-def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, how: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", HOW, ids=["resident", "offloaded"])
+def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, options: dict[str, Any]) -> None:
     """The pass runs in a thread of its own, as in a server's engine, whose current device is the first."""
     device_answers: list[list[int]] = []
 
     def work() -> None:
         with two_devices:
-            device_answers.append(answer(folder, "cuda:1", **how))
+            device_answers.append(answer(folder, "cuda:1", **options))
             assert two_devices.current == 0, "the caller's own device is current again"
 
     thread = threading.Thread(target=work)
@@ -135,7 +135,7 @@ def test_second_device_runs_all_launches(folder: Path, two_devices: Machine, how
     assert len({name for name, *_ in two_devices.launches}) >= 8
     assert {(current, *devices) for _, current, devices in two_devices.launches} == {(1, 1)}
     assert two_devices.captured
-    assert {line for line in two_devices.log if line.startswith("pin")} == ({"pin with device 1"} if how else set())
+    assert {line for line in two_devices.log if line.startswith("pin")} == ({"pin with device 1"} if options else set())
 
 
 def test_second_device_reads_rows_of_the_head(

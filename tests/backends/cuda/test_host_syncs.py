@@ -97,7 +97,7 @@ def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         yield watch
 
 
-def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int, int]:
+def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[list[str], int, int]:
     """Return the host's waits in a few steps, and the numbers of verifications and drafts of these steps."""
     llm = LLM(
         folder / "target",
@@ -106,7 +106,7 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
         retrieval_budget=32,
         speculative_tokens=2,
         searched_layers="none",
-        **how,
+        **options,
     )
     texts = llm.open(1, 200)
     passes = []

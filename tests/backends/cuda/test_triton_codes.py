@@ -200,10 +200,10 @@ HOW: list[dict[str, Any]] = [{}, {"kv_offload": "host", "kv_memory": "64MiB", "k
 
 @pytest.fixture
 def decode(folder: Path, by_name: None) -> Callable[..., list[int]]:
-    def run(mode: str, prompt: int = 70, **how: Any) -> list[int]:
+    def run(mode: str, prompt: int = 70, **options: Any) -> list[int]:
         llm = LLM(
             folder / "target", folder / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=32,
-            speculative_tokens=3, searched_layers="none", **how,
+            speculative_tokens=3, searched_layers="none", **options,
         )  # fmt: skip
         params = SamplingParams(temperature=0.8, seed=3, max_tokens=5, ignore_eos=True)
         return llm.generate([ids(prompt)], params, mode=mode)[0].outputs[0].token_ids
@@ -216,11 +216,11 @@ def test_triton_text_over_codes_with_small_chunks_is_that_of_plain_decoding(deco
     assert decode("retrieval", retrieval_chunk=8, prompt=100) == decode("ar", prompt=100)
 
 
-@pytest.mark.parametrize("how", [HOW[0], *slow(*HOW[1:])], ids=["resident", "offloaded"])
+@pytest.mark.parametrize("options", [HOW[0], *slow(*HOW[1:])], ids=["resident", "offloaded"])
 def test_triton_text_over_codes_is_that_of_plain_decoding(
-    decode: Callable[..., list[int]], how: dict[str, Any]
+    decode: Callable[..., list[int]], options: dict[str, Any]
 ) -> None:
-    assert decode("triforce", **how) == decode("ar")
+    assert decode("triforce", **options) == decode("ar")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device is made up here")
