@@ -43,8 +43,8 @@ def test_entry_is_found_by_name_in_another_process_view(tmp_path: Path) -> None:
 def test_entries_read_ahead_are_those_of_single_reads(tmp_path: Path) -> None:
     store = store_in(tmp_path / "cache")
     names = write(store, 1, 3)
-    asked = [names[2], store.name(b"nothing"), names[0]]
-    assert list(store.read_ahead(asked)) == [store.read(name) for name in asked]
+    requested_names = [names[2], store.name(b"nothing"), names[0]]
+    assert list(store.read_ahead(requested_names)) == [store.read(name) for name in asked]
     assert list(store.read_ahead([])) == []
 
 

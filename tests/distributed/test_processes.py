@@ -156,7 +156,9 @@ def test_killed_first_rank_ends_command(pair: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda how: how.name)
+@pytest.mark.parametrize(
+    "signal_number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name
+)
 def test_ranks_end_with_their_launcher(pair: Path, signal_number: signal.Signals) -> None:
     if signal.getsignal(signal_number) is signal.SIG_IGN:
         pytest.skip("these tests run where this signal is ignored, and what they start inherits that")

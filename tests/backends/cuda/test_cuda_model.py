@@ -78,9 +78,9 @@ def torch_and_triton(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, T
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
-        ids_BT, at_BJ, this = passes()[name]
+        ids_BT, at_BJ, batch = passes()[name]
         backend = model(decoder.config, weights)
-        outcome = backend.forward(ids_BT, memory, this, at_BJ)
+        outcome = backend.forward(ids_BT, memory, batch, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
 

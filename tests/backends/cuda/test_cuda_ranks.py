@@ -17,14 +17,14 @@ PROMPT = "the cat sat on the mat, the hat and the cat. " * 3
 
 def token_ids(pair: Path, mode: str, count: int) -> list[int]:
     command = [sys.executable, "-m", "triforce", "generate", str(pair / "target"), PROMPT, "--mode", mode, "--json"]
-    asked = f"--temperature 0 --max-tokens 6 --ignore-eos --dtype float32 --tp {count}"
-    asked += " --retrieval-budget 32 --searched-layers none"
+    sampling_options = f"--temperature 0 --max-tokens 6 --ignore-eos --dtype float32 --tp {count}"
+    sampling_options += " --retrieval-budget 32 --searched-layers none"
     paths = [entry for entry in sys.path if entry]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths), "TRIFORCE_KERNELS": "triton", "TRITON_INTERPRET": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    options = [*command, "--draft", str(pair / "draft"), *asked.split(), "--device", "cpu"]
+    options = [*command, "--draft", str(pair / "draft"), *sampling_options.split(), "--device", "cpu"]
     done = subprocess.run(options, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
