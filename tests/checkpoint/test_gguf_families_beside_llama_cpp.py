@@ -1,6 +1,6 @@
 """GGUF files of families beyond Llama and Qwen: logits near llama.cpp's, from the same file.
 
-Needs an interpreter with llama-cpp-python, which LLAMA_CPP_PYTHON names.
+The variable LLAMA_CPP_PYTHON names an interpreter with llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OWN_WAYS: dict[str, dict[str, Any]] = {
 }
 """Changes to models that llama.cpp computes otherwise than transformers. It leaves windows of Phi-3 out.
 
-YaRN's bounds are whole channels there, of gpt-oss too, and a factor of OLMo 3's file comes on top of its own.
+In llama.cpp YaRN's bounds are whole channels, of gpt-oss too, and a factor of OLMo 3's file is added to its own.
 """
 TEXTS = [ids(60, seed) for seed in range(6)]
 

@@ -97,7 +97,7 @@ def llm_with_rank_costs(pair: Path, ranks: TPGroup) -> LLM:
 
 
 def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
-    """Whether the plan of a text changes depends on the clock, so there are several texts."""
+    """A text's plan may or may not change, by the clock, so there are several texts."""
     changed = 0
     for _ in range(4):
         first_outputs, second = together(

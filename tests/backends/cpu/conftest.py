@@ -1,6 +1,6 @@
 """Fixtures `dtype` and `level`: a test that asks for one, or is marked to use it, runs at each level of the kernels.
 
-`dtype`: with each storage type, too.
+`dtype` runs each storage type, too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The bitwise law of attention: a query's bits depend on its own keys alone.
 
-Not on how the sequence was cut into passes, not on the rows beside it, not on threads, not on what lies in slots that
-it does not see. Shape suffixes as in paged.py.
+Bits do not depend on the cuts of the sequence into passes, on the rows beside it, on threads, or on the content of
+hidden slots. Shape suffixes as in paged.py.
 """
 
 from __future__ import annotations

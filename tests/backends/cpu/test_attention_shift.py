@@ -1,7 +1,7 @@
 """Jumping scores, for which some queries of a tile rescale their sums in a block and others do not; and NaN.
 
-A query's shift is raised where a score is 2^8 above it: shifts must depend on a query's own keys alone, as all else
-does. Shape suffixes as in paged.py.
+A query's shift is raised where a score is 2^8 above it. Shifts must depend on a query's own keys alone, as all other
+values do. Shape suffixes as in paged.py.
 """
 
 from __future__ import annotations

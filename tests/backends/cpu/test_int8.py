@@ -1,6 +1,6 @@
 """Int8 weights and int8 copies of pages, on every level.
 
-A product is compared with the same one in torch, bit for bit; how far int8 is from float64 is in test_errors.py.
+Products have the bits of the same products in torch. Errors of int8 against float64 are in test_kernel_errors.py.
 Shape suffixes as in paged.py; N rows, K inputs, M outputs.
 """
 

@@ -1,6 +1,6 @@
 """Errors of each kernel against float64, on every level: below the stated bound, and not far below it.
 
-What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/results/kernels.md.
+The stated bounds are in docs/data/kernel_errors.toml, and docs/results/kernels.md shows them.
 
 Shape suffixes as in paged.py; N tokens or rows, K inputs, M outputs, C hidden size, V vocabulary.
 """

@@ -29,7 +29,7 @@ def linear(weight: Blocks, x_NK: Tensor) -> Tensor:
 
 
 def rounded(x_NK: Tensor) -> Tensor:
-    """Each group of a row as multiples of its scale, in float64."""
+    """Return each group of a row as multiples of its scale, in float64."""
     x = x_NK.float().unflatten(1, (-1, GROUP))
     scale = x.abs().amax(2, keepdim=True) / 32767
     return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
@@ -54,7 +54,7 @@ def test_low_bit_rows_equal_library(kind: str) -> None:
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
-    """Sums of groups are exact, and each group brings at most four roundings into the chain of floats."""
+    """Sums of groups are exact, and each group adds at most four roundings to the chain of floats."""
     K = 3 * 256 if inputs_of_block(kind) > GROUP else 11 * GROUP
     for N in (1, 2, 5, 16, 100):
         weight, x_NK = random_blocks(kind, 70, K, narrow), normal(N, K, seed=N)
@@ -66,7 +66,7 @@ def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
 
 
 def parts_that_cancel(weight: Blocks) -> Tensor:
-    """What a code brings and a minimum takes away, at most, float64 (M, 1)."""
+    """Return the largest magnitude of codes and of minima that cancel, float64 (M, 1)."""
     return weight.weights_MK().abs().amax(1, keepdim=True)
 
 

@@ -1,6 +1,6 @@
 """A copy never overwrites a buffer that is still read, and no kernel reads a buffer before its copy is complete.
 
-On a CPU all is done at once, so this looks at what waits for what: two queues, each with a clock of both.
+On a CPU all work is synchronous, so the test records which queue waits for which: two queues, each with both clocks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draft tokens of one graph have the bits of single passes and draws, probabilities and noise too.
 
-In the interpreter, where a graph is a call; on a made-up device, where it is captured once and then replayed; and on a
-GPU, where there is one.
+The tests run in the interpreter, where a graph is a call; on a simulated device, where a graph is captured once and then
+replayed; and on a GPU where one is present.
 """
 
 from __future__ import annotations

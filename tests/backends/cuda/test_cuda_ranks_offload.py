@@ -1,6 +1,6 @@
 """Ranks with KV on the host, on the path of a GPU, give the text of one process with KV in memory.
 
-Kernels are replaced by what they are compared with elsewhere, as the interpreter knows of one thread only.
+Kernels are replaced by their references, as the interpreter supports one thread only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The kernels compile for GPUs that are not present, as they are launched at the sizes of real models.
 
-What ptxas and LLVM say of registers, spills and shared memory is kept in build/, by a hash of the sources: an
-architecture takes most of a minute.
+Registers, spills and shared memory, by ptxas and LLVM, are cached in build/ by a hash of the sources: an architecture
+takes most of a minute.
 """
 
 from __future__ import annotations

@@ -84,8 +84,10 @@ def test_triton_norm_and_gate_equal_torch(dtype: torch.dtype) -> None:
 
 
 FAST_EXPONENTIAL = 2**-20
-"""Of silu(x) with |x| < 4 on a GPU: PTX allows ex2.approx 2 ** -22, and a division as much; the exponent is rounded
-to 2 ** -22 before."""
+"""Relative error of silu(x) with |x| < 4 on a GPU.
+
+PTX allows ex2.approx 2 ** -22, and a division as much. The exponent is rounded to 2 ** -22 before.
+"""
 
 
 def test_gate_tolerance_has_room_for_fast_exponentials() -> None:
