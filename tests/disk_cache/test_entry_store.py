@@ -44,7 +44,7 @@ def test_entries_read_ahead_are_those_of_single_reads(tmp_path: Path) -> None:
     store = store_in(tmp_path / "cache")
     names = write(store, 1, 3)
     requested_names = [names[2], store.name(b"nothing"), names[0]]
-    assert list(store.read_ahead(requested_names)) == [store.read(name) for name in asked]
+    assert list(store.read_ahead(requested_names)) == [store.read(name) for name in requested_names]
     assert list(store.read_ahead([])) == []
 
 

@@ -1,6 +1,6 @@
 """Draft tokens of one graph have the bits of single passes and draws, probabilities and noise too.
 
-The tests run in the interpreter, where a graph is a call; on a simulated device, where a graph is captured once and then
+The tests run in the interpreter, where a graph is a call; on a simulated device, where it is captured once and then
 replayed; and on a GPU where one is present.
 """
 
