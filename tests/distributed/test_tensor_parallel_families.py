@@ -28,7 +28,7 @@ from triforce.llm import LLM
 
 NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5", "llama-biases"]
-"""Families with all optional parts: biases of sums, experts, norms of whole rows and of outputs, factors, partial rotation,
+"""Families with all optional parts: biases of sums, experts, norms of whole rows and of outputs, factors, partial RoPE,
 shared experts beside layers that have none.
 """
 ODD = dict(hidden_size=68, intermediate_size=75, vocab_size=101)
