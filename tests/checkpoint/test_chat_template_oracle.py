@@ -1,4 +1,4 @@
-"""Chats are laid out as transformers does it: the text of a conversation, and what a template may not do."""
+"""Chats are laid out as in transformers: the text of a conversation, and operations that a template may not use."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ TALKS: list[list[dict[str, Any]]] = [
 
 
 def outcome(render: Callable[[], Any]) -> Any:
-    """What comes out, or that nothing does."""
+    """Return the rendered text, or that rendering fails."""
     try:
         return render()
     except RequestError as error:
@@ -128,9 +128,9 @@ def outcome(render: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-@pytest.mark.parametrize("made", ["byte level", "a first token"])
-def test_chat_layout_equals_transformers(tmp_path: Path, name: str, made: str) -> None:
-    MADE[made](tmp_path)
+@pytest.mark.parametrize("tokenizer_kind", ["byte level", "a first token"])
+def test_chat_layout_equals_transformers(tmp_path: Path, name: str, tokenizer_kind: str) -> None:
+    MADE[tokenizer_kind](tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name], encoding="utf-8")
     ours, theirs = both(tmp_path)
     good = 0
@@ -161,8 +161,8 @@ def test_chat_wrong_dialect_is_detected(monkeypatch: pytest.MonkeyPatch, dialect
     template = "  {% if true %}{{ 'ü'|tojson }}{% endif %}"
     assert chat_template.render(template, {}) == '"ü"'
     monkeypatch.setattr(chat_template, *DIALECTS[dialect])
-    other = f"{template}{{# {dialect} #}}"  # compiled templates are remembered by their text
-    assert chat_template.render(other, {}) != '"ü"'
+    marked_template = f"{template}{{# {dialect} #}}"  # compiled templates are cached by their text
+    assert chat_template.render(marked_template, {}) != '"ü"'
 
 
 @pytest.mark.parametrize("files", [True, False])

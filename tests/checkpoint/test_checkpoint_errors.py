@@ -1,4 +1,4 @@
-"""Bad models, each a ModelError that says what is wrong and names the field, the tensor or the file."""
+"""A bad model raises a ModelError that says what is wrong and names the field, the tensor or the file."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_checkpoint_code_is_never_run(folder: Path) -> None:
 
 
 def test_draft_with_windows_raises(tmp_path: Path) -> None:
-    """Within the window there is none."""
+    """The error is gone for contexts within the window."""
     folder = save(tiny_model("Mistral", sliding_window=64), tmp_path)
     target = load(folder, device="cpu")
     assert target.config.windows == [64, 64]
@@ -90,8 +90,8 @@ def test_draft_with_windows_raises(tmp_path: Path) -> None:
 def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
     window = dict(use_sliding_window=True, sliding_window=64)
     upper = load(save(tiny_model("Qwen2", **window, max_window_layers=1), tmp_path / "a"), device="cpu")
-    none = load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
-    assert (upper.config.windows, none.config.windows) == ([0, 64], [0, 0])
+    unwindowed = load(save(tiny_model("Qwen2", **window, max_window_layers=2), tmp_path / "b"), device="cpu")
+    assert (upper.config.windows, unwindowed.config.windows) == ([0, 64], [0, 0])
 
 
 def test_context_beyond_model_raises(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_checkpoint_folder_missing_raises(tmp_path: Path, folder: Path) -> None:
 
 
 def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    asked: list[list[str]] = []
+    pattern_lists: list[list[str]] = []
 
     def listed(_: object, name: str, timeout: float) -> types.SimpleNamespace:
         files = (
@@ -228,7 +228,7 @@ def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder:
         return types.SimpleNamespace(siblings=files)
 
     def fetched(name: str, allow_patterns: list[str], **_: object) -> str:
-        asked.append(allow_patterns)
+        pattern_lists.append(allow_patterns)
         if name == "org/absent":
             raise ConnectionError("offline\nand more")
         return str(folder)
@@ -237,7 +237,7 @@ def test_hub_failures_raise_model_error(monkeypatch: pytest.MonkeyPatch, folder:
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetched)
     refuses("org/absent", r"'org/absent' is not a folder here .*\(it cannot be reached: .*\); check the name and the ")
     load("org/present", device="cpu")
-    assert not any("bin" in pattern or pattern.endswith(".py") for pattern in asked[-1])
+    assert not any("bin" in pattern or pattern.endswith(".py") for pattern in pattern_lists[-1])
     as_bin(folder, load_file(folder / "model.safetensors"))
     load("org/pickled", device="cpu")
-    assert any("bin" in pattern for pattern in asked[-1])
+    assert any("bin" in pattern for pattern in pattern_lists[-1])

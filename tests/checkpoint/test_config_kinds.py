@@ -1,4 +1,4 @@
-"""Configs whose layers differ: windows and rotations of each are those that transformers reads."""
+"""Configs whose layers differ: each layer has the window and the rotation that transformers reads."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ BY_KIND: dict[str, Values] = {
 
 @pytest.mark.parametrize("name", BY_KIND)
 def test_config_kinds_of_layers_equal_transformers(tmp_path: Path, name: str) -> None:
-    """Which layers have a window, and thetas of both kinds."""
+    """The layers with a window, and the thetas of both kinds, agree."""
     ours, theirs = read_both(tmp_path, BY_KIND[name] | {"num_hidden_layers": 9})
-    local, kinds = theirs.rope_parameters.get("sliding_attention"), ours.architecture.kinds
+    local = theirs.rope_parameters.get("sliding_attention")
+    kinds = ours.architecture.kinds
     slides = [kind == "sliding_attention" for kind in theirs.layer_types]
-    assert [kind.window for kind in kinds] == [theirs.sliding_window * each for each in slides]
-    assert [kind.rope for kind in kinds] == [int(each and local is not None) for each in slides]
+    assert [kind.window for kind in kinds] == [theirs.sliding_window * slides_here for slides_here in slides]
+    assert [kind.rope for kind in kinds] == [int(slides_here and local is not None) for slides_here in slides]
     assert ours.rope_theta == theirs.rope_parameters.get("full_attention", theirs.rope_parameters)["rope_theta"]
     assert ours.local_theta == (local["rope_theta"] if local else None)
 
 
 def test_config_positions_of_gemma_are_scaled_ones(tmp_path: Path) -> None:
-    """Its linear factor is in them already."""
+    """The positions of Gemma include its linear factor already."""
     ours, theirs = read_both(tmp_path, BY_KIND["gemma-3, of old"])
     assert ours.positions == theirs.max_position_embeddings
 

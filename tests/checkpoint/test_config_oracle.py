@@ -1,4 +1,4 @@
-"""config.json as in transformers: sizes, defaults, windows, and rotations bit for bit; nothing bad gets through."""
+"""config.json as in transformers: sizes, defaults, windows, and rotations bit for bit. Bad values are refused."""
 
 from __future__ import annotations
 
@@ -28,41 +28,43 @@ SAME = (
 TRIES = 25
 
 
-def some(random: Random, **choices: Any) -> Values:
-    """Each of the fields, with one of its values, or left out."""
+def random_fields(random: Random, **choices: Any) -> Values:
+    """Return each of the fields with one of its values, or without the field."""
     return {name: random.choice(values) for name, values in choices.items() if random.random() < 0.5}
 
 
 def rope(random: Random, kind: str, D: int) -> Values:
-    """What a rope type needs, and some of what it may have."""
+    """Return the fields that a rope type needs, and some of its optional fields."""
     needs: Values = {} if kind == "default" else {"factor": random.choice([1.0, 2, 4.0, 8.0, 32.0, 2.5])}
-    more: Values = {}
+    options: Values = {}
     if kind == "yarn":
-        more = some(random, beta_fast=[16, 32.0], beta_slow=[1, 2.0], attention_factor=[0.7, 1.2], truncate=[False])
-        more |= some(random, mscale=[1.0, 0.707], mscale_all_dim=[1.0, 0.5])
-        needs |= random.choice([{"factor": None, "original_max_position_embeddings": 32}, more])
+        options = random_fields(
+            random, beta_fast=[16, 32.0], beta_slow=[1, 2.0], attention_factor=[0.7, 1.2], truncate=[False]
+        )
+        options |= random_fields(random, mscale=[1.0, 0.707], mscale_all_dim=[1.0, 0.5])
+        needs |= random.choice([{"factor": None, "original_max_position_embeddings": 32}, options])
         needs.setdefault("original_max_position_embeddings", random.choice([32, 4096, 8192]))
     if kind == "llama3":
         needs |= {"low_freq_factor": random.choice([1, 1.5]), "high_freq_factor": random.choice([4.0, 6])}
-        more = some(random, original_max_position_embeddings=[32, 8192])
+        options = random_fields(random, original_max_position_embeddings=[32, 8192])
     if kind == "longrope":
         needs = {
             f"{name}_factor": [round(random.uniform(1, 40), 2) for _ in range(D // 2)] for name in ("short", "long")
         }
-        more = some(random, factor=[1.0, 16.0, 32.0], attention_factor=[1.0, 1.19])
-        more |= some(random, original_max_position_embeddings=[64, 4096])
-    return needs | more
+        options = random_fields(random, factor=[1.0, 16.0, 32.0], attention_factor=[1.0, 1.19])
+        options |= random_fields(random, original_max_position_embeddings=[64, 4096])
+    return needs | options
 
 
 def config(random: Random, family: str, kind: str) -> Values:
-    """A config.json, with its rope in the old form or the new one."""
+    """Return a config.json, with its rope in the old form or the new one."""
     heads = random.choice([4, 8, 32])
     values: Values = {
         "model_type": family,
         "hidden_size": heads * random.choice([16, 64, 96]),
         "num_attention_heads": heads,
     }
-    values |= some(
+    values |= random_fields(
         random,
         vocab_size=[97, 128_256],
         intermediate_size=[96, 14_336],
@@ -80,18 +82,19 @@ def config(random: Random, family: str, kind: str) -> Values:
         values.setdefault("num_key_value_heads", heads)  # or a family's own number, which may not divide
     D = values.get("head_dim") or (128 if family == "qwen3" else values["hidden_size"] // heads)
     thetas = {"rope_theta": random.choice([10_000.0, 500_000, 1e6, 10_000_000])}
-    old, given = random.random() < 0.5, rope(random, kind, D)
+    old = random.random() < 0.5
+    rope_fields = rope(random, kind, D)
     if kind in ("llama3", "longrope") and random.random() < 0.2:
-        values["original_max_position_embeddings"] = 2048  # above the others, as Phi-3 has it
+        values["original_max_position_embeddings"] = 2048  # above the others, as in Phi-3
     if old and kind == "default":
         return values | random.choice([thetas, {}])
     if old:
         return (
             values
             | random.choice([thetas, {}])
-            | {"rope_scaling": {random.choice(["type", "rope_type"]): kind} | given}
+            | {"rope_scaling": {random.choice(["type", "rope_type"]): kind} | rope_fields}
         )
-    return values | {"rope_parameters": {"rope_type": kind} | random.choice([thetas, {}]) | given}
+    return values | {"rope_parameters": {"rope_type": kind} | random.choice([thetas, {}]) | rope_fields}
 
 
 def read_both(folder: Path, values: Values) -> tuple[HFConfig, Any]:
@@ -100,7 +103,7 @@ def read_both(folder: Path, values: Values) -> tuple[HFConfig, Any]:
 
 
 def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
-    """What we read otherwise than transformers, over random configs of a family and a rope type."""
+    """Yield the fields that differ from transformers, over random configs of a family and a rope type."""
     random = Random(f"{family} {kind}")
     for _ in range(TRIES):
         values = config(random, family, kind)
@@ -110,18 +113,23 @@ def differences(folder: Path, family: str, kind: str) -> Iterator[str]:
         facts |= {"head_dim": (ours.head_dim, D), "window": (ours.sliding_window, window(theirs))}
         facts["rope_theta"] = ours.rope_theta, theirs.rope_parameters["rope_theta"]
         for context in (32, theirs.max_position_embeddings, 3 * theirs.max_position_embeddings):
-            (table, scale), (expected, factor) = frequencies(ours, context), reference(theirs, kind, context)
+            table, scale = frequencies(ours, context)
+            expected, factor = reference(theirs, kind, context)
             facts[f"table for {context}"] = table.tolist(), expected.tolist()  # float32: every bit
             facts[f"scale for {context}"] = scale, factor
-        yield from (f"{name} of {values}: {mine} {other}" for name, (mine, other) in facts.items() if mine != other)
+        yield from (
+            f"{name} of {values}: {our_value} {their_value}"
+            for name, (our_value, their_value) in facts.items()
+            if our_value != their_value
+        )
 
 
 def window(theirs: Any) -> int | None:
     kinds = getattr(theirs, "layer_types", None) or ["sliding_attention"]
-    found = getattr(theirs, "sliding_window", None)
+    sliding_window = getattr(theirs, "sliding_window", None)
     if theirs.model_type == "llama":
-        return None  # whatever a config says: its class makes no such mask
-    return found if "sliding_attention" in kinds else None
+        return None  # for any config: its class makes no such mask
+    return sliding_window if "sliding_attention" in kinds else None
 
 
 def reference(theirs: Any, kind: str, context: int) -> tuple[torch.Tensor, float]:
@@ -172,7 +180,7 @@ USUAL = {"model_type": "qwen3", "hidden_size": 64, "num_attention_heads": 4, "nu
 
 
 def outcome(folder: Path, values: Values) -> str:
-    """What is wrong with a config; empty if nothing is."""
+    """Return what is wrong with a config, or an empty text."""
     (folder / "config.json").write_text(json.dumps(values))
     try:
         hf = read_config(folder)
@@ -192,24 +200,26 @@ def test_config_bad_size_raises(tmp_path: Path, field: str) -> None:
 
 @pytest.mark.parametrize("field", ["sliding_window", "max_window_layers", "use_sliding_window", "tie_word_embeddings"])
 def test_config_bad_choice_raises(tmp_path: Path, field: str) -> None:
-    usual = USUAL | {"use_sliding_window": True, "sliding_window": 40_000, "max_window_layers": 0}
+    usual_fields = USUAL | {"use_sliding_window": True, "sliding_window": 40_000, "max_window_layers": 0}
     for bad in BAD:
-        fits = type(bad) is type((usual | {"tie_word_embeddings": True})[field]) and (bad is True or 0 <= bad < 100)
-        assert fits or f"{field} = " in outcome(tmp_path, usual | {field: bad}), bad
+        fits = type(bad) is type((usual_fields | {"tie_word_embeddings": True})[field]) and (
+            bad is True or 0 <= bad < 100
+        )
+        assert fits or f"{field} = " in outcome(tmp_path, usual_fields | {field: bad}), bad
 
 
 @pytest.mark.parametrize("kind", ROPES)
 def test_config_bad_rope_raises(tmp_path: Path, kind: str) -> None:
-    usual: Values = {"rope_type": kind, "rope_theta": 10_000.0} | ROPES[kind]
-    assert outcome(tmp_path, USUAL | {"rope_parameters": usual}) == ""
-    for field in usual:
+    usual_fields: Values = {"rope_type": kind, "rope_theta": 10_000.0} | ROPES[kind]
+    assert outcome(tmp_path, USUAL | {"rope_parameters": usual_fields}) == ""
+    for field in usual_fields:
         for bad in BAD:
             fine = (field, bad) in (("truncate", True), ("mscale", 0), ("mscale_all_dim", 0))
-            why = outcome(tmp_path, USUAL | {"rope_parameters": usual | {field: bad}})
-            assert fine or "config.json: " in why, (field, bad)
+            error = outcome(tmp_path, USUAL | {"rope_parameters": usual_fields | {field: bad}})
+            assert fine or "config.json: " in error, (field, bad)
     for bad in ("x", 1, [], [1], True):
         assert not bad or "rope_scaling = " in outcome(tmp_path, USUAL | {"rope_scaling": bad})
-    large = usual | {"factor": 1e12, "rope_theta": 1e12}
+    large = usual_fields | {"factor": 1e12, "rope_theta": 1e12}
     assert "gives no usable" in outcome(tmp_path, USUAL | {"rope_parameters": large}) or kind != "dynamic"
 
 

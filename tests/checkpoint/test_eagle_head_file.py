@@ -1,4 +1,4 @@
-"""EAGLE heads from files: EAGLE-3 checkpoints as published, ours, and files that do not fit or are damaged."""
+"""EAGLE heads from files: EAGLE-3 checkpoints as published, this project's own, misfits and damaged files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    """Of eight layers: published drafts read behind 2, 4 and 5 of them."""
+    """Return a target of eight layers: published drafts read the states behind layers 2, 4 and 5."""
     model = tiny_model(num_hidden_layers=8)
     return load(save(model, tmp_path_factory.mktemp("target")), device="cpu", dtype="float32").config
 
@@ -56,20 +56,26 @@ def published(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], dict[str
 def test_published_checkpoint_gives_published_logits(
     changes: dict[str, Any], target: ModelConfig, tmp_path: Path
 ) -> None:
-    """A prompt of 12 tokens in one pass, and three guesses behind it: each made of the one before."""
+    """A prompt of 12 tokens is one pass. Three guesses follow, each from the one before."""
     tensors, config = published(tmp_path, **changes)
     draft = read_eagle_head(tmp_path, target, "any")
     draw = torch.Generator().manual_seed(5)
     ids_T = torch.randint(97, (12,), generator=draw)
-    states_TX, embedding_VC = torch.randn(11, 3 * 64, generator=draw), torch.randn(97, 64, generator=draw)
-    reference, layer = Eagle3(tensors, config, embedding_VC), EagleHeadLayer(draft.config, draft.weights)
+    states_TX = torch.randn(11, 3 * 64, generator=draw)
+    embedding_VC = torch.randn(97, 64, generator=draw)
+    reference = Eagle3(tensors, config, embedding_VC)
+    layer = EagleHeadLayer(draft.config, draft.weights)
     hidden_C = reference.prefill(states_TX, ids_T[1:].tolist())
     slots_1T = torch.arange(1, 12)[None]
-    fused_1TC, embedded_1TC = layer.fuse(states_TX[None]), embedding_VC[ids_T[1:]][None]
-    seen = layer.entries(fused_1TC, embedded_1TC, slots_1T)
-    out_1TC, next_1TC, _ = layer.step(fused_1TC, embedded_1TC, slots_1T, seen, slots_1T)
-    out_11C, fused_11C, chain = out_1TC[:, -1:], next_1TC[:, -1:], list[Entries]()
-    head_MC, last_11 = draft.weights.head_MC, slots_1T[:, -1:]
+    fused_1TC = layer.fuse(states_TX[None])
+    embedded_1TC = embedding_VC[ids_T[1:]][None]
+    prompt_entries = layer.entries(fused_1TC, embedded_1TC, slots_1T)
+    out_1TC, next_1TC, _ = layer.step(fused_1TC, embedded_1TC, slots_1T, prompt_entries, slots_1T)
+    out_11C = out_1TC[:, -1:]
+    fused_11C = next_1TC[:, -1:]
+    chain = list[Entries]()
+    head_MC = draft.weights.head_MC
+    last_11 = slots_1T[:, -1:]
     assert head_MC is not None and draft.weights.tokens_M.tolist() == tensors["t2d"].nonzero().flatten().tolist()
     for step in range(1, 4):
         wanted_M = reference.logits(hidden_C)
@@ -77,50 +83,54 @@ def test_published_checkpoint_gives_published_logits(
         guess = int(draft.weights.tokens_M[wanted_M.argmax()])
         hidden_C = reference.entry(reference.handed_on(hidden_C), guess)
         embedded_11C = embedding_VC[guess][None, None]
-        out_11C, fused_11C, own = layer.step(fused_11C, embedded_11C, last_11 + step, seen, last_11, chain)
-        chain.append(own)
+        out_11C, fused_11C, chain_entry = layer.step(
+            fused_11C, embedded_11C, last_11 + step, prompt_entries, last_11, chain
+        )
+        chain.append(chain_entry)
 
 
 def test_published_layers_are_counted_as_engines_do(target: ModelConfig, tmp_path: Path) -> None:
-    wanted = {
+    layers_by_kind = {
         (): (2, 4, 5),
         ("eagle_aux_hidden_state_layer_ids", (2, 3, 7)): (2, 3, 7),
         ("eagle_config", (1, 3, 4)): (2, 4, 5),
     }
-    for how, layers in wanted.items():
-        ids = {"eagle_aux_hidden_state_layer_ids": list(how[1])} if how else {}
-        published(tmp_path, **({"eagle_config": ids} if how and how[0] == "eagle_config" else ids))
+    for layer_kind, layers in layers_by_kind.items():
+        ids = {"eagle_aux_hidden_state_layer_ids": list(layer_kind[1])} if layer_kind else {}
+        published(tmp_path, **({"eagle_config": ids} if layer_kind and layer_kind[0] == "eagle_config" else ids))
         assert read_eagle_head(tmp_path, target, "any").config.state_layers == layers
 
 
-def made(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
-    """A random draft of ours."""
-    config, draw = new_config(target, 24), torch.Generator().manual_seed(seed)
+def random_draft(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
+    """Return a random draft of this project's own."""
+    config = new_config(target, 24)
+    draw = torch.Generator().manual_seed(seed)
     named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
     weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
     return EagleHeadFile(config, weights, "fingerprint", {"minutes": 1.5})
 
 
 def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> None:
-    draft = made(target)
+    draft = random_draft(target)
     write_eagle_head(tmp_path, draft)
-    found = read_eagle_head(tmp_path, target, "fingerprint")
-    assert found.card == draft.card and found.weights.head_MC is None
-    assert [name for name, _ in found.weights.trained()] == [name for name, _ in draft.weights.trained()]
-    for (_, one), (_, other) in zip(found.weights.trained(), draft.weights.trained(), strict=True):
-        assert torch.equal(one, other)
-    assert torch.equal(found.weights.tokens_M, draft.weights.tokens_M)
-    rope, own = found.config.rope, draft.config.rope
-    assert torch.equal(rope.inv_freq_RF, own.inv_freq_RF) and rope.scale == own.scale
-    fields = [name for name in found.config.__dataclass_fields__ if name != "rope"]
-    assert [getattr(found.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]
+    loaded = read_eagle_head(tmp_path, target, "fingerprint")
+    assert loaded.card == draft.card and loaded.weights.head_MC is None
+    assert [name for name, _ in loaded.weights.trained()] == [name for name, _ in draft.weights.trained()]
+    for (_, loaded_weight), (_, draft_weight) in zip(loaded.weights.trained(), draft.weights.trained(), strict=True):
+        assert torch.equal(loaded_weight, draft_weight)
+    assert torch.equal(loaded.weights.tokens_M, draft.weights.tokens_M)
+    rope = loaded.config.rope
+    draft_rope = draft.config.rope
+    assert torch.equal(rope.inv_freq_RF, draft_rope.inv_freq_RF) and rope.scale == draft_rope.scale
+    fields = [name for name in loaded.config.__dataclass_fields__ if name != "rope"]
+    assert [getattr(loaded.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     head_MC = torch.zeros(24, 64)
-    assert with_head(found.weights, head_MC).head_MC is head_MC
+    assert with_head(loaded.weights, head_MC).head_MC is head_MC
 
 
 def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path) -> None:
-    write_eagle_head(tmp_path, made(target))
+    write_eagle_head(tmp_path, random_draft(target))
     with pytest.raises(ModelError, match="another model, or of this one in another dtype; make one"):
         read_eagle_head(tmp_path, target, "another")
     assert read_eagle_head(tmp_path, target, "another", finetune=True).target == "fingerprint"
@@ -128,13 +138,13 @@ def test_draft_of_another_target_is_refused(target: ModelConfig, tmp_path: Path)
 
 def test_draft_of_another_shape_is_always_refused(target: ModelConfig, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    write_eagle_head(tmp_path / "own", made(target))
-    for what, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
+    write_eagle_head(tmp_path / "own", random_draft(target))
+    for field, size in (("hidden size", dict(hidden_size=32)), ("KV heads", dict(num_key_value_heads=4)),
                        ("head size", dict(head_dim=32)), ("layers", dict(num_hidden_layers=3))):  # fmt: skip
         model = tiny_model(**({"num_hidden_layers": 8} | size))
-        other = load(save(model, tmp_path / what), device="cpu", dtype="float32").config
-        with pytest.raises(ModelError, match=what):
-            read_eagle_head(tmp_path / "own", other, "fingerprint", finetune=True)
+        other_config = load(save(model, tmp_path / field), device="cpu", dtype="float32").config
+        with pytest.raises(ModelError, match=field):
+            read_eagle_head(tmp_path / "own", other_config, "fingerprint", finetune=True)
 
 
 def cut(folder: Path) -> None:
@@ -163,7 +173,7 @@ def poison(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (cut, "corrupt"),
         (swap_tokens, "d2t"),
@@ -180,11 +190,11 @@ def poison(folder: Path) -> None:
     ],
 )  # fmt: skip
 def test_damaged_draft_raises_model_error(
-    damage: Callable[[Path], object], said: str, target: ModelConfig, tmp_path: Path
+    damage: Callable[[Path], object], message: str, target: ModelConfig, tmp_path: Path
 ) -> None:
     published(tmp_path)
     damage(tmp_path)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=message):
         read_eagle_head(tmp_path, target, "any")
 
 

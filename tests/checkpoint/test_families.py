@@ -36,7 +36,7 @@ LONGROPE = dict(
     short_factor=[1.0 + i / 10 for i in range(8)],
     long_factor=[2.0 + i for i in range(8)],
 )
-# As Yarn-Llama-2-7b-128k is published: the old `type` key, and a field that nobody reads.
+# As Yarn-Llama-2-7b-128k is published: the old `type` key, and a field that no reader uses.
 YARN = dict(type="yarn", factor=32.0, original_max_position_embeddings=32, finetuned=True)
 QWEN_YARN = dict(type="yarn", factor=4.0, original_max_position_embeddings=32)
 
@@ -60,7 +60,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture(params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Checkpoint]:
-    """A model as transformers and as triforce hold it."""
+    """A model in transformers and in triforce."""
     family, changes = CASES[request.param]
     model = tiny_model(family, **changes)
     return model, load(save(model, tmp_path), device=DEVICE, dtype="float32", context=LENGTH)
@@ -88,7 +88,7 @@ def test_family_logits_equal_transformers(pair: tuple[Any, Checkpoint]) -> None:
     model, ours = pair
     ids_BT = tokens()
     expected = reference(model, ids_BT)
-    assert expected.std() > 0.5  # logits that differ, or closeness would say nothing
+    assert expected.std() > 0.5  # logits that differ; closeness of equal logits would say nothing
     close(score(ours.decoder, ids_BT), expected)
     close(steps(ours.decoder, ids_BT, [40, 7, 1] + [1] * (LENGTH - 48)), expected)
 
@@ -114,12 +114,12 @@ def test_longrope_is_short_within_original_positions(tmp_path: Path) -> None:
     folder = save(model, tmp_path)
     ids_BT = tokens(32)
     close(score(load(folder, device=DEVICE, dtype="float32", context=32).decoder, ids_BT), reference(model, ids_BT))
-    far = load(folder, device=DEVICE, dtype="float32", context=33)
-    assert (score(far.decoder, ids_BT) - reference(model, ids_BT)).abs().max() > 1e-2
+    long_context = load(folder, device=DEVICE, dtype="float32", context=33)
+    assert (score(long_context.decoder, ids_BT) - reference(model, ids_BT)).abs().max() > 1e-2
 
 
 def test_yarn_llama_table_equals_published(tmp_path: Path) -> None:
-    """The real sizes: 128K positions out of 4096, scale 0.1 ln 32 + 1 (Peng et al. 2023, arXiv 2309.00071)."""
+    """Real sizes: 128K positions out of 4096, scale 0.1 ln 32 + 1 (Peng et al. 2023, arXiv 2309.00071)."""
     save(tiny_model(), tmp_path)
     edit(
         tmp_path / "config.json",
@@ -192,9 +192,9 @@ def test_padded_vocabulary_rows_are_never_sampled(tmp_path: Path) -> None:
 def test_fingerprint_differs_between_models(tmp_path: Path) -> None:
     model = tiny_model(rope_parameters=LONGROPE)
     folder = save(model, tmp_path / "a")
-    first = load(folder, device=DEVICE, dtype="float32")
-    assert load(folder, device=DEVICE, dtype="float32", context=100).fingerprint == first.fingerprint
-    assert load(folder, device=DEVICE, dtype="float32", context=32).fingerprint != first.fingerprint
-    assert load(folder, device=DEVICE, dtype="bfloat16").fingerprint != first.fingerprint
+    original = load(folder, device=DEVICE, dtype="float32")
+    assert load(folder, device=DEVICE, dtype="float32", context=100).fingerprint == original.fingerprint
+    assert load(folder, device=DEVICE, dtype="float32", context=32).fingerprint != original.fingerprint
+    assert load(folder, device=DEVICE, dtype="bfloat16").fingerprint != original.fingerprint
     model.lm_head.weight.data[-1, -1] += 1
-    assert load(save(model, tmp_path / "b"), device=DEVICE, dtype="float32").fingerprint != first.fingerprint
+    assert load(save(model, tmp_path / "b"), device=DEVICE, dtype="float32").fingerprint != original.fingerprint

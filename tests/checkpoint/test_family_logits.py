@@ -1,4 +1,4 @@
-"""Parity of each family: logits through paged KV, native and torch, fed in ragged parts, are transformers' to 1e-4."""
+"""Parity of each family: logits over paged KV, native and torch, fed in ragged parts, are transformers' to 1e-4."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from triforce.model.config import Experts
 
 @pytest.fixture(scope="module", params=FAMILY_MODELS)
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor, Any]:
-    """A folder with a model, its logits in float32 as transformers computes them, and the model."""
+    """Return a folder with a model, its logits in float32 by transformers, and the model."""
     model = family_model(request.param)
     with torch.no_grad():
         logits_BTV = model(texts()).logits
-    assert logits_BTV.std() > 0.2  # logits that differ, or closeness would say nothing
+    assert logits_BTV.std() > 0.2  # logits that differ; closeness of equal logits would say nothing
     return save(model, tmp_path_factory.mktemp("family")), logits_BTV, model
 
 
@@ -52,9 +52,9 @@ def test_family_logits_in_ragged_parts_equal_transformers(saved: tuple[Path, Ten
 
 
 def test_qwen3_moe_has_its_window_in_all_layers(tmp_path: Path) -> None:
-    """Once it is switched on, whatever the config says of layers, as in transformers."""
-    how = dict(use_sliding_window=True, sliding_window=24, max_window_layers=4)
-    model = family_model("qwen3-moe", **how)
+    """All layers have the window once it is switched on, whatever the config says of layers, as in transformers."""
+    window_fields = dict(use_sliding_window=True, sliding_window=24, max_window_layers=4)
+    model = family_model("qwen3-moe", **window_fields)
     with torch.no_grad():
         expected_BTV = model(texts()).logits
     checkpoint = load(save(model, tmp_path), device="cpu", dtype="float32", context=LENGTH)
@@ -64,10 +64,14 @@ def test_qwen3_moe_has_its_window_in_all_layers(tmp_path: Path) -> None:
 
 
 def test_gemma_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path, kernels: str) -> None:
-    """The square root of their size, as bfloat16: with sizes that are powers of two it would be exact anyway."""
+    """The scale is the square root of the hidden size, as bfloat16.
+
+    For sizes that are powers of two it is exact anyway.
+    """
     model = family_model("gemma-3", hidden_size=80)
     decoder = load(save(model, tmp_path), device="cpu", dtype="bfloat16", context=LENGTH).decoder
-    exact, ids_N = torch.tensor(80.0).sqrt(), torch.arange(97)
+    exact = torch.tensor(80.0).sqrt()
+    ids_N = torch.arange(97)
     scaled_NC = model.model.embed_tokens.weight.data.bfloat16().float() * exact.bfloat16().float()
     assert exact.bfloat16().float() != exact
     expected_NC = scaled_NC if kernels == "native" else scaled_NC.bfloat16().float()
@@ -75,19 +79,19 @@ def test_gemma_embeddings_are_scaled_by_a_rounded_number(tmp_path: Path, kernels
 
 
 def test_family_bfloat16_is_near_enough(saved: tuple[Path, Tensor, Any], kernels: str) -> None:
-    """No further from float32 than 1.5 times transformers' own bfloat16, in the mean."""
+    """The mean error against float32 is at most 1.5 times that of transformers' own bfloat16."""
     folder, expected_BTV, model = saved
     with torch.no_grad():
         theirs_BTV = model.to(torch.bfloat16)(texts()).logits.float()
         model.float()
     decoder = load(folder, device="cpu", dtype="bfloat16", context=LENGTH).decoder
     found_BTV = paged_logits(decoder, texts(), RAGGED)
-    error, theirs = ((each - expected_BTV).square().mean().sqrt() for each in (found_BTV, theirs_BTV))
+    error, theirs = ((logits_BTV - expected_BTV).square().mean().sqrt() for logits_BTV in (found_BTV, theirs_BTV))
     assert error <= 1.5 * theirs
 
 
-def farthest(folder: Path, expected_BTV: Tensor) -> float:
-    """How far logits of the torch path are from what they should be, at most."""
+def largest_error(folder: Path, expected_BTV: Tensor) -> float:
+    """Return the largest error of the torch path's logits."""
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     return float((paged_logits(decoder, texts(), RAGGED) - expected_BTV).abs().max())
 
@@ -102,11 +106,11 @@ def test_family_mutant_differs_from_transformers(
         expected_BTV = model(texts()).logits
     folder = save(model, tmp_path)
     mutant.apply(monkeypatch)
-    assert farthest(folder, expected_BTV) > 1e-2
+    assert largest_error(folder, expected_BTV) > 1e-2
 
 
 def tied_experts(folder: Path, name: str) -> Path:
-    """A model of which every expert has the router's logits of another, and other weights; so has every group."""
+    """Return a model in which pairs of experts have equal router logits and other weights. Groups are tied, too."""
     model = family_model(name, **(dict(topk_group=3) if name == "glm-4.5" else {}))
     for layer in model.model.layers:
         if router := getattr(layer.mlp, "gate", None):
@@ -118,11 +122,11 @@ def tied_experts(folder: Path, name: str) -> Path:
 
 
 def between_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> float:
-    """How far logits of the torch path are from the native ones, at most."""
+    """Return the largest difference between logits of the torch path and of the native one."""
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     native_BTV = paged_logits(decoder, texts(), RAGGED)
     monkeypatch.setattr(dispatch, "native", None)
-    return farthest(folder, native_BTV)
+    return largest_error(folder, native_BTV)
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="without native kernels")
@@ -144,12 +148,12 @@ def test_expert_tie_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatc
 
 
 def test_corrections_of_scores_are_not_rounded(tmp_path: Path) -> None:
-    """Most of them is in common, and bfloat16 has no digits left for the rest."""
+    """Most of a correction is common to all experts, and bfloat16 has no digits left for the rest."""
     model = family_model("glm-4.5")
     folder = save(model, tmp_path)
-    where = load(folder, device="cpu", dtype="bfloat16", context=LENGTH)
+    checkpoint = load(folder, device="cpu", dtype="bfloat16", context=LENGTH)
     weights = read_weights(
-        folder, where.files.archives(packed=False), where.config, rows=97, device=torch.device("cpu"),
+        folder, checkpoint.files.archives(packed=False), checkpoint.config, rows=97, device=torch.device("cpu"),
         dtype=torch.bfloat16, names=FAMILIES["glm4_moe"].names,
     )  # fmt: skip
     for ours, theirs in zip(weights.layers[1:], model.model.layers[1:], strict=True):
@@ -157,11 +161,13 @@ def test_corrections_of_scores_are_not_rounded(tmp_path: Path) -> None:
 
 
 def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
-    """They lie behind the others, and nothing else may."""
+    """The extra layers must lie behind the others, and only such layers are skipped."""
     folder = save(family_model("glm-4.5"), tmp_path)
     plain_BTV = logits(folder)
     tensors = load_file(folder / "model.safetensors")
-    extra = {name.replace("layers.3.", "layers.4."): each + 1 for name, each in tensors.items() if "layers.3." in name}
+    extra = {
+        name.replace("layers.3.", "layers.4."): tensor + 1 for name, tensor in tensors.items() if "layers.3." in name
+    }
     save_file(tensors | extra | {"model.layers.4.eh_proj.weight": torch.ones(64, 128)}, folder / "model.safetensors")
     assert torch.equal(logits(folder), plain_BTV)
     edit(folder / "config.json", num_nextn_predict_layers=0)
@@ -170,13 +176,13 @@ def test_layers_that_guess_further_tokens_are_left_out(tmp_path: Path) -> None:
 
 
 def logits(folder: Path) -> Tensor:
-    """Logits of texts in float32, fed whole."""
+    """Return the logits of texts in float32, fed in one pass."""
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     return paged_logits(decoder, texts(), [[LENGTH, LENGTH]])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (dict(n_group=5), "n_group = 5 is not supported .*divisors of 12 up to half of it"),
         (dict(n_group=12), "n_group = 12"),
@@ -186,6 +192,6 @@ def logits(folder: Path) -> Tensor:
         (dict(n_shared_experts=0), "n_shared_experts = 0"),
     ],
 )
-def test_choices_that_cannot_be_are_refused(changes: dict[str, int], told: str) -> None:
-    with pytest.raises(ModelError, match=told):
+def test_choices_that_cannot_be_are_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
         checked(family_model("glm-4.5").config.to_dict() | changes)

@@ -1,4 +1,4 @@
-"""Metadata of GGUF files as configs: those of transformers come back; what would be computed otherwise is refused."""
+"""Metadata of GGUF files as configs: those of transformers come back, and unsupported arithmetic is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = {"token_embd.weight": np.zeros((300, 64), np.float32), "output.weight": n
 
 
 def opened(folder: Path, tensors: dict[str, Any] | None = None, **changes: Any) -> GGUFFile:
-    """A file with the sizes of tiny models; `__` in names of keys stands for a dot."""
+    """Return a file with the sizes of tiny models. `__` in names of keys stands for a dot."""
     values = LLAMA | byte_level_values() | {name.replace("__", "."): value for name, value in changes.items()}
     return GGUFFile(write_gguf(folder / "x.gguf", values, ENDS if tensors is None else tensors))
 
@@ -47,8 +47,9 @@ def test_model_written_as_gguf_comes_back(tmp_path: Path, family: str, tied: boo
     values = {key.replace("llama.", f"{family}."): value for key, value in LLAMA.items()} | byte_level_values()
     values["general.architecture"] = family
     file = GGUFFile(write_gguf(tmp_path / "x.gguf", values, tensors_of(model, family)))
-    found, wanted = read_gguf_config(file), read_config(save(model, tmp_path / "hf"))
-    assert found == replace(wanted, rope_theta=10_000.0)
+    gguf_config = read_gguf_config(file)
+    folder_config = read_config(save(model, tmp_path / "hf"))
+    assert gguf_config == replace(folder_config, rope_theta=10_000.0)
     state = model.state_dict()
     names = hugging_face_names(file, family)
     assert set(names.values()) == set(state) - ({"lm_head.weight"} if tied else set())
@@ -119,8 +120,8 @@ def test_tensor_of_other_models_is_refused(tmp_path: Path) -> None:
 
 
 def test_numbers_for_each_layer_that_agree_are_one(tmp_path: Path) -> None:
-    each = {"llama__attention__head_count_kv": np.array([2, 2], np.int32)}
-    assert read_gguf_config(opened(tmp_path, **each)).num_key_value_heads == 2
+    layer_values = {"llama__attention__head_count_kv": np.array([2, 2], np.int32)}
+    assert read_gguf_config(opened(tmp_path, **layer_values)).num_key_value_heads == 2
     assert read_gguf_config(opened(tmp_path, llama__attention__head_count_kv=...)).num_key_value_heads == 4
 
 
@@ -128,22 +129,22 @@ def test_rope_scaling_equals_that_of_transformers(tmp_path: Path) -> None:
     scaled = "llama__rope__scaling__"
     assert read_gguf_config(opened(tmp_path)).scaling == Unscaled()
     assert read_gguf_config(opened(tmp_path, llama__rope__scale_linear=4.0)).scaling == Linear(4.0)
-    found = read_gguf_config(opened(tmp_path, **{f"{scaled}type": "linear", f"{scaled}factor": 2.5}))
-    assert found.scaling == Linear(2.5)
+    gguf_config = read_gguf_config(opened(tmp_path, **{f"{scaled}type": "linear", f"{scaled}factor": 2.5}))
+    assert gguf_config.scaling == Linear(2.5)
     assert read_gguf_config(opened(tmp_path, **{f"{scaled}type": "none", f"{scaled}factor": 2.5})).scaling == Unscaled()
     yarn = {f"{scaled}type": "yarn", f"{scaled}factor": 4.0, f"{scaled}original_context_length": 32}
-    found = read_gguf_config(opened(tmp_path, **yarn, **{f"{scaled}attn_factor": 1.0}))
-    assert isinstance(found.scaling, Yarn) and found.positions == 128
+    gguf_config = read_gguf_config(opened(tmp_path, **yarn, **{f"{scaled}attn_factor": 1.0}))
+    assert isinstance(gguf_config.scaling, Yarn) and gguf_config.positions == 128
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10_000.0}
-    wanted = transformers.LlamaConfig(head_dim=16, max_position_embeddings=128, rope_parameters=rope)
-    check_frequencies(found, wanted)
+    reference = transformers.LlamaConfig(head_dim=16, max_position_embeddings=128, rope_parameters=rope)
+    check_frequencies(gguf_config, reference)
 
 
-def check_frequencies(found: Any, wanted: transformers.LlamaConfig) -> None:
+def check_frequencies(gguf_config: Any, reference: transformers.LlamaConfig) -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-    theirs = LlamaRotaryEmbedding(wanted)
-    ours, scale = frequencies(found, found.max_position_embeddings)
+    theirs = LlamaRotaryEmbedding(reference)
+    ours, scale = frequencies(gguf_config, gguf_config.max_position_embeddings)
     torch.testing.assert_close(ours, theirs.inv_freq, rtol=1e-6, atol=0)
     assert scale == pytest.approx(theirs.attention_scaling)
 
@@ -151,12 +152,12 @@ def check_frequencies(found: Any, wanted: transformers.LlamaConfig) -> None:
 def test_factors_of_llama_3_are_divided_by(tmp_path: Path) -> None:
     scaling = Llama3(8.0, 64, 1.0, 4.0)
     plain, _ = Unscaled().frequencies(10_000.0, 16, 128)
-    wanted, _ = scaling.frequencies(10_000.0, 16, 128)
-    factors = {"rope_freqs.weight": (plain / wanted).numpy()}
+    reference, _ = scaling.frequencies(10_000.0, 16, 128)
+    factors = {"rope_freqs.weight": (plain / reference).numpy()}
     file = opened(tmp_path, ENDS | factors)
-    found = read_gguf_config(file)
-    assert isinstance(found.scaling, Divided) and found.positions == 128
-    torch.testing.assert_close(frequencies(found, 128)[0], wanted, rtol=1e-6, atol=0)
+    gguf_config = read_gguf_config(file)
+    assert isinstance(gguf_config.scaling, Divided) and gguf_config.positions == 128
+    torch.testing.assert_close(frequencies(gguf_config, 128)[0], reference, rtol=1e-6, atol=0)
     assert "rope_freqs.weight" not in hugging_face_names(file, "llama")
     scaled = {"llama__rope__scaling__factor": 2.0}
     refuses(opened(tmp_path, ENDS | factors, **scaled), "rope.scaling.factor = 2.0 .*beside the tensor rope_freqs")
@@ -168,8 +169,9 @@ def test_factors_of_llama_3_are_divided_by(tmp_path: Path) -> None:
 def test_real_model_has_the_config_of_the_converter(tmp_path: Path) -> None:
     file = GGUFFile(SMOLLM2)
     assert {tensor.type for tensor in file.tensors.values()} == {"F32", "Q4_1", "Q8_0"}
-    found, wanted = read_gguf_config(file), config_of(dict(file.metadata))
-    assert {key: getattr(found, key) for key in wanted if hasattr(found, key)} == {
-        key: value for key, value in wanted.items() if hasattr(found, key)
+    gguf_config = read_gguf_config(file)
+    converter_config = config_of(dict(file.metadata))
+    assert {key: getattr(gguf_config, key) for key in converter_config if hasattr(gguf_config, key)} == {
+        key: value for key, value in converter_config.items() if hasattr(gguf_config, key)
     }
     assert len(hugging_face_names(file, "llama")) == len(file.tensors)

@@ -1,4 +1,7 @@
-"""GGUF files: tensors are where and what the format's library wrote; what is broken is refused in one line."""
+"""GGUF files: tensors are at the places and have the values that the format's library wrote.
+
+Broken files raise one line.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ VALUES: dict[str, Any] = {
     "a.numbers": np.array([1, -2, 3], np.int32),
 }  # fmt: skip
 ROWS = np.linspace(-1, 1, 8 * 512, dtype=np.float32).reshape(8, 512)
-TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # those that the library can write
+TYPES = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")  # the types that the library can write
 SMALL = {"one.weight": ROWS[:2, :64], "two.weight": ROWS[:1, :32]}
 
 
@@ -44,10 +47,10 @@ def test_tensors_of_each_type_equal_those_written(tmp_path: Path, kind: str) -> 
 
 
 def test_metadata_equal_those_written(tmp_path: Path) -> None:
-    found = GGUFFile(write_gguf(tmp_path / "x.gguf", VALUES, {})).metadata
-    assert found["a.float"] == 1e-5  # not the float32 of it
-    assert found["a.numbers"].tolist() == [1, -2, 3]
-    assert {key: found[key] for key in VALUES if key != "a.numbers"} == {
+    metadata = GGUFFile(write_gguf(tmp_path / "x.gguf", VALUES, {})).metadata
+    assert metadata["a.float"] == 1e-5  # not rounded to float32
+    assert metadata["a.numbers"].tolist() == [1, -2, 3]
+    assert {key: metadata[key] for key in VALUES if key != "a.numbers"} == {
         key: value for key, value in VALUES.items() if key != "a.numbers"
     }
 
@@ -70,12 +73,12 @@ def test_released_tensor_leaves_memory_and_comes_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", sorted({kind.name for kind in GGMLQuantizationType} - set(READABLE)))
 def test_types_without_computation_are_refused_by_name(tmp_path: Path, kind: str) -> None:
     file = write_gguf(tmp_path / "x.gguf", {}, {"blk.0.ffn_up.weight": ROWS})
-    patch(file, described(file, b"blk.0.ffn_up.weight") + 20, struct.pack("<I", GGMLQuantizationType[kind]))
+    patch(file, description_place(file, b"blk.0.ffn_up.weight") + 20, struct.pack("<I", GGMLQuantizationType[kind]))
     refuses(file, f"tensor blk.0.ffn_up.weight has type {kind}, which cannot be computed .*download the Q4_K_M file")
 
 
-def described(file: Path, name: bytes) -> int:
-    """Where the description of a tensor goes on after its name."""
+def description_place(file: Path, name: bytes) -> int:
+    """Return where the description of a tensor goes on after its name."""
     return file.read_bytes().index(name) + len(name)
 
 
@@ -122,19 +125,19 @@ PLACES: dict[str, tuple[int, bytes, str]] = {
 def test_tensor_in_impossible_place_raises(tmp_path: Path, case: str) -> None:
     at, new, match = PLACES[case]
     file = write_gguf(tmp_path / "x.gguf", VALUES, SMALL)
-    patch(file, described(file, b"one.weight") + at, new)
+    patch(file, description_place(file, b"one.weight") + at, new)
     refuses(file, match)
 
 
 def test_overlapping_tensors_raise(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "x.gguf", {}, SMALL)
-    patch(file, described(file, b"two.weight") + 24, struct.pack("<Q", 0))
+    patch(file, description_place(file, b"two.weight") + 24, struct.pack("<Q", 0))
     refuses(file, "tensors one.weight and two.weight overlap|tensors two.weight and one.weight overlap")
 
 
 def test_names_that_stand_twice_raise(tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "x.gguf", {"a.one": 1, "a.two": 2}, SMALL)
-    patch(file, described(file, b"two.weight") - len("two.weight"), b"one")
+    patch(file, description_place(file, b"two.weight") - len("two.weight"), b"one")
     refuses(file, "two tensors called one.weight")
     patch(file, file.read_bytes().index(b"a.two"), b"a.one")
     refuses(file, "metadata has a.one twice")
@@ -173,15 +176,15 @@ def test_parts_are_found_from_any_of_them(tmp_path: Path) -> None:
 
 
 def test_incomplete_or_mixed_parts_raise(tmp_path: Path) -> None:
-    one, two, three = split(tmp_path)
-    whole = two.read_bytes()
+    first_part, two, three = split(tmp_path)
+    second_bytes = two.read_bytes()
     two.unlink()
     refuses(three, "m-00003-of-00003.gguf is one of 3 parts, and m-00002-of-00003.gguf is not beside it")
-    two.write_bytes(one.read_bytes())
-    refuses(one, "m-00002-of-00003.gguf calls itself part 1 of 3, and its name says 2 of 3")
-    two.write_bytes(whole)
-    patch(one, one.read_bytes().index(b"split.tensors.count") + 19 + 4, struct.pack("<I", 9))
-    refuses(one, "split.tensors.count = 9, but there are 5 tensors")
-    (tmp_path / "alone.gguf").write_bytes(one.read_bytes())
+    two.write_bytes(first_part.read_bytes())
+    refuses(first_part, "m-00002-of-00003.gguf calls itself part 1 of 3, and its name says 2 of 3")
+    two.write_bytes(second_bytes)
+    patch(first_part, first_part.read_bytes().index(b"split.tensors.count") + 19 + 4, struct.pack("<I", 9))
+    refuses(first_part, "split.tensors.count = 9, but there are 5 tensors")
+    (tmp_path / "alone.gguf").write_bytes(first_part.read_bytes())
     refuses(tmp_path / "alone.gguf", "calls itself part 1 of 3, and its name says 1 of 1")
     refuses(tmp_path / "m-00007-of-00003.gguf", "its name says part 7 of 3")

@@ -19,11 +19,11 @@ pytestmark = [
 
 
 def test_real_tokenizer_gives_ids_of_llama_cpp() -> None:
-    found = compare(SMOLLM2, [*own_texts().values(), *unicode_texts(3000), *every_character()[::20]])
-    assert found.texts == found.ends == found.pieces == [] and found.tokens > 500_000
+    differences = compare(SMOLLM2, [*own_texts().values(), *unicode_texts(3000), *every_character()[::20]])
+    assert differences.texts == differences.ends == differences.pieces == [] and differences.tokens > 500_000
 
 
 def test_other_pre_tokenizer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That of Llama 3, which keeps three digits together."""
+    """The pre-tokenizer of Llama 3 keeps three digits together."""
     monkeypatch.setattr(tokenizer, "pre_tokenizer_kind", lambda *_: PRETOKENIZERS["llama-bpe"])
     assert compare(SMOLLM2, unicode_texts(300)).texts

@@ -1,4 +1,4 @@
-"""What loading a GGUF file takes of memory: its packed weights, and little beside them."""
+"""Memory of loading a GGUF file: its packed weights, and little beside them."""
 
 from __future__ import annotations
 
@@ -50,16 +50,17 @@ print(json.dumps([status("VmRSS") - empty, peak - empty]))
 """
 
 
-def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
-    """Write a model of 49 MB or more; `kinds` are those of tensors that have another type."""
-    inner, P = C * 3 // 2, C // 2
+def write_large(file: Path, C: int, default_kind: str, kinds: dict[str, str]) -> Path:
+    """Write a model of 49 MB or more. `kinds` gives the types of tensors whose type is not `default_kind`."""
+    inner = C * 3 // 2
+    P = C // 2
     shapes = {"attn_k": (P, C), "attn_v": (P, C), "ffn_gate": (inner, C), "ffn_up": (inner, C), "ffn_down": (C, inner)}
     matrices = [name for name in FAMILIES["llama"] if "norm" not in name and name.endswith("weight")]
     names = {f"blk.{i}.{name}": shapes.get(name.split(".")[0], (C, C)) for i in range(LAYERS) for name in matrices}
     names |= {"token_embd.weight": (300, C), "output.weight": (300, C)}
     tensors: dict[str, Any] = {}
     for name, shape in names.items():
-        kind = kinds.get(name.split(".")[-2], usual)
+        kind = kinds.get(name.split(".")[-2], default_kind)
         tensors[name] = GGMLQuantizationType[kind], random_blocks(kind, *shape, size=1e-4).blocks.numpy()
     norms = ["output_norm.weight", *(f"blk.{i}.{part}_norm.weight" for i in range(LAYERS) for part in ("attn", "ffn"))]
     config = SimpleNamespace(
@@ -73,14 +74,19 @@ def write_large(file: Path, C: int, usual: str, kinds: dict[str, str]) -> Path:
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 @pytest.mark.parametrize("model", ["Q4_K", *slow(*(name for name in MODELS if name != "Q4_K"))])
 def test_gguf_load_takes_memory_of_packed_weights(tmp_path: Path, model: str) -> None:
-    """However many tiers read them. The slack is for tables of a process and for pages that are not full."""
+    """Any number of tiers reads the same weights.
+
+    The slack is for tables of a process and for pages that are not full.
+    """
     *what, bits = MODELS[model]
-    small, large = write_model(tmp_path / "small", "Q4_K").gguf, write_large(tmp_path / "large.gguf", *what)
+    small = write_model(tmp_path / "small", "Q4_K").gguf
+    large = write_large(tmp_path / "large.gguf", *what)
     command = [sys.executable, "-c", WATCHED, str(small), str(large), str(bits)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    after, peak = json.loads(done.stdout)
-    packed, slack = large.stat().st_size, 2 * MB
-    print(f"{packed / MB:.1f} MB packed, {after / MB:.1f} after loading, {peak / MB:.1f} at the most")
+    loaded_bytes, peak = json.loads(done.stdout)
+    packed = large.stat().st_size
+    slack = 2 * MB
+    print(f"{packed / MB:.1f} MB packed, {loaded_bytes / MB:.1f} after loading, {peak / MB:.1f} at the most")
     assert packed > 49 * MB
-    assert packed * 0.95 < after < 1.1 * packed + slack
+    assert packed * 0.95 < loaded_bytes < 1.1 * packed + slack
     assert peak < 1.3 * packed + slack

@@ -1,4 +1,4 @@
-"""Tokenizers of GGUF files that merge by scores: ids of doing it slowly, and blanks."""
+"""Tokenizers of GGUF files that merge by scores: ids equal those of slow merging, and blanks are kept."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ PIECES = ["▁", "t", "h", "e", "a", "▁t", "he", "▁the", "▁▁", "▁▁�
 
 
 def read(values: Values) -> Tokenizer:
-    found = read_gguf_tokenizer(values, "x.gguf")
-    return Tokenizer(found.files, found.eos_ids)
+    gguf_tokenizer = read_gguf_tokenizer(values, "x.gguf")
+    return Tokenizer(gguf_tokenizer.files, gguf_tokenizer.eos_ids)
 
 
-def ids_of(found: Tokenizer, text: str) -> list[int]:
-    return found.encode(text, add_special=False)
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.encode(text, add_special=False)
 
 
-def slowly(values: Values, text: str) -> list[int]:
+def slow_ids(values: Values, text: str) -> list[int]:
     ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
     scores = values["tokenizer.ggml.scores"].tolist()
     return encode_by_scores("▁" + text.replace(" ", "▁"), ids, scores)
@@ -39,18 +39,18 @@ def slowly(values: Values, text: str) -> list[int]:
 
 def test_ids_by_scores_equal_slow_merging() -> None:
     values = score_values(PIECES)
-    found = read(values)
+    tokenizer = read(values)
     for text in ["the", "  the", "the aaa", "hé 東京 thethe", "a" * 9, " " * 11, "▁", "\n"]:
-        ids = ids_of(found, text)
-        assert ids == slowly(values, text)
-        assert found.decode(ids) == text.replace("▁", " ")
-    assert ids_of(found, "") == []
-    assert found.encode("the") == [1, *ids_of(found, "the")]
+        ids = ids_of(tokenizer, text)
+        assert ids == slow_ids(values, text)
+        assert tokenizer.decode(ids) == text.replace("▁", " ")
+    assert ids_of(tokenizer, "") == []
+    assert tokenizer.encode("the") == [1, *ids_of(tokenizer, "the")]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
-    """Scores that differ, and equal ones of runs of blanks, as Llama 2 has them."""
+    """Scores differ, but for runs of blanks, whose scores are equal as in Llama 2."""
     random = Random(seed)
     pieces = list("ab▁c")
     for _ in range(random.randrange(4, 30)):
@@ -58,18 +58,19 @@ def test_ids_of_random_vocabularies_equal_slow_merging(seed: int) -> None:
         pieces += [piece] if piece not in pieces and len(piece) < 12 else []
     scores = [float(score) for score in random.sample(range(-1000, 0), len(pieces))]
     runs = [piece for piece in ("▁" * n for n in range(2, 9)) if piece not in pieces]
-    pieces, scores = pieces + runs, scores + [-1e9] * len(runs)
+    pieces = pieces + runs
+    scores = scores + [-1e9] * len(runs)
     scores = [-1e9 if set(piece) == {"▁"} else score for piece, score in zip(pieces, scores, strict=True)]
     values = score_values(pieces, scores)
-    found = read(values)
+    tokenizer = read(values)
     for _ in range(40):
         text = "".join(random.choices(["a", "b", "c", " ", "   ", "é"], k=random.randrange(1, 40)))
-        assert ids_of(found, text) == slowly(values, text), text
+        assert ids_of(tokenizer, text) == slow_ids(values, text), text
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None:
-    """Vocabularies as training makes them, most scores in order, and single ones anywhere."""
+    """Vocabularies are as from training: most scores are in order, and single ones are anywhere."""
     random = Random(seed)
     pieces = list("abcd▁")
     while len(pieces) < 80:
@@ -79,13 +80,13 @@ def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None
     for i in random.sample(range(len(pieces)), 0 if seed < 20 else 10):
         scores[i] = -random.uniform(0, 80)
     values = score_values(pieces, scores)
-    found = read(values)
-    merges = json.loads(found._core.to_str())["model"]["merges"]
+    tokenizer = read(values)
+    merges = json.loads(tokenizer._core.to_str())["model"]["merges"]
     cuts = [(piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece))]
-    assert 50 < len(merges) <= sum(left in pieces and right in pieces for left, right in cuts)
+    assert 50 < len(merges) <= sum(left_piece in pieces and right in pieces for left_piece, right in cuts)
     for _ in range(100):
         text = "".join(random.choices(["a", "b", "c", "d", " "], k=random.randrange(1, 60)))
-        assert ids_of(found, text) == slowly(values, text), text
+        assert ids_of(tokenizer, text) == slow_ids(values, text), text
 
 
 def test_blank_is_set_before_each_part_of_a_text_unless_told_otherwise() -> None:
@@ -99,15 +100,15 @@ def test_blank_is_set_before_each_part_of_a_text_unless_told_otherwise() -> None
 
 def test_equal_scores_are_ordered_where_an_order_exists() -> None:
     pieces = ["a", "b", "c", "ab", "bc"]
-    found = read(score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0]))
+    tokenizer = read(score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0]))
     tokens = {piece: 259 + i for i, piece in enumerate(pieces)}
-    assert ids_of(found, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost
+    assert ids_of(tokenizer, "abc")[-2:] == [tokens["ab"], tokens["c"]]  # the leftmost pair merges first
     with pytest.raises(ModelError, match=r"scores has one score for '\w+' and others"):
         read(score_values([*pieces, "ca"], [0.0, 0.0, 0.0, -5.0, -5.0, -5.0]))
 
 
 def test_scores_that_many_tokens_share_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each group is small enough to be ordered, and all of them would take minutes."""
+    """Each group is small enough to be ordered, but all of them would take minutes."""
     pieces = ["a", "b", "c", "ab", "bc", "cc", "ca"]
     values = score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0, -6.0, -6.0])
     assert read(values)
@@ -122,15 +123,15 @@ GEMMA = os.environ.get("TRIFORCE_GEMMA_3_270M")
 @pytest.mark.slow
 @pytest.mark.skipif(GEMMA is None, reason="TRIFORCE_GEMMA_3_270M names no GGUF file of Gemma 3 270M")
 def test_real_gemma_ids_equal_slow_merging_and_take_seconds_to_prepare() -> None:
-    """Its 262,144 tokens took 5 s and more; a second is meant, and other tests may hold the processor."""
+    """The 262,144 tokens took 5 s and more. The goal is one second, but other tests may hold the processor."""
     assert GEMMA
     values = GGUFFile(Path(GEMMA)).metadata
     began = time.process_time()
-    found = read(dict(values))
+    tokenizer = read(dict(values))
     assert time.process_time() - began < 10
     ids = {token: i for i, token in enumerate(values["tokenizer.ggml.tokens"])}
     scores = values["tokenizer.ggml.scores"].tolist()
     texts = [*own_texts().values(), "한국어 문장은 여러 음절로 되어 있다. naïve 東京都 🙂 123"]
     for text in texts:
-        text = " ".join(text[:20_000].split())  # runs of blanks are found before a text is cut
-        assert ids_of(found, text) == encode_by_scores(text.replace(" ", "▁"), ids, scores)
+        text = " ".join(text[:20_000].split())  # runs of blanks are cut before the rest of a text
+        assert ids_of(tokenizer, text) == encode_by_scores(text.replace(" ", "▁"), ids, scores)

@@ -1,4 +1,4 @@
-"""Weights of GGUF files: the numbers that the format's own library reads, and the same packed as they are."""
+"""Weights of GGUF files: numbers as the format's own library reads them, and the same weights kept packed."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ FILES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def written(folder: Path, kind: str, others: Any = None, family: str = "llama", tied: bool = False) -> Written:
-    return write_model(folder, kind, others, family, tie_word_embeddings=tied)
+def written(folder: Path, kind: str, kinds_by_name: Any = None, family: str = "llama", tied: bool = False) -> Written:
+    return write_model(folder, kind, kinds_by_name, family, tie_word_embeddings=tied)
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -58,8 +58,8 @@ def as_numbers(weight: Tensor | QuantizedWeight) -> Tensor:
     return torch.from_numpy(numbers_of(GGMLQuantizationType[weight.kind], weight.blocks.numpy()))
 
 
-def differing(model: Written, packed: bool) -> int:
-    """How many tensors of the file are not those of the folder."""
+def count_differing(model: Written, packed: bool) -> int:
+    """Return how many tensors of the file differ from the folder's."""
     dtype = torch.bfloat16 if packed else torch.float32
     pairs = zip(read(model.gguf, packed, dtype).tensors(), read(model.folder, False).tensors(), strict=True)
     return sum(not torch.equal(as_numbers(ours), as_numbers(theirs)) for ours, theirs in pairs)
@@ -67,28 +67,30 @@ def differing(model: Written, packed: bool) -> int:
 
 @pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
 def test_gguf_weights_equal_those_of_folder(model: Written, packed: bool) -> None:
-    assert differing(model, packed) == 0
+    assert count_differing(model, packed) == 0
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_gguf_weights_mutant_is_noticed"), ids=str)
 def test_gguf_weights_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     files = [written(tmp_path / family, "Q4_0", family=family) for family in ("llama", "qwen2")]
     mutant.apply(monkeypatch)
-    assert sum(differing(file, packed) for file in files for packed in (False, True))
+    assert sum(count_differing(file, packed) for file in files for packed in (False, True))
 
 
 def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
-    others = MIXED | {"attn_k": "F16", "attn_q": "BF16", "attn_output": "F32"}
-    weights = read(written(tmp_path, "Q4_K", others).gguf, True, torch.bfloat16)
+    kinds_by_name = MIXED | {"attn_k": "F16", "attn_q": "BF16", "attn_output": "F32"}
+    weights = read(written(tmp_path, "Q4_K", kinds_by_name).gguf, True, torch.bfloat16)
     layer = weights.layers[1]
     parts = (layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.gate_proj_IC)
-    found = [one.kind for one in (weights.embedding_VC, weights.head_VC, *parts) if isinstance(one, QuantizedWeight)]
-    assert found == ["Q5_K", "Q6_K", "BF16", "F16", "Q6_K", "F32", "Q4_K"]
+    kinds = [
+        weight.kind for weight in (weights.embedding_VC, weights.head_VC, *parts) if isinstance(weight, QuantizedWeight)
+    ]
+    assert kinds == ["Q5_K", "Q6_K", "BF16", "F16", "Q6_K", "F32", "Q4_K"]
     assert {layer.input_norm_C.dtype, layer.post_norm_C.dtype, weights.norm_C.dtype} == {torch.float32}
 
 
 def test_gguf_rows_are_taken_from_the_file(tmp_path: Path) -> None:
-    """By a reader that is not ours: values lie where it finds them, and rows of queries are woven."""
+    """The reader is the library's: values lie where it reads them, and rows of queries are interleaved."""
     file = written(tmp_path, "Q4_1").gguf
     layer = read(file, False).layers[1]
     theirs = {tensor.name: dequantize(tensor.data, tensor.tensor_type) for tensor in GGUFReader(file).tensors}
@@ -115,14 +117,14 @@ def test_gguf_fingerprints_differ_by_type_and_value(tmp_path: Path) -> None:
     data = bytearray(changed.read_bytes())
     data[-2000] ^= 1
     changed.write_bytes(data)
-    found = [load(file, device="cpu").fingerprint for file in (*files, changed)]
-    assert len({*found}) == len(found)
-    assert load(files[0], device="cpu").fingerprint == found[0] != load(files[0], dtype="float32").fingerprint
+    fingerprints = [load(file, device="cpu").fingerprint for file in (*files, changed)]
+    assert len({*fingerprints}) == len(fingerprints)
+    assert load(files[0], device="cpu").fingerprint == fingerprints[0] != load(files[0], dtype="float32").fingerprint
 
 
-def spoiled(file: Path, name: str, kind: str) -> Path:
-    """The file, with the scale of a block in the middle of a tensor infinite."""
-    (tensor,) = (one for one in GGUFReader(file).tensors if one.name == name)
+def with_bad_scale(file: Path, name: str, kind: str) -> Path:
+    """Return the file, with an infinite scale in a block in the middle of a tensor."""
+    (tensor,) = (candidate for candidate in GGUFReader(file).tensors if candidate.name == name)
     size = GGML_QUANT_SIZES[tensor.tensor_type][1]
     at = tensor.data_offset + tensor.n_bytes // size // 2 * size + HALVES.get(kind, (0,))[0]
     data = bytearray(file.read_bytes())
@@ -143,13 +145,15 @@ SPOILED = {
 @pytest.mark.parametrize("kind", ["Q4_1", "Q6_K", "F16"])
 @pytest.mark.parametrize("name", SPOILED)
 def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    file = spoiled(written(tmp_path, kind).gguf, name, kind)
+    file = with_bad_scale(written(tmp_path, kind).gguf, name, kind)
     capsys.readouterr()
-    for dtype, told in (("auto", SPOILED[name]), ("float32", "")):
+    for dtype, tensor_name in (("auto", SPOILED[name]), ("float32", "")):
         assert main(["generate", str(file), "some text", "--dtype", dtype]) == 2
         error = capsys.readouterr().err
         assert error.startswith("triforce: error: ") and error.count("\n") == 1
-        assert f"{told} holds NaN or Inf" in error and str(file) in error and error.endswith("download it again\n")
+        assert (
+            f"{tensor_name} holds NaN or Inf" in error and str(file) in error and error.endswith("download it again\n")
+        )
 
 
 @pytest.mark.parametrize(
@@ -161,7 +165,7 @@ def test_gguf_nonfinite_scale_exits_2(tmp_path: Path, name: str, kind: str, caps
     ],
 )
 def test_gguf_tensor_of_wrong_shape_raises(tmp_path: Path, key: str, old: int, new: int, match: str) -> None:
-    """All widths are whole blocks. Rows of keys cannot even be put in order before their number is right."""
+    """All widths are whole blocks. Rows of keys can only be ordered once their number is right."""
     file = written(tmp_path, "Q4_0").gguf
     data = file.read_bytes()
     at = data.index(f"llama.{key}".encode()) + len(f"llama.{key}") + 4

@@ -1,4 +1,4 @@
-"""Models of strangers: configs beyond their tensors, drafts of other shapes, and names that terminals obey.
+"""Untrusted models: configs beyond their tensors, drafts of other shapes, and names with terminal escapes.
 
 Each case is opened in a fork, with limits on time and memory: one line, exit code 2.
 """
@@ -57,14 +57,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("command", [asked, lambda folder: main(["info", str(folder)])], ids=["generate", "info"])
 @pytest.mark.parametrize("case", CONFIGS)
 def test_config_beyond_its_tensors_is_one_line(case: str, command: Callable[[Path], int], tmp_path: Path) -> None:
-    family, changes, said = CONFIGS[case]
+    family, changes, message = CONFIGS[case]
     edit(copied(family, tmp_path) / "config.json", **changes)
-    assert re.search(said, said_of(tmp_path, command))
+    assert re.search(message, said_of(tmp_path, command))
 
 
 @pytest.mark.parametrize("family", ["llama-biases", "mistral-window", "gemma-3"])
 def test_positions_and_windows_without_end_take_no_memory(family: str, tmp_path: Path) -> None:
-    """Of what a text does not reach nothing is made; a server, which keeps room for all of it, is refused."""
+    """Memory is not taken for positions that a text does not reach. A server, which reserves all of them, refuses."""
     window = {} if family == "llama-biases" else {"sliding_window": 1 << 29}
     edit(copied(family, tmp_path) / "config.json", max_position_embeddings=MOST, **window)
     assert not run_case(0, tmp_path, asked, LIMITS)._replace(said="").fault
@@ -82,19 +82,20 @@ def opened(folder: Path) -> int:
 
 def test_gguf_head_without_end_is_one_line(tmp_path: Path) -> None:
     file = write_model(tmp_path, "Q8_0", {}, num_hidden_layers=1).gguf
-    data, key = file.read_bytes(), b"llama.rope.dimension_count"
-    for number, said in ((MOST - 1, "key_length = 2147483646 is not supported"), (4096, "q_proj.weight has shape")):
-        other = b"llama.attention.key_length"  # as long as the other key
-        assert len(other) == len(key)
+    data = file.read_bytes()
+    key = b"llama.rope.dimension_count"
+    for number, message in ((MOST - 1, "key_length = 2147483646 is not supported"), (4096, "q_proj.weight has shape")):
+        other_key = b"llama.attention.key_length"  # as long as the other key
+        assert len(other_key) == len(key)
         at = data.index(key)
         file.write_bytes(
             data[:at]
-            + other
+            + other_key
             + data[at + len(key) : at + len(key) + 4]
             + number.to_bytes(4, "little")
             + data[at + len(key) + 8 :]
         )
-        assert said in said_of(file, asked)
+        assert message in said_of(file, asked)
 
 
 def spoil_tensor(name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Path], None]:
@@ -130,9 +131,9 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
 
 @pytest.mark.parametrize("case", DRAFTS)
 def test_eagle_head_that_is_spoiled_is_one_line(case: str, tmp_path: Path) -> None:
-    spoil, said = DRAFTS[case]
+    spoil, message = DRAFTS[case]
     spoil(Path(shutil.copytree(eagle_folder.whole() / "published", tmp_path / "draft")))
-    assert said in said_of(tmp_path, eagle_folder.open_case)
+    assert message in said_of(tmp_path, eagle_folder.open_case)
 
 
 def test_tensor_name_that_terminals_obey_is_escaped(tmp_path: Path) -> None:

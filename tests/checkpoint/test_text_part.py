@@ -1,4 +1,4 @@
-"""Gemma 3 with a part that reads images: logits of texts are transformers' own, and that part is left out."""
+"""Gemma 3 with a vision part: logits of texts are transformers' own, and the vision part is skipped."""
 
 from __future__ import annotations
 
@@ -25,17 +25,19 @@ def model() -> Any:
     text = TINY | SIZES | FAMILY_MODELS["gemma-3"][1]
     tokens = dict(image_token_index=96, boi_token_index=95, eoi_token_index=94)
     config = transformers.Gemma3Config(text_config=text, vision_config=IMAGES, mm_tokens_per_image=4, **tokens)
-    made = transformers.Gemma3ForConditionalGeneration(config).eval()
-    for weight in made.parameters():
+    gemma_model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    for weight in gemma_model.parameters():
         weight.data = torch.randn_like(weight) * 0.15
-    return made
+    return gemma_model
 
 
 @torch.no_grad()
 def test_text_part_has_logits_of_transformers(tmp_path: Path) -> None:
-    whole, ids_BT = model(), texts().clamp_max(93)  # no token stands for an image
-    expected_BTV = whole(ids_BT).logits
-    folder = save(whole, tmp_path)
+    # no token stands for an image
+    gemma_model = model()
+    ids_BT = texts().clamp_max(93)
+    expected_BTV = gemma_model(ids_BT).logits
+    folder = save(gemma_model, tmp_path)
     checkpoint = load(folder, device="cpu", dtype="float32", context=LENGTH)
     assert checkpoint.config.windows == [24, 24, 0, 24]
     found_BTV = paged_logits(checkpoint.decoder, ids_BT, RAGGED)

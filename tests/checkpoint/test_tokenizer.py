@@ -1,4 +1,4 @@
-"""Text to ids and back: a stream gives the text of decode in whole characters; vocabularies are compared by token."""
+"""Text to ids and back: a stream gives the text of `decode` in whole characters. Vocabularies compare by token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEMPLATE = (
 
 
 def llama2_tokenizer() -> transformers.PreTrainedTokenizerFast:
-    """Words with a leading space mark, the rest as bytes: how Llama 2 and Mistral tokenise."""
+    """Return a tokenizer as of Llama 2 and Mistral: words with a leading space mark, other text as bytes."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "東"]
     merges = [("▁", "a"), ("a", "b")]
     core = tokenizers.Tokenizer(
@@ -82,7 +82,7 @@ class CountedCore:
 
 
 def test_table_of_added_tokens_is_built_once() -> None:
-    """Gemma 3 has 6,414 of them: a table takes 10 ms, and one token's alternatives asked for 20 tables."""
+    """Gemma 3 has 6,414 added tokens: one table takes 10 ms, and the alternatives of one token asked for 20 tables."""
     hf = tiny_tokenizer()
     hf.add_tokens([f"<unused{i}>" for i in range(3000)])
     core: Any = CountedCore(hf.backend_tokenizer)
@@ -95,14 +95,14 @@ def test_table_of_added_tokens_is_built_once() -> None:
 
 def test_highest_id_is_that_of_a_token_below_the_rows() -> None:
     hf = tiny_tokenizer()
-    for rows, wanted in ((None, 297), (280, 280), (297, 297), (400, 297), (500_000, 297), (1 << 40, 297)):
-        assert ours(hf, rows=rows).vocab_size == wanted
+    for rows, vocab_size in ((None, 297), (280, 280), (297, 297), (400, 297), (500_000, 297), (1 << 40, 297)):
+        assert ours(hf, rows=rows).vocab_size == vocab_size
     with pytest.raises(ModelError, match="no token that the model has an embedding for"):
         ours(hf, rows=0)
 
 
-def pieces(tokenizer: Tokenizer, ids: list[int], after: list[int] | tuple[()] = ()) -> list[str]:
-    stream = tokenizer.stream(after)
+def pieces(tokenizer: Tokenizer, ids: list[int], context_ids: list[int] | tuple[()] = ()) -> list[str]:
+    stream = tokenizer.stream(context_ids)
     return [*(stream.step(i) for i in ids), stream.flush()]
 
 
@@ -135,7 +135,7 @@ def test_stream_of_byte_fallback_tokens_equals_decode(ids: list[int]) -> None:
 
 @given(st.binary(max_size=30))
 def test_stream_holds_incomplete_characters(raw: bytes) -> None:
-    """Pieces before the flush end only in characters that the bytes really hold, or before bytes that hold none."""
+    """Pieces before the flush end only in characters that the bytes hold, or before bytes that hold no character."""
     ids = [REFERENCE[BYTES].token_to_id(c) for c in map(byte_symbol, raw)]
     shown = ""
     for i, piece in enumerate(pieces(BYTES, ids)[:-1]):
@@ -145,16 +145,17 @@ def test_stream_holds_incomplete_characters(raw: bytes) -> None:
 
 
 def byte_symbol(byte: int) -> str:
-    """GPT-2's printable stand-in for a byte."""
+    """Return GPT-2's printable character for a byte."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     return chr(byte if byte in shown else 256 + [b for b in range(256) if b not in shown].index(byte))
 
 
 @BOTH
 def test_continuation_keeps_leading_space(tokenizer: Tokenizer) -> None:
-    before, ids = tokenizer.encode("a東 b"), tokenizer.encode(" a b", add_special=False)
-    new = "".join(pieces(tokenizer, ids, before))
-    assert new == REFERENCE[tokenizer].decode(before + ids)[len("a東 b") :]
+    context_ids = tokenizer.encode("a東 b")
+    ids = tokenizer.encode(" a b", add_special=False)
+    new = "".join(pieces(tokenizer, ids, context_ids))
+    assert new == REFERENCE[tokenizer].decode(context_ids + ids)[len("a東 b") :]
     assert new.startswith(" ")
 
 

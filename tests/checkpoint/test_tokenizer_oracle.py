@@ -1,4 +1,4 @@
-"""Tokenizers are those of transformers: ids, special tokens and vocabularies, whatever files a folder has."""
+"""Tokenizers are those of transformers: ids, special tokens and vocabularies, for every set of files in a folder."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ TEXTS = [
 PLAIN = [text for text in TEXTS if not text.startswith((" ", "<")) and "<s>" not in text]
 
 
-@pytest.mark.parametrize("made", MADE)
-def test_tokenizer_folder_equals_transformers(tmp_path: Path, made: str) -> None:
-    MADE[made](tmp_path)
-    ours, theirs = both(tmp_path, "qwen2" if made.startswith("Qwen") else "llama")
+@pytest.mark.parametrize("tokenizer_kind", MADE)
+def test_tokenizer_folder_equals_transformers(tmp_path: Path, tokenizer_kind: str) -> None:
+    MADE[tokenizer_kind](tmp_path)
+    ours, theirs = both(tmp_path, "qwen2" if tokenizer_kind.startswith("Qwen") else "llama")
     assert read_tokenizer(tmp_path).core.get_vocab() == theirs.get_vocab()
     for text in TEXTS:
         assert ours.encode(text) == theirs.encode(text), text
@@ -43,7 +43,7 @@ def test_tokenizer_folder_equals_transformers(tmp_path: Path, made: str) -> None
 
 
 def test_llama2_tokenizer_json_is_read_as_is(tmp_path: Path) -> None:
-    """transformers 5 builds another one: without the space mark of SentencePiece before a space and behind a mark."""
+    """transformers 5 builds another tokenizer: without SentencePiece's space mark before a space and behind a mark."""
     hf = llama2_tokenizer()
     hf.save_pretrained(tmp_path)
     set_class(tmp_path, "LlamaTokenizer")

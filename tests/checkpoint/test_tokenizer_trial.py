@@ -1,4 +1,4 @@
-"""Tokenizers that end or hold up the process that reads them are refused in one line."""
+"""Tokenizers that kill or block the process that reads them are refused in one line."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def trials(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[Any]]:
-    """The tasks of trials, none of which has passed before."""
-    made: list[Any] = []
+    """Yield the tasks of trials. No trial has passed before."""
+    tasks: list[Any] = []
 
     def tried(function: str, task: Any, limits: Any) -> None:
-        made.append(task)
+        tasks.append(task)
 
     monkeypatch.setattr(passed_trials, "run_trial", tried)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield made
+    yield tasks
 
 
 @pytest.mark.parametrize("name", BREAKS)
 def test_broken_tokenizer_exits_2_in_one_line(model: Path, name: str, capfd: pytest.CaptureFixture[str]) -> None:
-    """Libraries of other languages write to the file descriptor."""
+    """Libraries of other languages write to the file descriptor directly."""
     write_broken(name, model)
-    asked = ["generate", str(model), "-p", "hat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"]
-    code, said = main(asked), capfd.readouterr().err
+    arguments = ["generate", str(model), "-p", "hat", "-n", "2", "--mode", "ar", "--draft", "none", "-q"]
+    code = main(arguments)
+    errors = capfd.readouterr().err
     if name in UNUSED:
-        assert (code, said) == (0, "")
+        assert (code, errors) == (0, "")
         return
-    assert code == 2, said
-    assert said.startswith("triforce: error: ") and said.count("\n") == 1 and len(said) < 1000
+    assert code == 2, errors
+    assert errors.startswith("triforce: error: ") and errors.count("\n") == 1 and len(errors) < 1000
 
 
 def test_tokenizer_that_passed_is_not_tried_again(model: Path, trials: list[Any]) -> None:
@@ -76,7 +77,7 @@ def test_tokenizer_of_a_gigabyte_is_refused_unread(tmp_path: Path, trials: list[
 
 
 def test_text_that_ends_the_library_raises_request_error(model: Path, trials: list[Any]) -> None:
-    """A trial has some texts, and others may be worse."""
+    """A trial has some texts, and other texts may be worse."""
     write_broken("template of a token that is not there", model)
     tokenizer = HFFolder(model).tokenizer()
     with pytest.raises(RequestError, match="tokenizer does not take this text"):

@@ -1,4 +1,4 @@
-"""Files of models that are closed to the user: told so, and not to be downloaded again."""
+"""Unreadable model files raise an error that says so, and does not advise to download them again."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ CLOSED = r"cannot be read \(Permission denied\); have its owner let you read it,
 
 @pytest.fixture
 def deny(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Deny a file to whoever opens it, as root would not be denied it."""
+    """Deny a file to every reader. Root would not be denied it."""
 
     def denied(path: Path) -> None:
         real = io.open
 
-        def opened(file: Any, *rest: Any, **how: Any) -> Any:
+        def opened(file: Any, *arguments: Any, **options: Any) -> Any:
             if not isinstance(file, int) and Path(os.fsdecode(file)) == path:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
-            return real(file, *rest, **how)
+            return real(file, *arguments, **options)
 
         monkeypatch.setattr(io, "open", opened)
 

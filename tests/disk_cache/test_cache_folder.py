@@ -1,4 +1,4 @@
-"""A folder that is its owner's alone, and what is refused as one."""
+"""A cache folder belongs to its owner alone; unsafe folders are refused."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def test_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
 
 
 def test_secret_stays_and_differs_between_folders(tmp_path: Path) -> None:
-    first, again, other = (CacheFolder(tmp_path / name) for name in ("a", "a", "b"))
-    assert first.secret == again.secret != other.secret and len(first.secret) == 32
+    original, again, other_folder = (CacheFolder(tmp_path / name) for name in ("a", "a", "b"))
+    assert original.secret == again.secret != other_folder.secret and len(original.secret) == 32
 
 
 def link(path: Path) -> None:
@@ -69,23 +69,23 @@ UNSAFE = [
 @pytest.mark.parametrize("make", UNSAFE, ids=lambda make: make.__name__)
 def test_unsafe_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(path := tmp_path / "cache")
-    before = len(os.listdir("/proc/self/fd"))
+    open_files = len(os.listdir("/proc/self/fd"))
     with pytest.raises(CacheError, match=str(path)):
         CacheFolder(path)
-    assert len(os.listdir("/proc/self/fd")) == before, "nothing stays open"
+    assert len(os.listdir("/proc/self/fd")) == open_files, "nothing stays open"
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty"])
 def test_damaged_secret_is_told_and_made_anew(tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture) -> None:
-    """With what was kept under it, which nobody would find."""
-    before = store_in(tmp_path / "cache")
-    write(before, 1, 2)
+    """Entries under the damaged secret are removed, as no name would find them."""
+    damaged_store = store_in(tmp_path / "cache")
+    write(damaged_store, 1, 2)
     path = tmp_path / "cache" / SECRET
     data = path.read_bytes()
     path.write_bytes({"flip": bytes([data[0] ^ 1]) + data[1:], "cut": data[:-1], "empty": b""}[damage])
     store = store_in(tmp_path / "cache")
     assert len(caplog.records) == 1 and "secret" in caplog.text
-    assert store.entries() == [] and store.folder.secret != before.folder.secret
+    assert store.entries() == [] and store.folder.secret != damaged_store.folder.secret
     assert all(present(store_in(tmp_path / "cache"), write(store, 1, 2)))
 
 
@@ -116,7 +116,7 @@ def test_file_system_is_found_by_mount() -> None:
 
 
 def test_file_system_that_cannot_be_known_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some systems say nothing of the mount that a file lies on."""
+    """Some systems do not name the mount of a file."""
     monkeypatch.setattr(
         folder_checks.Path, "read_text", lambda self, errors="": "pos: 0\n1 0 0:1 / / rw - ext4 disk rw\n"
     )
@@ -141,7 +141,7 @@ def test_unsafe_file_is_not_opened(tmp_path: Path, kind: str) -> None:
 
 
 def test_folder_that_is_renamed_stays_the_one_in_use(tmp_path: Path) -> None:
-    """Files are reached by its descriptor: who puts another folder in its place is not followed."""
+    """Files are reached by the folder's descriptor, so another folder put in its place is not followed."""
     folder = CacheFolder(tmp_path / "cache")
     (tmp_path / "cache").rename(tmp_path / "moved")
     (tmp_path / "cache").mkdir()
@@ -150,11 +150,13 @@ def test_folder_that_is_renamed_stays_the_one_in_use(tmp_path: Path) -> None:
 
 
 def test_state_is_shared_between_openings(tmp_path: Path) -> None:
-    one, other = CacheFolder(tmp_path / "cache"), CacheFolder(tmp_path / "cache")
-    with one.locked() as state:
-        state.order, state.bytes = 7, 1 << 40
-    with other.locked() as state:
+    opening = CacheFolder(tmp_path / "cache")
+    second_opening = CacheFolder(tmp_path / "cache")
+    with opening.locked() as state:
+        state.order = 7
+        state.bytes = 1 << 40
+    with second_opening.locked() as state:
         assert (state.order, state.bytes) == (7, 1 << 40)
     (tmp_path / "cache" / STATE).write_bytes(b"torn")
-    with other.locked() as state:
+    with second_opening.locked() as state:
         assert (state.order, state.bytes) == (0, 0)

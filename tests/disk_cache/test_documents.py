@@ -1,4 +1,4 @@
-"""Documents of folders: which files they are of, and in which order."""
+"""Documents of folders: their files, and the order of these."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from triforce.errors import RequestError
 SECOND = 10**9
 
 
-def written(folder: Path, name: str, text: str, changed: int = 0) -> Path:
-    """Write a file that was changed at some second."""
+def write_at(folder: Path, name: str, text: str, changed: int = 0) -> Path:
+    """Write a file whose time of change is the given second."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
@@ -29,18 +29,18 @@ def written(folder: Path, name: str, text: str, changed: int = 0) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Three texts, the stable ones older."""
+    """Return a folder of three texts, the stable ones older."""
     for changed, name in enumerate(("z.md", "src/b.py", "a.txt"), 1):
-        written(tmp_path / "texts", name, f"this is {name}", changed)
+        write_at(tmp_path / "texts", name, f"this is {name}", changed)
     return tmp_path / "texts"
 
 
-def names(folder: Path, known: documents.Known = ()) -> list[str]:
-    return [file.name for file in files_of(folder, known)]
+def names(folder: Path, known_files: documents.Known = ()) -> list[str]:
+    return [file.name for file in files_of(folder, known_files)]
 
 
-def known(folder: Path, before: documents.Known = ()) -> documents.Known:
-    return [(file.name, file.digest) for file in files_of(folder, before)]
+def file_digests(folder: Path, known_files: documents.Known = ()) -> documents.Known:
+    return [(file.name, file.digest) for file in files_of(folder, known_files)]
 
 
 def test_stable_files_come_first(folder: Path) -> None:
@@ -49,39 +49,39 @@ def test_stable_files_come_first(folder: Path) -> None:
 
 
 def test_changed_file_goes_behind_all_others_and_stays_there(folder: Path) -> None:
-    before = known(folder)
-    written(folder, "z.md", "another", 9)
-    written(folder, "new.md", "new", 8)
-    assert names(folder, before) == ["src/b.py", "a.txt", "new.md", "z.md"]
-    again = known(folder, before)
-    written(folder, "z.md", "changed once more", 10)
-    assert names(folder, again) == names(folder, before), "only what stands at the end is another"
+    first_listing = file_digests(folder)
+    write_at(folder, "z.md", "another", 9)
+    write_at(folder, "new.md", "new", 8)
+    assert names(folder, first_listing) == ["src/b.py", "a.txt", "new.md", "z.md"]
+    again = file_digests(folder, first_listing)
+    write_at(folder, "z.md", "changed once more", 10)
+    assert names(folder, again) == names(folder, first_listing), "only what stands at the end is another"
 
 
 def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
-    before = known(folder)
-    written(folder, "z.md", "this is z.md", 99)
-    assert names(folder, before) == ["z.md", "src/b.py", "a.txt"]
+    first_listing = file_digests(folder)
+    write_at(folder, "z.md", "this is z.md", 99)
+    assert names(folder, first_listing) == ["z.md", "src/b.py", "a.txt"]
     (folder / "src" / "b.py").unlink()
-    assert names(folder, before) == ["z.md", "a.txt"]
+    assert names(folder, first_listing) == ["z.md", "a.txt"]
 
 
 def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
-    (tmp_path / "secret").write_text("of somebody else")
+    (tmp_path / "secret").write_text("of another owner")
     (folder / "link").symlink_to(tmp_path / "secret")
     (folder / "away").symlink_to(tmp_path, target_is_directory=True)
     os.mkfifo(folder / "pipe")
     for name, data in {"binary": b"a\0b", "latin": b"\xe9", "empty": b"", "large": b"a" * 101}.items():
         (folder / name).write_bytes(data)
-    written(folder, ".hidden/notes", "no")
+    write_at(folder, ".hidden/notes", "no")
     assert names(folder) == ["z.md", "src/b.py", "a.txt"]
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
 def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
-    written(folder, ".gitignore", "build/\n")
-    written(folder, "build/made.txt", "made")
+    write_at(folder, ".gitignore", "build/\n")
+    write_at(folder, "build/made.txt", "made")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     assert names(folder) == ["z.md", "src/b.py", "a.txt"]
     assert names(folder / "build") == ["made.txt"], "what is asked for by name is read"
@@ -89,14 +89,14 @@ def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
 
 @pytest.mark.parametrize("place", ["cache", "src/cache", "."])
 def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its files change with each reading; texts beside them, and files of such names elsewhere, are texts."""
+    """The cache's files change with each reading. Texts beside them, and files with such names elsewhere, are texts."""
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
-        written(folder, name, "a text of the user's", 9)
-    before = names(folder)
+        write_at(folder, name, "a text of the user's", 9)
+    plain_names = names(folder)
     if place == ".":
         (folder / "secret").unlink()
-        before.remove("secret")
+        plain_names.remove("secret")
         CacheFolder(folder.parent / "cache").close()
         shutil.copytree(folder.parent / "cache", folder, dirs_exist_ok=True)
         cache = folder
@@ -106,19 +106,19 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
     for round in range(2):
         (cache / "manifest").write_text(f"read {round} times")
         left_out = SkippedFiles()
-        assert [file.name for file in files_of(folder, (), left_out)] == before and not left_out.summary
-    written(folder, f"{place}/note.md", "a text of the user's", 99)
+        assert [file.name for file in files_of(folder, (), left_out)] == plain_names and not left_out.summary
+    write_at(folder, f"{place}/note.md", "a text of the user's", 99)
     assert names(folder)[-1] == (Path(place) / "note.md").as_posix()
 
 
 @pytest.mark.parametrize("change", ["text", "new file", "gone"])
 def test_stamps_change_with_any_file(folder: Path, change: str) -> None:
-    before = stamps(folder)
+    old_stamps = stamps(folder)
     if change == "gone":
         (folder / "a.txt").unlink()
     else:
-        written(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
-    assert stamps(folder) != before
+        write_at(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
+    assert stamps(folder) != old_stamps
 
 
 def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
@@ -129,17 +129,18 @@ def test_folder_without_texts_is_refused(tmp_path: Path) -> None:
 
 
 def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -> None:
-    cache, order = CacheFolder(tmp_path / "cache"), known(folder)
+    cache = CacheFolder(tmp_path / "cache")
+    order = file_digests(folder)
     disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, order))
-    disk_cache_documents.record_folder(cache, WatchedFolder(folder / "src", True, known(folder / "src")))
-    written(folder, "z.md", "another", 9)
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder / "src", True, file_digests(folder / "src")))
+    write_at(folder, "z.md", "another", 9)
     expected = joined(files_of(folder, order))
     assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
-    one, each = disk_cache_documents.documents(cache)
-    assert (one.name, one.text()) == ("texts", expected)
-    assert (each.name, each.text()) == ("b.py", "this is src/b.py") and each.id != one.id
+    joined_text, single_file = disk_cache_documents.documents(cache)
+    assert (joined_text.name, joined_text.text()) == ("texts", expected)
+    assert (single_file.name, single_file.text()) == ("b.py", "this is src/b.py") and single_file.id != joined_text.id
     assert disk_cache_documents.text_of(folder, tmp_path / "cache") == expected
-    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder, order)))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, file_digests(folder, order)))
     assert len(disk_cache_documents.watched_folders(cache)) == 2
     assert (tmp_path / "cache" / "manifest").stat().st_mode & 0o777 == 0o600
 
@@ -147,11 +148,11 @@ def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -
 @pytest.mark.parametrize("damage", [b"", b"{", b"[1]", b'[{"path": 3}]', b'[{"path": "a", "each": 1, "files": [1]}]'])
 def test_damaged_manifest_says_nothing(folder: Path, tmp_path: Path, damage: bytes) -> None:
     cache = CacheFolder(tmp_path / "cache")
-    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, file_digests(folder)))
     (tmp_path / "cache" / "manifest").write_bytes(damage)
     assert disk_cache_documents.watched_folders(cache) == []
     assert disk_cache_documents.text_of(folder, tmp_path / "cache") == joined(files_of(folder))
-    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, file_digests(folder)))
     assert len(disk_cache_documents.watched_folders(cache)) == 1
 
 
@@ -159,15 +160,15 @@ def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: 
     from triforce.disk_cache.entry_store import EntryStore
 
     store = EntryStore(CacheFolder(tmp_path / "cache"), 10_000)
-    disk_cache_documents.record_folder(store.folder, WatchedFolder(folder, False, known(folder)))
+    disk_cache_documents.record_folder(store.folder, WatchedFolder(folder, False, file_digests(folder)))
     assert store.entries() == [] and store.clear() == (0, 0, [])
     assert disk_cache_documents.watched_folders(store.folder) == []
     assert disk_cache_documents.text_of(folder, tmp_path / "no cache") == joined(files_of(folder))
 
 
 def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Git names what it has, though a folder of it may be a link by now; and so may a file that was none."""
-    written(folder.parent, "elsewhere/secret.txt", "secret")
+    """Git lists files whose folder, or which themselves, may have become links since."""
+    write_at(folder.parent, "elsewhere/secret.txt", "secret")
     (folder / "linked").symlink_to(folder.parent / "elsewhere")
     (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "linked/secret.txt", "link.txt"]))

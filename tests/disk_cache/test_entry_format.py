@@ -1,4 +1,4 @@
-"""Entries are safetensors files that tell when they are not whole."""
+"""Entries are safetensors files that detect truncation and damage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ WHOLE = b"".join(packed(made_entry(size=96)))
 
 
 def test_entry_comes_back_whole() -> None:
-    found, wanted = unpacked(bytearray(WHOLE)), made_entry(size=96)
-    assert found.facts == wanted.facts and found.parts["keys"].data == wanted.parts["keys"].data
-    assert (found.parts["keys"].kind, found.parts["keys"].shape) == ("U8", [96])
+    entry = unpacked(bytearray(WHOLE))
+    written_entry = made_entry(size=96)
+    assert entry.facts == written_entry.facts and entry.parts["keys"].data == written_entry.parts["keys"].data
+    assert (entry.parts["keys"].kind, entry.parts["keys"].shape) == ("U8", [96])
 
 
 def test_entry_is_plain_safetensors() -> None:
@@ -39,8 +40,8 @@ def test_cut_anywhere_is_found() -> None:
             unpacked(bytearray(WHOLE[:length]))
 
 
-def resealed(change: dict[str, object]) -> bytearray:
-    """An entry whose header says something else, and whose checksum holds."""
+def entry_with_header(change: dict[str, object]) -> bytearray:
+    """Return an entry with a changed header and a valid checksum."""
     from hashlib import blake2b
 
     size = int.from_bytes(WHOLE[:8], "little")
@@ -62,9 +63,9 @@ def resealed(change: dict[str, object]) -> bytearray:
     ],
 )
 def test_wrong_header_is_found(change: dict[str, object]) -> None:
-    unpacked(resealed({}))
+    unpacked(entry_with_header({}))
     with pytest.raises(DamagedEntry):
-        unpacked(resealed(change))
+        unpacked(entry_with_header(change))
 
 
 def test_entry_without_tensors_is_allowed() -> None:

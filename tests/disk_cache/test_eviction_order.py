@@ -1,4 +1,4 @@
-"""The order of giving up: by a counter, ends before beginnings, what was used once before what was used again."""
+"""The order of eviction: by a counter, ends before beginnings, entries used once before entries used again."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nothing_is_dropped_that_fits() -> None:
 
 
 def test_large_texts_read_once_leave_one_that_was_used_again() -> None:
-    """Ten of them, each as large as all that fits beside it."""
+    """There are ten large texts, each as large as all that fits beside the reused one."""
     entries = [held(1, index, again=True) for index in range(4)]
     for order in range(2, 12):
         entries += [held(order, index) for index in range(9)]
@@ -43,14 +43,14 @@ def test_new_text_finds_room_among_entries_used_again() -> None:
 @given(
     st.lists(st.tuples(st.integers(1, 50), st.integers(0, 9), st.booleans(), st.integers(1, 30))), st.integers(0, 400)
 )
-def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], most: int) -> None:
+def test_eviction_leaves_what_fits_and_drops_no_more(drawn: list[tuple[int, int, bool, int]], max_bytes: int) -> None:
     entries = [
         StoredEntry(str(i), size, place_of(order, index, again)) for i, (order, index, again, size) in enumerate(drawn)
     ]
-    dropped = entries_to_evict(entries, most)
-    left = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)
-    assert left <= most
-    assert not dropped or left + dropped[-1].bytes > most
+    dropped = entries_to_evict(entries, max_bytes)
+    remaining_bytes = sum(entry.bytes for entry in entries) - sum(entry.bytes for entry in dropped)
+    assert remaining_bytes <= max_bytes
+    assert not dropped or remaining_bytes + dropped[-1].bytes > max_bytes
     assert len(set(names(dropped))) == len(dropped)
 
 

@@ -1,4 +1,4 @@
-"""Files of a cache that are larger than they say, or are none."""
+"""Files of a cache that are larger than they claim, or are no entries."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bounded() -> Iterator[None]:
-    """The most memory that was held grows by less than 64 MiB."""
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    """Check that peak memory grows by less than 64 MiB."""
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before < 64 << 10  # KiB
 
 
 @pytest.mark.usefixtures("bounded")
@@ -50,8 +50,8 @@ def test_verify_refuses_entry_of_gigabytes(cache: Path, capsys: pytest.CaptureFi
     names = write(store_in(cache), 1, 3)
     os.truncate(cache / names[1], LARGE)
     assert main(["cache", "verify", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "3 entries were checked, 1 of them was damaged\n" and said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "3 entries were checked, 1 of them was damaged\n" and captured.err.count("\n") == 1
     assert main(["cache", "verify", str(cache)]) == 0
 
 
@@ -69,7 +69,7 @@ def test_file_of_gigabytes_is_rebuilt(cache: Path, name: str, caplog: pytest.Log
 
 
 def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:
-    """Though it was used last."""
+    """The large entry goes first although it was used last."""
     store = store_in(cache, limit=20_000)
     names = write(store, 1, 4)
     os.truncate(cache / names[3], 1 << 40)
@@ -79,7 +79,7 @@ def test_entry_beyond_the_limit_goes_before_others(cache: Path) -> None:
 
 @pytest.mark.parametrize("order", [MOST_ORDER + 1, (1 << 64) - 1])
 def test_order_of_another_age_is_no_order(cache: Path, order: int) -> None:
-    """In a state whose checksum holds, and in an entry's time."""
+    """The bad order stands in a state with a valid checksum, and in an entry's time."""
     write(store_in(cache), 1, 2)
     (cache / "state").write_bytes(sealed(struct.pack("<QQ", order, 1)))
     os.utime(next(cache.glob("*.kv")), ns=(0, (MOST_ORDER + 1) * 10**9))
@@ -97,7 +97,7 @@ def test_lost_secret_costs_what_was_kept_under_it(cache: Path, caplog: pytest.Lo
 
 
 def folders_for_entries(store: EntryStore, cache: Path, names: list[str]) -> None:
-    """Folders that hold something take the place of the first two entries, and a name with escapes joins them."""
+    """Non-empty folders replace the first two entries, and a name with escapes joins them."""
     for name in names[:2]:
         (cache / name).unlink()
         (cache / name / "inner").mkdir(parents=True)
@@ -114,13 +114,13 @@ def test_verify_and_clear_go_on_behind_what_they_cannot_remove(
     (cache / names[3]).write_bytes(b"short")
     (cache / "manifest").mkdir()
     assert main(["cache", "verify", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "5 entries were checked, 1 of them was damaged; 3 are left\n"
-    assert said.err.count("\n") == 4 and said.err.isascii() and "\x1b" not in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "5 entries were checked, 1 of them was damaged; 3 are left\n"
+    assert captured.err.count("\n") == 4 and captured.err.isascii() and "\x1b" not in captured.err
     assert store.read(names[0]) is None and store.read(names[0]) is None and len(caplog.records) == 1
     assert main(["cache", "clear", str(cache)]) == 1
-    said = capsys.readouterr()
-    assert said.out == "removed 1 entry, 0 MiB; 4 are left\n" and said.err.count("is left\n") == 4
+    captured = capsys.readouterr()
+    assert captured.out == "removed 1 entry, 0 MiB; 4 are left\n" and captured.err.count("is left\n") == 4
     assert not (cache / names[2]).exists()
     for name in (*names[:2], "manifest", "\x1b[31m\n.kv"):
         shutil.rmtree(cache / name)

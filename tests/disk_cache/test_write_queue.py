@@ -1,4 +1,4 @@
-"""Writes behind the answers: bounded, in order, and never a reason for an answer to fail."""
+"""Writes happen behind the answers: bounded, in order, and never a reason for an answer to fail."""
 
 from __future__ import annotations
 

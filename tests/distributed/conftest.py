@@ -1,4 +1,4 @@
-"""A tiny pair, and the mirrors that are made of a worker's steps."""
+"""Fixtures: a tiny pair, and the mirrors that a worker's steps create."""
 
 from tests.helpers import mirrored_worker
 

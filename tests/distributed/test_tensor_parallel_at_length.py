@@ -1,4 +1,4 @@
-"""Two ranks of models that are no toys: the texts of one process, in little more than half of its memory each."""
+"""Two ranks of models of real size give the texts of one process, in little more than half of its memory each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(dispatch.native is None, reason="the native kern
 
 
 def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
-    """What each rank prints."""
+    """Return what each rank prints."""
     command = [sys.executable, str(SCRIPTS / script), *arguments]
     meeting = f"file://{folder / f'{script}-{count}'}"
     processes = [
@@ -40,33 +40,33 @@ def run(script: str, *arguments: str, count: int, folder: Path) -> list[Any]:
 
 
 def test_shipped_pair_few_texts_equal_one_process(tmp_path: Path) -> None:
-    """Of all tiers, greedy and drawn; other modes are in the long versions, and in test_shared_texts.py."""
-    (alone,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
+    """Texts are of all tiers, greedy and drawn. Other modes are in the long versions, and in test_shared_texts.py."""
+    (one_process,) = run("many_texts.py", "1", "12", "all", "triforce", count=1, folder=tmp_path)
     for texts in run("many_texts.py", "1", "12", "all", "triforce", count=2, folder=tmp_path):
-        assert texts == alone
+        assert texts == one_process
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_shipped_pair_twenty_texts_equal_one_process(tmp_path: Path) -> None:
-    (alone,) = run("many_texts.py", "20", "512", "all", MODES, count=1, folder=tmp_path)
-    assert all(len(text) == 512 for texts in alone.values() for text in texts)
-    assert alone["ar 0.8"] == alone["triforce 0.8"] == alone["retrieval 0.8"] != alone["ar 0"]
+    (one_process,) = run("many_texts.py", "20", "512", "all", MODES, count=1, folder=tmp_path)
+    assert all(len(text) == 512 for texts in one_process.values() for text in texts)
+    assert one_process["ar 0.8"] == one_process["triforce 0.8"] == one_process["retrieval 0.8"] != one_process["ar 0"]
     for texts in run("many_texts.py", "20", "512", "all", MODES, count=2, folder=tmp_path):
-        assert texts == alone
+        assert texts == one_process
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_shipped_pair_offloaded_texts_equal_one_process(tmp_path: Path) -> None:
-    """Eight texts have half as much KV again as stays in memory."""
-    (alone,) = run("many_texts.py", "8", "128", "all", MODES, count=1, folder=tmp_path)
+    """The KV of eight texts takes one and a half times the memory that is given."""
+    (one_process,) = run("many_texts.py", "8", "128", "all", MODES, count=1, folder=tmp_path)
     for texts in run("many_texts.py", "8", "128", "24MiB", MODES, count=2, folder=tmp_path):
-        assert texts == alone
+        assert texts == one_process
 
 
 def large(folder: Path) -> Path:
-    """A checkpoint of some 330 MiB."""
+    """Save a checkpoint of some 330 MiB."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
         vocab_size=32_000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=9, num_attention_heads=16,
@@ -81,7 +81,9 @@ def large(folder: Path) -> Path:
 @pytest.mark.timeout(1800)
 def test_rank_memory_is_little_more_than_half(tmp_path: Path) -> None:
     model = str(large(tmp_path / "model"))
-    (alone,) = run("rank_memory.py", model, count=1, folder=tmp_path)
+    (one_process,) = run("rank_memory.py", model, count=1, folder=tmp_path)
     ranks = run("rank_memory.py", model, count=2, folder=tmp_path)
-    print([round(each["grown"] / alone["grown"], 3) for each in ranks], f"of {alone['grown'] / 2**20:.0f} MiB")
-    assert all(each["tokens"] == alone["tokens"] and each["grown"] < 0.7 * alone["grown"] for each in ranks)
+    print(
+        [round(rank["grown"] / one_process["grown"], 3) for rank in ranks], f"of {one_process['grown'] / 2**20:.0f} MiB"
+    )
+    assert all(rank["tokens"] == one_process["tokens"] and rank["grown"] < 0.7 * one_process["grown"] for rank in ranks)

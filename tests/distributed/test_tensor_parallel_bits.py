@@ -45,10 +45,12 @@ def text() -> list[int]:
 
 
 def read(decoder: Decoder, widths: list[int]) -> Tensor:
-    """Logits (T, V) of the text, in passes of these widths."""
+    """Return the logits (T, V) of the text, in passes of these widths."""
     pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, LENGTH)
-    full, logits, ids = FullView(pool), [], text()
+    full = FullView(pool)
+    logits = []
+    ids = text()
     for width in widths:
         start = int(full.lengths_B[0])
         logits.append(decoder(torch.tensor([ids[start : start + width]]), ints([width]), full)[0])
@@ -56,7 +58,7 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
 
 
 def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool = True, bits: int = 0) -> list[Tensor]:
-    """The logits that each rank has."""
+    """Return the logits of each rank."""
 
     def run(ranks: TPGroup) -> Tensor:
         checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, bits=bits)
@@ -70,10 +72,10 @@ def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("count", [2, 4])
 def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, bits: int) -> None:
-    """However the text is cut into passes: of the shared model, and of the other one."""
-    if (whole := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
+    """Any cuts into passes give equal logits, for the shared model and for its low-bit copy."""
+    if (checkpoint := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
         count = 3
-    alone_TV = read(whole.lower, [LENGTH])
+    alone_TV = read(checkpoint.lower, [LENGTH])
     for widths in ([LENGTH], [40, 1, 7, 33, 1, 8]):
         for each_TV in shared(folder, dtype, widths, count, bits=bits):
             assert torch.equal(each_TV, alone_TV)
@@ -81,7 +83,7 @@ def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, 
 
 @NATIVE
 def test_summed_partial_products_change_bits(folder: Path) -> None:
-    """Negative control: products whose inputs are dealt out, and their parts added, give other bits."""
+    """Negative control: partial products over shares of the inputs, added up, have other bits."""
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     first_TV, second_TV = shared(folder, "float32", [LENGTH], 2, exact=False)
     assert torch.equal(first_TV, second_TV) and not torch.equal(first_TV, alone_TV)
@@ -90,7 +92,7 @@ def test_summed_partial_products_change_bits(folder: Path) -> None:
 
 @NATIVE
 def test_bfloat16_partial_products_change_bits() -> None:
-    """Negative control: rounded between layers, whole logits may hide it."""
+    """Negative control: with rounding between layers, the logits of a whole model may hide the difference."""
     draw = torch.Generator().manual_seed(1)
     x_NK, weight_XK = (torch.randn(rows, 512, generator=draw).bfloat16() for rows in (8, 32))
 
@@ -100,7 +102,8 @@ def test_bfloat16_partial_products_change_bits() -> None:
         matrix.linear(x_NK[:, columns].contiguous(), y_NX)
         return y_NX
 
-    whole_NX, everything = times(slice(None)), slice(None)
+    whole_NX = times(slice(None))
+    everything = slice(None)
     assert torch.equal(torch.cat([times(everything, slice(20)), times(everything, slice(20, 32))], 1), whole_NX)
     assert not torch.equal(times(slice(256)) + times(slice(256, 512)), whole_NX)
 
@@ -114,7 +117,7 @@ def test_exactness_reports_bitwise_ranks(folder: Path) -> None:
 
 
 def test_sharded_torch_path_equals_one_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
+    """Products may round differently with fewer outputs: logits agree up to their last digits."""
     monkeypatch.setattr(dispatch, "native", None)
     alone_TV = read(load(folder, device="cpu", dtype="float32").decoder, [LENGTH])
     for exact in (True, False):
@@ -128,13 +131,15 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
         from triforce.checkpoint.weights import read_weights
 
         loaded = load(folder, device="cpu", dtype="float32")
-        whole, archives = loaded.config, loaded.files.archives(packed=False)
-        cpu, rows = torch.device("cpu"), 101 if whole.vocab_size == 101 else 97
-        weights = read_weights(folder, archives, whole, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
+        model_config = loaded.config
+        archives = loaded.files.archives(packed=False)
+        cpu = torch.device("cpu")
+        rows = 101 if model_config.vocab_size == 101 else 97
+        weights = read_weights(folder, archives, model_config, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
         return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
 
-    whole, *parts = [sizes(ALONE), *together(2, sizes)]
-    assert [sum(pair) for pair in zip(*parts, strict=True)] == whole
+    full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
+    assert [sum(pair) for pair in zip(*parts, strict=True)] == full_sizes
 
 
 @pytest.mark.parametrize("count", [5, 7])

@@ -1,4 +1,4 @@
-"""An answer that is ended half-way ends on all ranks at once, and leaves their sessions in order."""
+"""An answer that is ended early ends on all ranks at once, and their sessions stay consistent."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
 
 
-def made(pair: Path, ranks: TPGroup) -> LLM:
+def make_llm(pair: Path, ranks: TPGroup) -> LLM:
     return LLM(
         pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, mode="triforce"
     )
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
-@pytest.mark.parametrize("after", [0, 1, 3])
+@pytest.mark.parametrize("ending_piece", [0, 1, 3])
 @pytest.mark.parametrize("temperature", [0, 0.8])
-def test_ended_answer_ends_on_all_ranks(pair: Path, after: int, temperature: float) -> None:
-    """`after` 0 is while the prompt is read. Only rank 0 knows that somebody has had enough."""
+def test_ended_answer_ends_on_all_ranks(pair: Path, ending_piece: int, temperature: float) -> None:
+    """At `ending_piece` 0 the answer ends while the prompt is read. Only rank 0 decides the end."""
     params = SamplingParams(temperature=temperature, seed=5, max_tokens=24, ignore_eos=True)
 
-    def talked(ranks: TPGroup) -> tuple[list[int], list[int]]:
-        session, heard = Session(made(pair, ranks)), list[int]()
+    def run_dialogue(ranks: TPGroup) -> tuple[list[int], list[int]]:
+        session = Session(make_llm(pair, ranks))
+        answer_ids = list[int]()
         pieces = 0
 
         def ended() -> bool:
-            return ranks.rank == 0 and pieces >= after
+            return ranks.rank == 0 and pieces >= ending_piece
 
         for piece in answer(session, PROMPT, params, ended):
             assert isinstance(piece, OutputChunk)
             pieces += 1
-            heard += piece.token_ids
-        *_, output = answer(session, PROMPT + heard + MORE, params, lambda: False)
+            answer_ids += piece.token_ids
+        *_, output = answer(session, PROMPT + answer_ids + MORE, params, lambda: False)
         assert isinstance(output, RequestOutput)
-        return heard, output.outputs[0].token_ids
+        return answer_ids, output.outputs[0].token_ids
 
-    (heard, again), *others = together(2, talked)
-    assert others == [(heard, again)] and bool(heard) == bool(after) and len(heard) < 24
-    (fresh,) = made(pair, ALONE).generate(PROMPT + heard + MORE, params, mode="ar")
-    assert fresh.outputs[0].token_ids == again
+    (ended_ids, again), *other_ranks = together(2, run_dialogue)
+    assert other_ranks == [(ended_ids, again)] and bool(ended_ids) == bool(ending_piece) and len(ended_ids) < 24
+    (plain_output,) = make_llm(pair, ALONE).generate(PROMPT + ended_ids + MORE, params, mode="ar")
+    assert plain_output.outputs[0].token_ids == again

@@ -1,4 +1,4 @@
-"""Ranks with a draft that reads hidden states: texts are those of one process, and guesses its guesses, bit for bit."""
+"""Ranks with an EAGLE head: texts and drafts have the bits of one process."""
 
 from __future__ import annotations
 
@@ -40,77 +40,84 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(
     folder: Path, ranks: TPGroup, mode: str, temperature: float = 0.8, prompts: int = 2, **settings: Any
 ) -> list[Any]:
-    """Of each prompt its tokens, how exact they are, and of each tier what it proposed and what of that was kept."""
+    """Return for each prompt its tokens, its exactness, and of each tier the proposed and the accepted tokens."""
     llm = LLM(folder / "target", folder / "draft", ranks=ranks, **(SETTINGS | settings))
-    found = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
-    tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in each.outputs[0].tiers] for each in found]
-    return [(each.outputs[0].token_ids, each.exactness, tier) for each, tier in zip(found, tiers, strict=True)]
+    outputs = llm.generate(PROMPTS[:prompts], ask(temperature=temperature), mode=mode)
+    tiers = [[(tier.name, tier.proposed, tier.accepted) for tier in output.outputs[0].tiers] for output in outputs]
+    return [(output.outputs[0].token_ids, output.exactness, tier) for output, tier in zip(outputs, tiers, strict=True)]
 
 
 @NATIVE
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", ["ar", "draft", "triforce", "draft-ngram"])
 def test_texts_of_drafting_ranks_equal_one_process(mode: str, temperature: float, features: Path) -> None:
-    """What is proposed and kept, too: several guesses are one native call."""
-    wanted = texts(features, ALONE, mode, temperature)
-    assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [wanted, wanted]
+    """Proposed and accepted counts agree, too: several draft tokens are one native call."""
+    one_process = texts(features, ALONE, mode, temperature)
+    assert together(2, lambda ranks: texts(features, ranks, mode, temperature)) == [one_process, one_process]
     plain = texts(features, ALONE, "ar", temperature)
-    assert [tokens for tokens, *_ in wanted] == [tokens for tokens, *_ in plain]
+    assert [tokens for tokens, *_ in one_process] == [tokens for tokens, *_ in plain]
 
 
 Guesses = dict[int, list[Tensor]]
 
 
-def guesses(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **how: Any) -> list[Any]:
-    """Logits of all guesses, by rank, and the text: one, as clocks say when another one joins."""
-    seen, call = Guesses(), EagleHead.__call__
+def draft_logits(
+    folder: Path, count: int, monkeypatch: pytest.MonkeyPatch, exact: bool = True, **options: Any
+) -> list[Any]:
+    """Return by rank the logits of all draft tokens and the text. One text, as clocks decide when another one joins."""
+    logits_by_thread = Guesses()
+    call = EagleHead.__call__
 
-    def spy(self: EagleHead, *given: Any) -> Tensor:
-        logits_BJV = call(self, *given)
-        seen.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
+    def spy(self: EagleHead, *arguments: Any) -> Tensor:
+        logits_BJV = call(self, *arguments)
+        logits_by_thread.setdefault(threading.get_ident(), []).append(logits_BJV.clone())
         return logits_BJV
 
     def run(ranks: TPGroup) -> tuple[list[Tensor], list[Any]]:
-        found = texts(folder, ranks, "triforce", prompts=1, **how)
-        return seen.pop(threading.get_ident()), found
+        generated = texts(folder, ranks, "triforce", prompts=1, **options)
+        return logits_by_thread.pop(threading.get_ident()), generated
 
     with monkeypatch.context() as patch:
         patch.setattr(EagleHead, "__call__", spy)
-        patch.setattr(tier_builder, "fused_draft", lambda *given: None)
+        patch.setattr(tier_builder, "fused_draft", lambda *draft_arguments: None)
         return [run(ALONE)] if count == 1 else together(count, run, exact)
 
 
-def check_guesses(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ((alone, wanted),) = guesses(folder, 1, monkeypatch)
-    for found, text in guesses(folder, 2, monkeypatch):
-        assert len(alone) > 8 and len(found) == len(alone) and all(map(torch.equal, found, alone))
-        assert text == wanted
+def check_draft_logits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ((single_logits, single_text),) = draft_logits(folder, 1, monkeypatch)
+    for rank_logits, text in draft_logits(folder, 2, monkeypatch):
+        assert (
+            len(single_logits) > 8
+            and len(rank_logits) == len(single_logits)
+            and all(map(torch.equal, rank_logits, single_logits))
+        )
+        assert text == single_text
 
 
 @NATIVE
 def test_guesses_of_ranks_have_the_bits_of_one_process(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_guesses(features, monkeypatch)
+    check_draft_logits(features, monkeypatch)
 
 
 @NATIVE
 @pytest.mark.parametrize("mutant", caught_in("test_rank_eagle_mutant_is_noticed"), ids=str)
 def test_rank_eagle_mutant_is_noticed(features: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
-    # What a fault leaves unwritten may be NaN, which the sampler refuses.
+    # Memory that a fault leaves unwritten may hold NaN, which the sampler refuses.
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):
-        check_guesses(features, monkeypatch)
+        check_draft_logits(features, monkeypatch)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_guesses_of_ranks_agree_on_the_torch_path(exact: bool, features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
-    (first, text), (second, other) = guesses(features, 2, monkeypatch, exact, dtype="float32")
-    assert len(first) == len(second) > 8 and all(map(torch.equal, first, second)) and text == other
+    (first_logits, text), (second, second_text) = draft_logits(features, 2, monkeypatch, exact, dtype="float32")
+    assert len(first_logits) == len(second) > 8 and all(map(torch.equal, first_logits, second)) and text == second_text
 
 
 @NATIVE
 def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
-    """With the whole embedding, natively: no exchange between guesses."""
+    """With the whole embedding the passes are native: ranks exchange nothing between draft tokens."""
 
     def run(ranks: TPGroup) -> bool:
         draft = LLM(features / "target", features / "draft", ranks=ranks, **SETTINGS).models.eagle_head
@@ -120,16 +127,16 @@ def test_drafts_of_ranks_have_the_native_passes(features: Path) -> None:
 
 
 def test_ranks_know_what_target_a_draft_was_trained_for(features: Path, tmp_path: Path) -> None:
-    """By the fingerprint of the whole model; a rank's own is that of its part."""
+    """Ranks compare the fingerprint of the whole model; a rank's own fingerprint is that of its part."""
     folder = copytree(features, tmp_path / "pair")
-    about = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
-    whole = load(folder / "target", device="cpu").fingerprint
-    edit(folder / "draft" / "config.json", triforce=about | {"target": whole})
+    card = json.loads((folder / "draft" / "config.json").read_text())["triforce"]
+    fingerprint = load(folder / "target", device="cpu").fingerprint
+    edit(folder / "draft" / "config.json", triforce=card | {"target": fingerprint})
     assert together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks).models.drafts) == [
         True,
         True,
     ]
-    edit(folder / "draft" / "config.json", triforce=about | {"target": "that of another"})
+    edit(folder / "draft" / "config.json", triforce=card | {"target": "that of another"})
     with pytest.raises(ModelError, match="trained on the hidden states of another model"):
         together(2, lambda ranks: LLM(folder / "target", folder / "draft", ranks=ranks))
 

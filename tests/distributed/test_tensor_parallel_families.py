@@ -1,4 +1,4 @@
-"""Models of every family that several ranks share: their logits and texts are those of one process, bit for bit.
+"""Shared models of every family: logits and texts on several ranks have the bits of one process.
 
 Shape suffixes: B rows, T tokens, V vocabulary.
 """
@@ -28,34 +28,34 @@ from triforce.llm import LLM
 
 NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 KINDS = ["gpt-oss", "mixtral", "olmo-2", "gemma-2", "granite-3", "phi-4-mini", "glm-4", "glm-4.5", "llama-biases"]
-"""With all that there is: biases of sums, experts, norms of whole rows and of outputs, factors, heads in part, shared
-experts beside layers that have none.
+"""Families with all optional parts: biases of sums, experts, norms of whole rows and of outputs, factors, partial RoPE,
+shared experts beside layers that have none.
 """
 ODD = dict(hidden_size=68, intermediate_size=75, vocab_size=101)
-"""Sizes that neither two ranks nor blocks of 16 divide; experts may have a size of their own."""
+"""Sizes that neither two ranks nor blocks of 16 divide. Experts may have their own size."""
 OWN_SIZE = ("qwen3-moe", "glm-4.5")
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are written when they are first asked for."""
+    """Return the folder of models, which are written at first use."""
     return tmp_path_factory.mktemp("families")
 
 
 @cache
 def folder(home: Path, name: str, odd: bool = False) -> Path:
-    more = ODD | (dict(moe_intermediate_size=37) if name in OWN_SIZE else {}) if odd else {}
-    return save(family_model(name, **more), home / f"{name}{odd}")
+    changes = ODD | (dict(moe_intermediate_size=37) if name in OWN_SIZE else {}) if odd else {}
+    return save(family_model(name, **changes), home / f"{name}{odd}")
 
 
 def logits(path: Path, dtype: str, ranks: TPGroup = ALONE, bits: int = 0) -> Tensor:
-    """Logits (B, T, V) of two texts, in ragged passes."""
+    """Return the logits (B, T, V) of two texts, in ragged passes."""
     checkpoint = load(path, device="cpu", dtype=dtype, context=LENGTH, ranks=ranks, bits=bits)
     return paged_logits(checkpoint.lower if bits else checkpoint.decoder, texts(), RAGGED)
 
 
-def farthest(path: Path, exact: bool) -> float:
-    """How far logits of two ranks, which must agree, are from those of one process in float32, at most."""
+def largest_error(path: Path, exact: bool) -> float:
+    """Return the largest error of two ranks' logits, which must agree, against one process in float32."""
     first_BTV, second_BTV = together(2, lambda ranks: logits(path, "float32", ranks), exact)
     assert torch.equal(first_BTV, second_BTV)
     return float((first_BTV - logits(path, "float32")).abs().max())
@@ -85,32 +85,32 @@ def test_odd_sizes_of_ranks_equal_one_process(home: Path, name: str, bits: int) 
 def test_torch_path_of_ranks_equals_one_process(
     home: Path, name: str, exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its products may round otherwise when there are fewer outputs: to the last digits it is the same."""
+    """Products may round differently with fewer outputs: logits agree up to their last digits."""
     monkeypatch.setattr(dispatch, "native", None)
-    assert farthest(folder(home, name), exact) < 1e-4
+    assert largest_error(folder(home, name), exact) < 1e-4
 
 
 @NATIVE
 @pytest.mark.parametrize("name", KINDS)
 def test_summed_shards_of_families_are_near(home: Path, name: str) -> None:
-    """Parts of sums, added up: biases once, norms behind them."""
-    assert farthest(folder(home, name), exact=False) < 1e-4
+    """Partial sums are added up: biases once, norms after the sum."""
+    assert largest_error(folder(home, name), exact=False) < 1e-4
 
 
 @NATIVE
 @pytest.mark.parametrize("mutant", caught_in("test_family_rank_mutant_is_noticed"), ids=str)
 def test_family_rank_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, how = mutant.checks
+    name, kernels = mutant.checks
     path = folder(home, name)
     mutant.apply(monkeypatch)
-    if how == "torch":
+    if kernels == "torch":
         monkeypatch.setattr(dispatch, "native", None)
-    assert farthest(path, exact=how != "summed") > 1e-3
+    assert largest_error(path, exact=kernels != "summed") > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "olmo-2", "glm-4.5", "llama-biases"])
 def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
-    """Of every matrix but routers, and of every bias and sink logit."""
+    """The shard is of every matrix but routers, and of every bias and sink logit."""
 
     def sizes(ranks: TPGroup) -> list[int]:
         loaded = load(folder(home, name), device="cpu", dtype="float32")
@@ -121,28 +121,29 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
         )  # fmt: skip
         fields = ("router_EC", "router_bias_E", "router_correction_E")
         routers = [id(getattr(layer, field)) for layer in weights.layers for field in fields]
-        return [each.numel() for each in weights.tensors() if id(each) not in routers]  # type: ignore[union-attr]
+        return [tensor.numel() for tensor in weights.tensors() if id(tensor) not in routers]  # type: ignore[union-attr]
 
-    whole, *parts = [sizes(ALONE), *together(2, sizes)]
-    shares = [(sum(pair), both) for *pair, both in zip(*parts, whole, strict=True)]
-    assert all(share in (both, 2 * both) for share, both in shares)
-    assert sum(share > both for share, both in shares) <= 1 + 4 * 4, "norms alone are whole on each rank"
+    full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
+    shares = [(sum(pair), full_size) for *pair, full_size in zip(*parts, full_sizes, strict=True)]
+    assert all(share in (full_size, 2 * full_size) for share, full_size in shares)
+    assert sum(share > full_size for share, full_size in shares) <= 1 + 4 * 4, "norms alone are whole on each rank"
 
 
 @NATIVE
 @pytest.mark.parametrize("name", ["gpt-oss", "qwen3-moe", "gemma-3", "olmo-3", "glm-4.5"])
 def test_family_texts_of_ranks_equal_one_process(home: Path, name: str) -> None:
-    """Plain decoding, and all tiers at once."""
+    """Modes are plain decoding, and all tiers at once."""
     draft = save(tiny_model(**SIZES | dict(num_hidden_layers=1)), home / "draft")
     params: Any = ask(temperature=0.8, max_tokens=16)
 
-    def made(ranks: TPGroup, mode: str) -> Any:
+    def generated_texts(ranks: TPGroup, mode: str) -> Any:
         settings = dict(retrieval_budget=64, speculative_tokens=4, searched_layers="none")
         llm = LLM(folder(home, name), draft, ranks=ranks, **settings)  # type: ignore[arg-type]
         return [
-            (each.outputs[0].token_ids, each.exactness) for each in llm.generate([ids(150), ids(40)], params, mode=mode)
+            (output.outputs[0].token_ids, output.exactness)
+            for output in llm.generate([ids(150), ids(40)], params, mode=mode)
         ]
 
-    wanted = made(ALONE, "ar")
+    one_process = generated_texts(ALONE, "ar")
     for mode in ("ar", "triforce"):
-        assert together(2, lambda ranks, mode=mode: made(ranks, mode)) == [wanted, wanted]  # type: ignore[misc]
+        assert together(2, lambda ranks, mode=mode: generated_texts(ranks, mode)) == [one_process, one_process]  # type: ignore[misc]

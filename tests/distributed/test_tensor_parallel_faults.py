@@ -1,4 +1,4 @@
-"""A rank that differs, fails or does not follow is noticed, and what one cannot begin none does."""
+"""A rank that differs, fails or does not follow is detected. A request that one rank cannot start starts on none."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
     mutant.apply(monkeypatch)
 
     async def scene(worker: Worker) -> None:
-        left, _ = worker.submit(
+        cancelled, _ = worker.submit(
             [
                 GenerationRequest(prompt(1), params(max_tokens=200), "ar"),
                 GenerationRequest(prompt(2, 60), params(), "ar"),
             ]
         )
-        events = aiter(left)
+        events = aiter(cancelled)
         for _ in range(3):
             await anext(events)
-        left.cancel()
+        cancelled.cancel()
         for output in await results(worker, GenerationRequest(prompt(3), params(), "ar")):
             if isinstance(output, Exception):
                 raise output
@@ -46,7 +46,7 @@ def test_rank_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch, mut
 def test_request_failing_on_one_rank_starts_on_none(
     pair: Path, monkeypatch: pytest.MonkeyPatch, mirrors: list[TPMirror]
 ) -> None:
-    """A grammar that the second cannot compile; KV that it has no room for. And what no rank has room for."""
+    """The second rank cannot compile a grammar, and has no room for a KV. No rank has room for the last one."""
     batch = engine_module.SequenceBatch
 
     def full(models: Any, *arguments: Any) -> Any:
@@ -71,14 +71,15 @@ def test_request_failing_on_one_rank_starts_on_none(
         )
 
     outputs, _ = together(2, lambda ranks: play(pair, ranks, scene, second))
-    assert [type(each) for each in outputs] == [RequestOutput, RequestError, CacheError, CacheError, RequestOutput]
+    assert [type(output) for output in outputs] == [RequestOutput, RequestError, CacheError, CacheError, RequestOutput]
     assert "cannot serve this" in str(outputs[1]) and "no room" in str(outputs[2])
-    assert [held(each) for each in mirrors] == [0, 0]
+    assert [held(mirror) for mirror in mirrors] == [0, 0]
 
 
 def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one process it would be the rows of that pass; but here the other one waits in it."""
-    step, told = engine_module.SequenceBatch.step, []
+    """In one process only the rows of that pass would fail. Here the other rank waits in the pass."""
+    step = engine_module.SequenceBatch.step
+    observations = []
 
     def breaking(self: Any) -> list[int]:
         if self.target.ranks.rank and len(self.sequences[0].tokens) > 5:
@@ -88,17 +89,17 @@ def test_rank_failure_ends_engine(pair: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(engine_module.SequenceBatch, "step", breaking)
 
     async def scene(worker: Worker) -> None:
-        told.extend(
+        observations.extend(
             await results(
                 worker, GenerationRequest(prompt(1), params(), "ar"), GenerationRequest(prompt(2), params(), "triforce")
             )
         )
-        told.extend([worker.failure, worker.alive])
+        observations.extend([worker.failure, worker.alive])
 
     with pytest.raises(MemoryError):
         together(2, lambda ranks: play(pair, ranks, scene))
-    *answers, failure, alive = told
-    assert [type(each) for each in answers] == [ReplicaLost, ReplicaLost] and failure and not alive
+    *answers, failure, alive = observations
+    assert [type(answer) for answer in answers] == [ReplicaLost, ReplicaLost] and failure and not alive
 
 
 def test_rank_limits_differing_are_detected(pair: Path) -> None:

@@ -1,4 +1,4 @@
-"""TPGroup whose KV is in stores of their own make the text of one process in memory."""
+"""Ranks whose KV is in stores of their own give the text of one process with KV in memory."""
 
 from __future__ import annotations
 
@@ -46,39 +46,40 @@ def texts(outputs: list[RequestOutput]) -> list[list[int]]:
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
 def test_sharded_offloaded_texts_equal_one_process(pair: Path, mode: str, temperature: float, kind: str) -> None:
-    wanted = texts(generate(pair, ALONE, "ar", temperature))
+    one_process = texts(generate(pair, ALONE, "ar", temperature))
     for outputs in together(
         2, lambda ranks: generate(pair, ranks, mode, temperature, kv_offload=kind, kv_memory=MEMORY)
     ):
-        assert texts(outputs) == wanted and all(output.exactness == "bitwise" for output in outputs)
-        kv, whole = outputs[0].kv, 2 * 5 * 4 * 64 * 2 * sum(map(len, PROMPTS))
-        assert kv.device_bytes <= size_of(MEMORY) < whole / 1.7
-        assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= whole
+        assert texts(outputs) == one_process and all(output.exactness == "bitwise" for output in outputs)
+        kv = outputs[0].kv
+        all_kv_bytes = 2 * 5 * 4 * 64 * 2 * sum(map(len, PROMPTS))
+        assert kv.device_bytes <= size_of(MEMORY) < all_kv_bytes / 1.7
+        assert (kv.file_bytes if kind == "file" else kv.host_bytes) >= all_kv_bytes
 
 
 @pytest.mark.parametrize(("mode", "kind"), [("ar", "file"), ("triforce", "host")])
 def test_sharded_offloaded_int8_texts_equal_one_process(pair: Path, mode: str, kind: str) -> None:
-    wanted = texts(generate(pair, ALONE, "ar", kv_dtype="int8"))
+    one_process = texts(generate(pair, ALONE, "ar", kv_dtype="int8"))
     settings = dict(kv_dtype="int8", kv_offload=kind, kv_memory="4MiB")
     for outputs in together(2, lambda ranks: generate(pair, ranks, mode, **settings)):
-        assert texts(outputs) == wanted and all(output.exactness == "bitwise" for output in outputs)
+        assert texts(outputs) == one_process and all(output.exactness == "bitwise" for output in outputs)
         kv = outputs[0].kv
         assert outputs[0].kv_dtype == "int8" and kv.device_bytes <= size_of("4MiB") < kv.file_bytes + kv.host_bytes
 
 
 def test_sharded_searched_layers_keep_texts(pair: Path) -> None:
-    wanted = texts(generate(pair, ALONE, "ar"))
-    how = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
-    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **how)):
-        assert texts(outputs) == wanted
+    one_process = texts(generate(pair, ALONE, "ar"))
+    options = dict(kv_offload="file", kv_memory="9MiB", searched_layers="1")
+    for outputs in together(2, lambda ranks: generate(pair, ranks, "triforce", **options)):
+        assert texts(outputs) == one_process
 
 
 def test_offload_mutant_changes_the_text(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (mutant,) = caught_in("test_offload_mutant_changes_the_text")
     mutant.apply(monkeypatch)
-    wanted = texts(generate(pair, ALONE, "ar"))
+    one_process = texts(generate(pair, ALONE, "ar"))
     for outputs in together(2, lambda ranks: generate(pair, ranks, "ar", kv_offload="file", kv_memory=MEMORY)):
-        assert texts(outputs) != wanted
+        assert texts(outputs) != one_process
 
 
 def test_offload_too_little_memory_counts_all_ranks(pair: Path) -> None:

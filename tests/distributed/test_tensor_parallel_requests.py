@@ -1,4 +1,4 @@
-"""Requests that come and go, told to all ranks: each makes the text of one process."""
+"""Requests that start and end, broadcast to all ranks: each gives the text of one process."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from triforce.server.engine_thread import TPMirror, Worker
 from triforce.structured_output.compiler import CompiledGrammar
 
 
-def busy(stop: str) -> Scene:
-    """All kinds at once: more than there are rows; one is given up in the middle, and others come then."""
+def busy_scene(stop: str) -> Scene:
+    """Return a scene of all kinds of requests, more than there are rows: one is cancelled midway, and others follow."""
 
     async def scene(worker: Worker) -> list[Any]:
-        (left,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "triforce")])
-        first = asyncio.gather(
+        (cancelled,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "triforce")])
+        first_results = asyncio.gather(
             *map(
                 result,
                 worker.submit(
@@ -47,18 +47,18 @@ def busy(stop: str) -> Scene:
                 ),
             )
         )
-        events = aiter(left)
+        events = aiter(cancelled)
         for _ in range(3):
             assert isinstance(await anext(events), OutputChunk)
-        left.cancel()
-        late = await results(
+        cancelled.cancel()
+        late_results = await results(
             worker,
             GenerationRequest(prompt(5, 30), params(grammar=SCHEMA, ignore_eos=False, max_tokens=80), "triforce"),
             GenerationRequest(prompt(2), params(n=5, seed=6), "draft-ngram"),
             GenerationRequest(prompt(6), params(max_tokens=5000), "ar", "of another key"),
             GenerationRequest(prompt(2), params(logprobs=1), "retrieval"),
         )
-        return [*await first, *late]
+        return [*await first_results, *late_results]
 
     return scene
 
@@ -66,16 +66,16 @@ def busy(stop: str) -> Scene:
 @NATIVE
 def test_sharded_requests_equal_one_process(pair: Path, mirrors: list[TPMirror]) -> None:
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none")
-    whole = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
-    scene = busy(whole[20:23])
-    wanted = play(pair, ALONE, scene)
-    assert wanted[0].outputs[0].finish_reason == "stop" and len(wanted[0].outputs[0].text) <= 20
-    assert json.loads(wanted[3].outputs[0].text)["a"] in ("the cat", "a hat")
+    full_text = llm.generate(prompt(2), params(max_tokens=40), mode="ar")[0].outputs[0].text
+    scene = busy_scene(full_text[20:23])
+    one_process = play(pair, ALONE, scene)
+    assert one_process[0].outputs[0].finish_reason == "stop" and len(one_process[0].outputs[0].text) <= 20
+    assert json.loads(one_process[3].outputs[0].text)["a"] in ("the cat", "a hat")
     got, _ = together(2, lambda ranks: play(pair, ranks, scene))
-    for mine, theirs in zip(got, wanted, strict=True):
+    for mine, theirs in zip(got, one_process, strict=True):
         assert texts(mine) == texts(theirs)
-    assert got[-1].outputs[0].logprobs == wanted[-1].outputs[0].logprobs
-    assert [held(each) for each in mirrors] == [0, 0, 0]
+    assert got[-1].outputs[0].logprobs == one_process[-1].outputs[0].logprobs
+    assert [held(mirror) for mirror in mirrors] == [0, 0, 0]
 
 
 def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
@@ -85,14 +85,15 @@ def test_drawn_seed_is_shared_by_ranks(pair: Path) -> None:
 
 
 def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: list[TPMirror]) -> None:
-    """The grammar is ready on the first rank. Of two requests that wait for the second rank one is given up."""
-    begun, may_go_on = threading.Event(), threading.Event()
+    """The grammar is ready on the first rank. Of two requests that wait for the second rank, one is cancelled."""
+    compile_started = threading.Event()
+    may_go_on = threading.Event()
 
     def slow(llm: LLM) -> None:
         compile_tried = llm.grammars.compile_tried
 
         def compile_later(grammar: Grammar) -> CompiledGrammar:
-            begun.set()
+            compile_started.set()
             assert may_go_on.wait(30)
             return compile_tried(grammar)
 
@@ -106,9 +107,9 @@ def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: 
         (running,) = worker.submit([GenerationRequest(prompt(1), params(max_tokens=300), "ar")])
         pieces = aiter(running)
         await anext(pieces)
-        left, waiting = worker.submit([ask, ask])
-        assert await asyncio.to_thread(begun.wait, 30)
-        left.cancel()
+        cancelled, waiting = worker.submit([ask, ask])
+        assert await asyncio.to_thread(compile_started.wait, 30)
+        cancelled.cancel()
         for _ in range(40):
             assert isinstance(await anext(pieces), OutputChunk)
         may_go_on.set()
@@ -117,4 +118,4 @@ def test_texts_go_on_while_another_rank_compiles_a_grammar(pair: Path, mirrors: 
 
     output, _ = together(2, lambda ranks: play(pair, ranks, scene, slow))
     assert json.loads(output.outputs[0].text)["a"] in ("the cat", "a hat")
-    assert [held(each) for each in mirrors] == [0, 0]
+    assert [held(mirror) for mirror in mirrors] == [0, 0]

@@ -1,4 +1,4 @@
-"""Ranks that share a model make the text of one process, whatever the mode; and notice when they do not agree."""
+"""Ranks that share a model give the text of one process in every mode, and detect disagreement."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_pair(tmp_path_factory.mktemp("pair"), 512)
 
 
-def made(pair: Path, ranks: TPGroup, **settings: Any) -> LLM:
+def make_llm(pair: Path, ranks: TPGroup, **settings: Any) -> LLM:
     return LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks, **settings)
 
 
@@ -36,8 +36,8 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**({"temperature": 0.8, "seed": 5, "max_tokens": 24, "ignore_eos": True} | changes))
 
 
-def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
-    pairs = zip(some, others, strict=True)
+def same(outputs: list[RequestOutput], other_outputs: list[RequestOutput]) -> bool:
+    pairs = zip(outputs, other_outputs, strict=True)
     return all([o.token_ids for o in a.outputs] == [o.token_ids for o in b.outputs] for a, b in pairs)
 
 
@@ -45,11 +45,11 @@ def same(some: list[RequestOutput], others: list[RequestOutput]) -> bool:
 @pytest.mark.parametrize("temperature", [0, 0.8])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "streaming", "draft-ngram"])
 def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: float) -> None:
-    wanted = made(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
+    one_process = make_llm(pair, ALONE).generate(PROMPTS, params(temperature=temperature), mode=mode)
     for outputs in together(
-        2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(temperature=temperature), mode=mode)
+        2, lambda ranks: make_llm(pair, ranks).generate(PROMPTS, params(temperature=temperature), mode=mode)
     ):
-        assert same(outputs, wanted) and all(output.exactness == "bitwise" for output in outputs)
+        assert same(outputs, one_process) and all(output.exactness == "bitwise" for output in outputs)
 
 
 @NATIVE
@@ -59,31 +59,33 @@ def test_sharded_texts_equal_one_process(pair: Path, mode: str, temperature: flo
     ids=str,
 )
 def test_sharded_settings_keep_texts(pair: Path, changes: dict[str, str]) -> None:
-    """Noise depends on the seed alone, so `rejection` gives one text, too: logits are the same bits."""
+    """Noise depends on the seed alone and logits have the same bits, so `rejection` gives one text, too."""
 
     def texts(ranks: TPGroup) -> list[RequestOutput]:
-        return made(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
+        return make_llm(pair, ranks, **changes).generate(PROMPTS, params(n=2, logprobs=2), mode="triforce")
 
-    wanted = texts(ALONE)
+    one_process = texts(ALONE)
     for outputs in together(2, texts):
-        assert same(outputs, wanted)
-        assert outputs[1].outputs[1].logprobs == wanted[1].outputs[1].logprobs
+        assert same(outputs, one_process)
+        assert outputs[1].outputs[1].logprobs == one_process[1].outputs[1].logprobs
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_summed_shards_are_not_called_bitwise(pair: Path, mode: str) -> None:
-    both = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
-    assert same(*both) and all(output.exactness == "distribution" for outputs in both for output in outputs)
+    rank_outputs = together(2, lambda ranks: make_llm(pair, ranks).generate(PROMPTS, params(), mode=mode), exact=False)
+    assert same(*rank_outputs) and all(
+        output.exactness == "distribution" for outputs in rank_outputs for output in outputs
+    )
 
 
 def test_drawn_seed_is_one_for_all_ranks(pair: Path) -> None:
-    first, second = together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
-    assert same(first, second) and first[0].outputs[0].seed == second[0].outputs[0].seed
+    first_outputs, second = together(2, lambda ranks: make_llm(pair, ranks).generate(PROMPTS[:1], params(seed=None)))
+    assert same(first_outputs, second) and first_outputs[0].outputs[0].seed == second[0].outputs[0].seed
 
 
-def opinionated(pair: Path, ranks: TPGroup) -> LLM:
-    """Of what passes cost the ranks think differently: to rank 0 the full tier is dear, to the others cheap."""
-    llm = made(pair, ranks)
+def llm_with_rank_costs(pair: Path, ranks: TPGroup) -> LLM:
+    """Return a model with other costs by rank: the full tier is dear to rank 0 and cheap to the others."""
+    llm = make_llm(pair, ranks)
     llm.reset_prefix_cache()
     llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
     for step in range(40):
@@ -95,12 +97,14 @@ def opinionated(pair: Path, ranks: TPGroup) -> LLM:
 
 
 def test_differing_clocks_keep_plans_equal(pair: Path) -> None:
-    """Whether the plan of a text changes depends on the clock, so there are several texts."""
+    """A text's plan may or may not change, by the clock, so there are several texts."""
     changed = 0
     for _ in range(4):
-        first, second = together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
-        assert same(first, second) and first[0].outputs[0].plans == second[0].outputs[0].plans
-        changed += len(first[0].outputs[0].plans) > 1
+        first_outputs, second = together(
+            2, lambda ranks: llm_with_rank_costs(pair, ranks).generate(PROMPTS[0], params(), mode="auto")
+        )
+        assert same(first_outputs, second) and first_outputs[0].outputs[0].plans == second[0].outputs[0].plans
+        changed += len(first_outputs[0].outputs[0].plans) > 1
     assert changed
 
 
@@ -108,13 +112,13 @@ def test_planner_mutant_is_noticed(pair: Path, monkeypatch: pytest.MonkeyPatch) 
     (mutant,) = caught_in("test_planner_mutant_is_noticed")
     mutant.apply(monkeypatch)
     with pytest.raises((AssertionError, RuntimeError, TriforceError)):
-        together(2, lambda ranks: opinionated(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
+        together(2, lambda ranks: llm_with_rank_costs(pair, ranks).generate(PROMPTS[0], params(), mode="auto"))
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_rank_drawing_other_tokens_is_detected(pair: Path, mode: str) -> None:
     def run(ranks: TPGroup) -> object:
-        llm = made(pair, ranks)
+        llm = make_llm(pair, ranks)
         head = llm.models.target.model.head
         if ranks.rank:
             llm.models.target.model.head = lambda x_NC: -head(x_NC)  # type: ignore[method-assign]
@@ -127,7 +131,7 @@ def test_rank_drawing_other_tokens_is_detected(pair: Path, mode: str) -> None:
 @pytest.mark.parametrize("changes", [{"seed": 6}, {"max_tokens": 25}])
 def test_rank_with_other_request_is_detected(pair: Path, changes: dict[str, int]) -> None:
     def run(ranks: TPGroup) -> object:
-        return made(pair, ranks).generate(PROMPTS[0], params(**(changes if ranks.rank else {})))
+        return make_llm(pair, ranks).generate(PROMPTS[0], params(**(changes if ranks.rank else {})))
 
     with pytest.raises(RankError, match="requests differ"):
         together(2, run)
@@ -135,9 +139,9 @@ def test_rank_with_other_request_is_detected(pair: Path, changes: dict[str, int]
 
 def test_rank_with_other_settings_is_detected(pair: Path) -> None:
     with pytest.raises(RankError, match="settings"):
-        together(2, lambda ranks: made(pair, ranks, draft_tokens=2 + ranks.rank))
+        together(2, lambda ranks: make_llm(pair, ranks, draft_tokens=2 + ranks.rank))
 
 
 def test_single_process_eagle_head_raise(pair: Path, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="saved KV cache is of one process"):
-        together(2, lambda ranks: made(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))
+        together(2, lambda ranks: make_llm(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))

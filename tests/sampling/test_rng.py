@@ -1,4 +1,4 @@
-"""Noise: known answers, independence of everything but the key, and the laws that sampling relies on."""
+"""Noise: known answers, independence of everything but the key, and the distributions that sampling relies on."""
 
 import pytest
 import torch
@@ -31,8 +31,13 @@ def test_philox_known_answers_match(counter: str, key: str, answer: str) -> None
 
 
 def test_philox_counter_layout_is_fixed() -> None:
-    """Written out once in plain integers, so that a seed's text can never change unnoticed."""
-    seed, choice, position, token, tier, draw = 2**64 - 7, 3, 123_456, 11, 2, 4
+    """The layout is written out in plain integers, so that a seed's text can never change unnoticed."""
+    seed = 2**64 - 7
+    choice = 3
+    position = 123_456
+    token = 11
+    tier = 2
+    draw = 4
     keys = key_schedule([seed])
 
     def block(*counter: int) -> list[int]:
@@ -49,14 +54,15 @@ def test_philox_counter_layout_is_fixed() -> None:
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 37, 1000, 40_001])
 def test_exponentials_depend_on_key_only(vocab_size: int) -> None:
-    seeds, choices = [5, 2**63 + 1, 5], [0, 1, 2]
+    seeds = [5, 2**63 + 1, 5]
+    choices = [0, 1, 2]
     positions = torch.tensor([[4, 5, 6, 70], [0, 1, 2, 3], [2**31, 70, 70, 2**32 - 1]])
     together = make_noise(seeds, choices).exponentials(positions, vocab_size)
     for b, row in enumerate(positions.tolist()):
-        alone = make_noise([seeds[b]], [choices[b]])
+        row_noise = make_noise([seeds[b]], [choices[b]])
         for j in reversed(range(len(row))):
-            one = alone.exponentials(torch.tensor([[row[j]]]), vocab_size)
-            assert torch.equal(one[0, 0], together[b, j])
+            row_exponentials = row_noise.exponentials(torch.tensor([[row[j]]]), vocab_size)
+            assert torch.equal(row_exponentials[0, 0], together[b, j])
 
 
 def test_exponentials_independent_of_vocabulary_size() -> None:
@@ -68,9 +74,9 @@ def test_exponentials_independent_of_vocabulary_size() -> None:
 def test_exponentials_are_repeatable() -> None:
     noise = make_noise([1, 2], [0, 0])
     for start in (0, 2, 1, 90, 40, 500, 0, 3):
-        asked = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
-        got = noise.exponentials(asked, 50)
-        assert torch.equal(got, make_noise([1, 2], [0, 0]).exponentials(asked, 50))
+        positions = torch.tensor([[start, start + 1, start + 5], [start + 7, start, start + 33]])
+        got = noise.exponentials(positions, 50)
+        assert torch.equal(got, make_noise([1, 2], [0, 0]).exponentials(positions, 50))
         got.zero_()  # the caller's own copy
 
 
@@ -97,22 +103,24 @@ def test_noise_of_empty_requests_is_empty() -> None:
 
 
 def test_uniforms_depend_on_own_draws_only() -> None:
-    together, alone = make_noise([8, 9], [0, 1]), make_noise([9], [1])
+    together = make_noise([8, 9], [0, 1])
+    row_noise = make_noise([9], [1])
     calls = [(3, [3, 3]), (2, [2, 0]), (1, [0, 1]), (4, [1, 2]), (2, [2, 2])]
     used = torch.cat([together.uniforms(1, n, ints(used))[1, : used[1]] for n, used in calls])
-    assert torch.equal(used, alone.uniforms(1, 8, ints([8]))[0])
+    assert torch.equal(used, row_noise.uniforms(1, 8, ints([8]))[0])
     assert together.draws[1].tolist() == [8, 8] and together.draws.sum() == 16
 
 
 def test_noise_draws_round_trip() -> None:
-    first, second = make_noise([8], [0]), make_noise([8], [0])
-    first.uniforms(3, 7, ints([7]))
-    second.draws.copy_(first.draws)
-    assert torch.equal(first.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
+    advanced_noise = make_noise([8], [0])
+    second = make_noise([8], [0])
+    advanced_noise.uniforms(3, 7, ints([7]))
+    second.draws.copy_(advanced_noise.draws)
+    assert torch.equal(advanced_noise.uniforms(3, 2, ints([2])), second.uniforms(3, 2, ints([2])))
 
 
 def test_noise_keys_do_not_collide() -> None:
-    """Domains, tiers, choices, seeds, positions: 2**17 numbers, all different."""
+    """Domains, tiers, choices, seeds and positions give 2**17 numbers, all different."""
 
     def numbers(seed: int, choice: int) -> Tensor:
         noise = make_noise([seed], [choice])
@@ -134,7 +142,7 @@ def test_noise_marginals_follow_laws() -> None:
 
 
 def test_race_winner_follows_law() -> None:
-    """argmax(p / E) ~ p: 40 000 positions; the G-test sees a total variation of 0.02, that of the control."""
+    """argmax(p / E) ~ p, over 40 000 positions. The G-test detects a total variation of 0.02, that of the control."""
     probs = torch.tensor([0.0, 0.5, 0.2, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     wrong = torch.tensor([0.0, 0.48, 0.22, 0.15, 0.1, 0.04, 0.01], dtype=torch.float64)
     race = probs / make_noise([77], [0]).exponentials(torch.arange(40_000)[None], len(probs))[0]
@@ -150,8 +158,10 @@ def test_race_winner_follows_law() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_noise_equal_on_devices() -> None:
-    here, there = make_noise([3, 4], [0, 1]), make_noise([3, 4], [0, 1], "cuda")
-    positions, used = torch.tensor([[5, 6], [70, 7]]), ints([1, 0])
-    assert torch.equal(here.uniforms(2, 9, used), there.uniforms(2, 9, used).cpu())
-    on_gpu = there.exponentials(positions.cuda(), 999).cpu()
-    assert torch.allclose(here.exponentials(positions, 999), on_gpu, rtol=1e-14, atol=0)
+    cpu_noise = make_noise([3, 4], [0, 1])
+    cuda_noise = make_noise([3, 4], [0, 1], "cuda")
+    positions = torch.tensor([[5, 6], [70, 7]])
+    used = ints([1, 0])
+    assert torch.equal(cpu_noise.uniforms(2, 9, used), cuda_noise.uniforms(2, 9, used).cpu())
+    on_gpu = cuda_noise.exponentials(positions.cuda(), 999).cpu()
+    assert torch.allclose(cpu_noise.exponentials(positions, 999), on_gpu, rtol=1e-14, atol=0)

@@ -1,4 +1,4 @@
-"""A tiny pair whose tokens the grammars are in."""
+"""A tiny pair whose tokenizer covers the grammars."""
 
 from __future__ import annotations
 

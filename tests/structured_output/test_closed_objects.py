@@ -1,4 +1,4 @@
-"""Object schemas that list properties take those only, unless that could refuse what is described elsewhere."""
+"""Object schemas that list properties accept only those, unless that could refuse what is described elsewhere."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODE: Schema = {
         "children": {"type": "array", "items": {"$ref": "#/$defs/Node"}},
     },
 }  # fmt: skip
-"""As pydantic writes a model that holds itself."""
+"""A model that contains itself, as pydantic writes it."""
 OPEN: dict[str, Schema] = {
     "no properties": {"type": "object"},
     "it says itself": LISTING | {"additionalProperties": True},
@@ -52,8 +52,8 @@ OPEN: dict[str, Schema] = {
 }  # fmt: skip
 
 
-def takes(llm: LLM, grammar: Grammar, value: Any) -> bool:
-    """Return whether a text of a grammar may be a JSON value."""
+def accepts(llm: LLM, grammar: Grammar, value: Any) -> bool:
+    """Return whether a text of the grammar may be this JSON value."""
     assert llm.tokenizer
     tokens = np.array(llm.tokenizer.encode(json.dumps(value), add_special=False))
     allowed = llm.grammars.compile(grammar).follow().allowed(tokens[:0], tokens)
@@ -107,7 +107,7 @@ def test_grammar_takes_listed_properties_alone_unless_told() -> None:
 def test_text_of_a_closed_object_has_no_other_property(llm: LLM) -> None:
     for additional in (False, True):
         grammar = Grammar.json(LISTING, additional_properties=additional)
-        assert takes(llm, grammar, {"a": 1}) and takes(llm, grammar, {"a": 1, "b": 2}) == additional
+        assert accepts(llm, grammar, {"a": 1}) and accepts(llm, grammar, {"a": 1, "b": 2}) == additional
 
 
 @pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, None])
@@ -118,7 +118,7 @@ def test_arguments_of_calls_are_closed(parameters: Schema | None) -> None:
 
 
 def test_schemas_of_the_suite_compile_as_before() -> None:
-    """Those that were refused are refused, and the others are not."""
+    """Schemas that were refused are refused, and the others are not."""
     for schema in two_hundred():
         outcomes = []
         for additional in (False, True):

@@ -1,4 +1,4 @@
-"""Texts under a grammar: valid, and those of plain decoding, whatever the mode, the coupling and the batch."""
+"""Texts under a grammar: valid, and those of plain decoding in every mode, coupling and batch."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ def params(**changes: Any) -> SamplingParams:
     return SamplingParams(**{"temperature": 0.9, "seed": 3, "max_tokens": 400} | changes)
 
 
-def ids(llm: LLM, wanted: SamplingParams, mode: str, prompt: str = PROMPT) -> list[list[int]]:
-    return [one.token_ids for one in llm.generate(prompt, wanted, mode=mode)[0].outputs]
+def ids(llm: LLM, sampling_params: SamplingParams, mode: str, prompt: str = PROMPT) -> list[list[int]]:
+    return [output.token_ids for output in llm.generate(prompt, sampling_params, mode=mode)[0].outputs]
 
 
 @pytest.mark.parametrize("name", GRAMMARS)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_constrained_texts_equal_plain_decoding(llm: LLM, mode: str, name: str) -> None:
     for temperature in (0.0, 0.9):
-        wanted = params(grammar=GRAMMARS[name], temperature=temperature, max_tokens=60)
-        assert ids(llm, wanted, mode) == ids(llm, wanted, "ar")
+        sampling_params = params(grammar=GRAMMARS[name], temperature=temperature, max_tokens=60)
+        assert ids(llm, sampling_params, mode) == ids(llm, sampling_params, "ar")
 
 
 WARPED = {"top_k": 5, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.3, "presence_penalty": 0.4}
 
 
 def test_constrained_tokens_are_never_restored_by_processor(llm: LLM) -> None:
-    wanted = params(grammar=GRAMMARS["regex"], **WARPED, logit_bias={token: 1e9 for token in range(40, 60)})
+    sampling_params = params(grammar=GRAMMARS["regex"], **WARPED, logit_bias={token: 1e9 for token in range(40, 60)})
     for mode in ("ar", "triforce"):
-        (output,) = llm.generate(PROMPT, wanted, mode=mode)[0].outputs
+        (output,) = llm.generate(PROMPT, sampling_params, mode=mode)[0].outputs
         assert re.fullmatch(GRAMMARS["regex"].source, output.text) and output.finish_reason == "stop"
 
 
@@ -77,16 +77,23 @@ def test_constrained_finished_text_matches_grammar(llm: LLM, coupling: str, monk
 
 
 def test_constrained_texts_independent_of_batch(llm: LLM) -> None:
-    wanted = [params(grammar=GRAMMARS["json"]), params(max_tokens=40), params(grammar=GRAMMARS["regex"], temperature=0)]
-    together = [one.outputs[0].token_ids for one in llm.generate([PROMPT, "the hat", PROMPT], wanted)]
-    alone = [ids(llm, one, "ar", prompt)[0] for one, prompt in zip(wanted, [PROMPT, "the hat", PROMPT], strict=True)]
-    assert together == alone
+    prompts = [PROMPT, "the hat", PROMPT]
+    row_params = [
+        params(grammar=GRAMMARS["json"]),
+        params(max_tokens=40),
+        params(grammar=GRAMMARS["regex"], temperature=0),
+    ]
+    together = [output.outputs[0].token_ids for output in llm.generate(prompts, row_params)]
+    single_ids = [ids(llm, row, "ar", prompt)[0] for row, prompt in zip(row_params, prompts, strict=True)]
+    assert together == single_ids
 
 
 def test_constrained_logprobs_are_of_model(llm: LLM) -> None:
     free = llm.generate(PROMPT, params(max_tokens=1, logprobs=5))[0].outputs[0].logprobs
-    held = llm.generate(PROMPT, params(max_tokens=1, logprobs=5, grammar=GRAMMARS["json"]))[0].outputs[0].logprobs
-    assert free and held and free[0].top == held[0].top
+    constrained = (
+        llm.generate(PROMPT, params(max_tokens=1, logprobs=5, grammar=GRAMMARS["json"]))[0].outputs[0].logprobs
+    )
+    assert free and constrained and free[0].top == constrained[0].top
 
 
 def test_constrained_impossible_requests_raise(llm: LLM) -> None:
@@ -99,7 +106,7 @@ def test_constrained_impossible_requests_raise(llm: LLM) -> None:
 
 
 def test_constrained_grammar_failure_is_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a text that pretends to be of it."""
+    """A text is never returned as one of the grammar then."""
     monkeypatch.setattr(Matcher, "failure", "a limit")
     with pytest.raises(RequestError, match=r"too complex at token .*: a limit"):
         llm.generate(PROMPT, params(grammar=GRAMMARS["json"]))
@@ -107,9 +114,9 @@ def test_constrained_grammar_failure_is_error(llm: LLM, monkeypatch: pytest.Monk
 
 def test_generate_command_accepts_schema(llm: LLM, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "schema.json").write_text('{"enum": ["the cat", 5]}')
-    asked = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
-    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 0
+    command = ["generate", str(llm.target.path), "--draft", "none", PROMPT, "--seed", "1"]
+    assert main([*command, "--json-schema", str(tmp_path / "schema.json")]) == 0
     assert json.loads(capsys.readouterr().out) in ("the cat", 5)
     (tmp_path / "schema.json").write_text("{")
-    assert main([*asked, "--json-schema", str(tmp_path / "schema.json")]) == 2
+    assert main([*command, "--json-schema", str(tmp_path / "schema.json")]) == 2
     assert "schema.json is not JSON" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Grammars that hurt are refused in bounded time, and the process that reads them lives on."""
+"""Hostile grammars are refused in bounded time, and the process that compiles them survives."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_grammar_bad_grammars_are_refused(llm: LLM, name: str) -> None:
     grammar, reason = BAD[name]
-    before = os.times()
+    start_times = os.times()
     with pytest.raises(RequestError, match="cannot be used") as refusal:
         llm.grammars.compile(grammar).follow()
-    after = os.times()
+    end_times = os.times()
     assert reason in str(refusal.value) and len(str(refusal.value)) < 500
-    spent = [getattr(after, kind) - getattr(before, kind) for kind in ("user", "children_user")]
+    spent = [getattr(end_times, kind) - getattr(start_times, kind) for kind in ("user", "children_user")]
     assert sum(spent) < TrialLimits().cpu_seconds + 2
 
 
@@ -87,13 +87,14 @@ def test_grammar_deep_schema_is_refused() -> None:
 
 @pytest.mark.parametrize("pattern", ["(a|b)*a(a|b){40}", "((a+)+)+[0-9]{500}", "(.{1,1000}b){1000}"])
 def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
-    """Backtracking would take for ever; a limit of the parser ends a text, and says so."""
+    """Backtracking would not end. The parser's limit ends a text, and reports it."""
     assert llm.tokenizer
-    held, text = llm.grammars.compile(Grammar.regex(pattern)).follow(), []
+    constraint = llm.grammars.compile(Grammar.regex(pattern)).follow()
+    text = []
     letters = [llm.tokenizer.encode(letter)[0] for letter in "ab"]
     started = time.process_time()
     for _ in range(60):
-        allowed = held.allowed(ints(text), ints([]))[0]
+        allowed = constraint.allowed(ints(text), ints([]))[0]
         assert allowed.any()
         text.append(next((i for i in letters if allowed[i]), int(np.flatnonzero(allowed)[0])))
     assert time.process_time() - started < 5
@@ -101,19 +102,19 @@ def test_grammar_exponential_regex_is_bounded(llm: LLM, pattern: str) -> None:
 
 def test_grammar_parser_limit_ends_text_and_reports(llm: LLM) -> None:
     assert llm.tokenizer
-    held = llm.grammars.compile(Grammar.regex("((a{1,1000}){1,1000}){1,1000}")).follow()
+    constraint = llm.grammars.compile(Grammar.regex("((a{1,1000}){1,1000}){1,1000}")).follow()
     a = llm.tokenizer.encode("a")
     for length in range(60):
-        (allowed,) = held.allowed(ints(a * length), ints([]))
-        if held.failure:
+        (allowed,) = constraint.allowed(ints(a * length), ints([]))
+        if constraint.failure:
             break
-    assert held.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
+    assert constraint.failure and np.flatnonzero(allowed).tolist() == sorted(llm.tokenizer.eos_ids)
 
 
 def test_grammar_is_compiled_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
     grammars, compiled = GrammarCompiler(llm.tokenizer), []
-    monkeypatch.setattr(compiler, "new_matcher", lambda *asked: compiled.append(asked[1:]) or plain(*asked))
+    monkeypatch.setattr(compiler, "new_matcher", lambda *arguments: compiled.append(arguments[1:]) or plain(*arguments))
     for pattern in ("ab?", "b", "ab?"):
         grammars.compile(Grammar.regex(pattern)).follow()
     assert compiled == [("regex", "ab?"), ("regex", "b")]

@@ -1,4 +1,4 @@
-"""Numbers in JSON end, whatever a model would write; nothing that a schema demands is lost."""
+"""Numbers in JSON end for any choices of a model, and nothing that a schema requires is lost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from triforce.structured_output.matcher import MAX_NUMBER_CHARACTERS, JsonState
 TOOL = 'start: "call " arguments\narguments: %json {"type": "array", "items": {"type": "number"}, "maxItems": 1}'
 
 
-def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
-    """What somebody writes who chooses digits, the highest, wherever there is a choice."""
+def highest_digits(llm: LLM, constraint: Constraint, max_tokens: int = 200) -> str:
+    """Return the text of a writer that chooses the highest digit wherever there is a choice."""
     assert llm.tokenizer
     text: list[int] = []
-    while len(text) < most:
-        allowed = np.flatnonzero(held.allowed(ints(text), ints([]))[0]).tolist()
+    while len(text) < max_tokens:
+        allowed = np.flatnonzero(constraint.allowed(ints(text), ints([]))[0]).tolist()
         spelt = {token: llm.tokenizer.bytes_of(token) for token in allowed}
         digit = max(
             (token for token, written in spelt.items() if written.isdigit()), key=spelt.__getitem__, default=None
@@ -36,43 +36,46 @@ def digits(llm: LLM, held: Constraint, most: int = 200) -> str:
 
 
 @pytest.mark.parametrize(
-    ("grammar", "least", "most"),
+    ("grammar", "min_length", "max_length"),
     [
         (Grammar.json({"type": "integer"}), 40, 41),
-        (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as it may
-        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # nothing else may stand there
+        (Grammar.json({"type": "number", "multipleOf": 7}), 40, 60),  # as soon as possible
+        (Grammar.lark('start: "[" /[0-9]{60}/ "]" e?\ne: %json {"const": 1}'), 62, 63),  # no other token may follow
         (Grammar.json({"maximum": 2**63 - 1, "type": "integer", "minimum": 0}), 18, 18),
         (Grammar.json({"type": "string", "pattern": "^[0-9]{50,90}$"}), 92, 92),  # these are letters
         (Grammar.lark(TOOL), 40, 50),
         (Grammar.regex("[0-9]{10,90}"), 90, 90),  # no JSON
     ],
 )
-def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, least: int, most: int) -> None:
-    written = digits(llm, llm.grammars.compile(grammar).follow())
-    assert least <= len(written.replace(" ", "")) <= most, written
+def test_json_number_ends_where_allowed(llm: LLM, grammar: Grammar, min_length: int, max_length: int) -> None:
+    written = highest_digits(llm, llm.grammars.compile(grammar).follow())
+    assert min_length <= len(written.replace(" ", "")) <= max_length, written
     if grammar.kind == "json_schema":
         json.loads(written)
 
 
 def test_json_number_without_rule_continues(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matcher, "MAX_NUMBER_CHARACTERS", 10**9)
-    assert len(digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
+    assert len(highest_digits(llm, llm.grammars.compile(Grammar.json({"type": "integer"})).follow())) == 200
 
 
 def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
-    """A matcher that has been elsewhere counts the same digits."""
+    """A matcher with another history counts the same digits."""
     assert llm.tokenizer
-    grammar, rng = Grammar.json({"type": "array", "items": {"type": "integer"}}), random.Random(0)
+    grammar = Grammar.json({"type": "array", "items": {"type": "integer"}})
+    rng = random.Random(0)
     ids = {letter: llm.tokenizer.encode(letter)[0] for letter in "[]1234567890,-"}
     texts = [[ids[c] for c in "[" + ",".join("1" * rng.randrange(30, 50) for _ in range(3))] for _ in range(4)]
-    used, cut = llm.grammars.compile(grammar).follow(), 0
+    used = llm.grammars.compile(grammar).follow()
+    cut = 0
     for _ in range(40):
         text = rng.choice(texts)
-        length, guesses = rng.randrange(len(text)), rng.randrange(6)
-        asked = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
-        fresh = llm.grammars.compile(grammar).follow().allowed(*asked)
-        assert (used.allowed(*asked) == fresh).all()
-        cut += bool((~fresh[:, ids["1"]]).any())
+        length = rng.randrange(len(text))
+        guesses = rng.randrange(6)
+        text_and_guesses = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
+        unused_mask = llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
+        assert (used.allowed(*text_and_guesses) == unused_mask).all()
+        cut += bool((~unused_mask[:, ids["1"]]).any())
     assert cut
 
 

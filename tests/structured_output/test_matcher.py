@@ -1,4 +1,4 @@
-"""What a matcher allows is a function of the text alone; random schemas allow nothing that does not validate."""
+"""A matcher's mask is a function of the text alone. Random schemas allow only texts that validate."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.sampling import Constraint
 from triforce.structured_output.compiler import GrammarCompiler
 
 Schema = dict[str, Any]
-few = settings(
+few_examples = settings(
     max_examples=20,
     deadline=None,
     derandomize=True,
@@ -51,44 +51,47 @@ LEAVES: st.SearchStrategy[Schema] = st.one_of(
 )
 
 
-def grown(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
+def nested_schemas(inner: st.SearchStrategy[Schema]) -> st.SearchStrategy[Schema]:
     fields = st.dictionaries(st.sampled_from(["a", "b b", "é", '"']), inner, max_size=3)
     return st.one_of(
         st.tuples(fields, st.randoms(use_true_random=False)).map(
-            lambda made: {"type": "object", "properties": made[0], "additionalProperties": False,
-                          "required": [name for name in made[0] if made[1].random() < 0.6]}
+            lambda parts: {"type": "object", "properties": parts[0], "additionalProperties": False,
+                           "required": [name for name in parts[0] if parts[1].random() < 0.6]}
         ),
         st.tuples(inner, COUNTS, COUNTS).map(
-            lambda made: {"type": "array", "items": made[0], "minItems": min(made[1:]), "maxItems": max(made[1:])}
+            lambda parts: {"type": "array", "items": parts[0], "minItems": min(parts[1:]), "maxItems": max(parts[1:])}
         ),
         st.lists(inner, min_size=1, max_size=3).map(
-            lambda made: {"type": "array", "prefixItems": made, "items": False, "minItems": len(made)}
+            lambda schemas: {"type": "array", "prefixItems": schemas, "items": False, "minItems": len(schemas)}
         ),
-        st.lists(inner, min_size=1, max_size=3).map(lambda made: {"anyOf": made}),
-        inner.map(lambda made: {"allOf": [made]}),
-        inner.map(lambda made: {"type": "object", "additionalProperties": made, "maxProperties": 2}),
+        st.lists(inner, min_size=1, max_size=3).map(lambda schemas: {"anyOf": schemas}),
+        inner.map(lambda schema: {"allOf": [schema]}),
+        inner.map(lambda schema: {"type": "object", "additionalProperties": schema, "maxProperties": 2}),
     )  # fmt: skip
 
 
-NESTED = st.recursive(LEAVES, grown, max_leaves=5)
-SCHEMAS = NESTED | NESTED.map(lambda made: {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": made}})
+NESTED = st.recursive(LEAVES, nested_schemas, max_leaves=5)
+SCHEMAS = NESTED | NESTED.map(
+    lambda schema: {"type": "array", "items": {"$ref": "#/$defs/it"}, "$defs": {"it": schema}}
+)
 
 
-def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, most: int = 150) -> list[int]:
-    """A random text; sometimes a guess is looked at that leads elsewhere."""
+def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, max_tokens: int = 150) -> list[int]:
+    """Return a random text. Sometimes a guess leads elsewhere."""
     text: list[int] = []
-    while len(text) < most and not ends & set(text):
-        now, then = [np.flatnonzero(column) for column in constraint.allowed(ints(text), ints([rng.randrange(256)]))]
-        assert len(now) and len(then)
-        guess = int(rng.choice(now))
+    while len(text) < max_tokens and not ends & set(text):
+        masks = constraint.allowed(ints(text), ints([rng.randrange(256)]))
+        allowed_now, then = [np.flatnonzero(mask) for mask in masks]
+        assert len(allowed_now) and len(then)
+        guess = int(rng.choice(allowed_now))
         detour = constraint.allowed(ints(text), ints([guess]))[1]
-        text.append(int(rng.choice(now)))
+        text.append(int(rng.choice(allowed_now)))
         if text[-1] == guess:
             assert (constraint.allowed(ints(text), ints([]))[0] == detour).all()
     return text
 
 
-@few
+@few_examples
 @given(SCHEMAS, st.integers(0, 2**32))
 def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed: int) -> None:
     assert llm.tokenizer
@@ -105,39 +108,43 @@ def test_matcher_random_schemas_give_valid_texts(llm: LLM, schema: Schema, seed:
         jsonschema.Draft202012Validator(schema, format_checker=checker).validate(value)
 
 
-@few
+@few_examples
 @given(st.integers(0, 2**32))
 def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
-    """A matcher that has been elsewhere, and has seen texts of other lengths, allows what a fresh one does."""
+    """A matcher that has followed other texts, also of other lengths, allows what a new one does."""
     assert llm.tokenizer
-    grammar, rng = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}}), random.Random(seed)
+    grammar = Grammar.json({"type": "array", "items": {"type": ["string", "integer"]}})
+    rng = random.Random(seed)
     ends = llm.tokenizer.eos_ids
     texts = [walk(llm.grammars.compile(grammar).follow(), ends, rng, 25) for _ in range(3)]
     used = llm.grammars.compile(grammar).follow()
     for _ in range(12):
         text = rng.choice(texts)
-        cut, guesses = rng.randrange(len(text) + 1), rng.randrange(4)
-        asked = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
-        assert (used.allowed(*asked) == llm.grammars.compile(grammar).follow().allowed(*asked)).all()
+        cut = rng.randrange(len(text) + 1)
+        guesses = rng.randrange(4)
+        text_and_guesses = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
+        assert (
+            used.allowed(*text_and_guesses) == llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
+        ).all()
 
 
 def test_matcher_after_end_allows_all(llm: LLM) -> None:
     assert llm.tokenizer
     end = min(llm.tokenizer.eos_ids)
     digits = [llm.tokenizer.encode(digit)[0] for digit in "12"]
-    held = llm.grammars.compile(Grammar.regex("12?")).follow()
-    allowed = held.allowed(ints([]), ints([digits[0], end, 5]))
+    constraint = llm.grammars.compile(Grammar.regex("12?")).follow()
+    allowed = constraint.allowed(ints([]), ints([digits[0], end, 5]))
     assert [np.flatnonzero(column).tolist() for column in allowed[:2]] == [
         digits[:1],
         sorted([*llm.tokenizer.eos_ids, digits[1]]),
     ]
-    assert allowed[2:].all() and held.allowed(ints([digits[0], end]), ints([5])).all()
-    assert not held.allowed(ints([]), ints([digits[1], 5]))[0, digits[1]]
-    assert held.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not held.failure
+    assert allowed[2:].all() and constraint.allowed(ints([digits[0], end]), ints([5])).all()
+    assert not constraint.allowed(ints([]), ints([digits[1], 5]))[0, digits[1]]
+    assert constraint.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not constraint.failure
 
 
 def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
-    """Marks such as <|eot_id|> would be read as nothing; a <tool_call> that is one token spells what it reads as."""
+    """Marks such as <|eot_id|> would be read as nothing. A <tool_call> of one token spells its text."""
     hf = tiny_tokenizer()
     hf.add_special_tokens({"extra_special_tokens": ["<|eot_id|>"]})
     hf.add_tokens(["<tool_call>"])
@@ -149,6 +156,6 @@ def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
     tagged = grammars.compile(Grammar.lark('start: "<tool_call>" /[0-9]+/')).follow()
     (allowed,) = free.allowed(ints([]), ints([]))
     assert allowed[call] and not allowed[mark] and all(allowed[end] for end in tokenizer.eos_ids)
-    first, then = tagged.allowed(ints([]), ints([call]))
-    assert first[call] and first[tokenizer.encode("<")[0]] and not first[mark]
+    first_mask, then = tagged.allowed(ints([]), ints([call]))
+    assert first_mask[call] and first_mask[tokenizer.encode("<")[0]] and not first_mask[mark]
     assert sorted(tokenizer.bytes_of(int(i)) for i in np.flatnonzero(then)) == [b"%d" % i for i in range(10)]

@@ -1,4 +1,4 @@
-"""Texts of many schemas: a second opinion finds them valid, they come to an end, and they are plain decoding's."""
+"""Texts of many schemas: a second validator accepts them, they end, and they are those of plain decoding."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ LONGEST = 512
 
 
 def texts(llm: LLM, schemas: Sequence[Schema], mode: str) -> list[CompletionOutput]:
-    """One of each schema, the seed is its place."""
-    asked = [
+    """Return one text of each schema. The seed is the schema's index."""
+    params = [
         SamplingParams(temperature=0.9, seed=seed, max_tokens=LONGEST, grammar=Grammar.json(schema))
         for seed, schema in enumerate(schemas)
     ]
-    return [output.outputs[0] for output in llm.generate([PROMPT] * len(asked), asked, mode=mode)]
+    return [output.outputs[0] for output in llm.generate([PROMPT] * len(params), params, mode=mode)]
 
 
 def check(schemas: Sequence[Schema], written: Sequence[CompletionOutput]) -> None:
-    """95 in 100 end in time, and all that end are right."""
+    """95 in 100 texts end in time, and all that end are valid."""
     ended = 0
     for schema, text in zip(schemas, written, strict=True):
         if text.finish_reason == "stop":
@@ -56,7 +56,7 @@ def test_schema_few_texts_validate(llm: LLM) -> None:
 @pytest.fixture(scope="module")
 def shipped() -> Iterator[LLM]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiler, "CACHED_GRAMMARS", 256)  # each is compiled once, not once for each mode
+        patch.setattr(compiler, "CACHED_GRAMMARS", 256)  # each is compiled once, and not once for each mode
         yield LLM(*SHIPPED)
 
 
@@ -76,8 +76,8 @@ def test_schema_suite_texts_validate(plain: list[CompletionOutput]) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_schema_suite_texts_equal_in_every_mode(shipped: LLM, plain: list[CompletionOutput], mode: str) -> None:
-    same = texts(shipped, two_hundred(), mode)
-    assert [text.token_ids for text in same] == [text.token_ids for text in plain]
+    mode_texts = texts(shipped, two_hundred(), mode)
+    assert [text.token_ids for text in mode_texts] == [text.token_ids for text in plain]
 
 
 def test_schema_keywords_are_all_covered(llm: LLM) -> None:
@@ -95,7 +95,7 @@ def test_schema_unsupported_keyword_is_refused_by_name(llm: LLM, keyword: str) -
 
 
 def test_schema_invalid_text_is_detected(llm: LLM) -> None:
-    """Texts of something else stand for a schema that is not kept to, and one without an end for a loop."""
+    """Negative control: texts of another schema are invalid, and a text without an end counts as a loop."""
     written = texts(llm, [{"const": 1}], "ar")
     with pytest.raises(jsonschema.ValidationError):
         check([{"type": "string"}], written)

@@ -1,6 +1,6 @@
-"""A test that asks for `dtype` or `level`, or is marked to use it, runs at each level of the kernels.
+"""Fixtures `dtype` and `level`: a test that asks for one, or is marked to use it, runs at each level of the kernels.
 
-`dtype`: with each storage type, too.
+`dtype` runs each storage type, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.helpers.paged_kv import at_level, usable
 
 @pytest.fixture(params=usable(), ids=lambda use: f"{use[0]}-{str(use[1])[6:]}")
 def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
-    """The storage type, with the kernels at their level meanwhile."""
+    """Yield each storage type at each level of the kernels."""
     level, dtype = request.param
     with at_level(level):
         yield dtype
@@ -23,6 +23,6 @@ def dtype(request: pytest.FixtureRequest) -> Iterator[torch.dtype]:
 
 @pytest.fixture(params=sorted({level for level, _ in usable()}))
 def level(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The level that the kernels are at meanwhile."""
+    """Yield each level of the kernels, set during the test."""
     with at_level(request.param):
         yield request.param

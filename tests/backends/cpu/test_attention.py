@@ -1,4 +1,4 @@
-"""The native attention against attention by the book in float64; windows, page lists, mass, and what it refuses.
+"""The native attention against float64 by the book: windows, page lists, mass, and refused arguments.
 
 Shape suffixes as in paged.py.
 """
@@ -18,16 +18,16 @@ if native is None:
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
 
-# bf16 rounds the weights and the result, each by 2^-8 of itself at most, and by less on the whole; all else is float32.
+# bfloat16 rounds weights and results, each by 2^-8 of itself at most, and by less on average. The rest is float32.
 BOUND = {torch.bfloat16: 2**-8 + 2**-9, torch.float32: 2e-6}
 MASS = 2e-5
 
 
-def close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], v: Tensor) -> None:
-    """Errors in units of the largest value that was mixed."""
+def close(got: tuple[Tensor, Tensor], reference: tuple[Tensor, Tensor], v: Tensor) -> None:
+    """Compare errors in units of the largest value that is mixed."""
     bound = BOUND[got[0].dtype] * float(v.abs().max())
-    torch.testing.assert_close(got[0].double(), wanted[0], atol=bound, rtol=0)
-    torch.testing.assert_close(got[1].double(), wanted[1], atol=MASS, rtol=MASS)
+    torch.testing.assert_close(got[0].double(), reference[0], atol=bound, rtol=0)
+    torch.testing.assert_close(got[1].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize(("G", "h"), [(2, 1), (1, 4), (1, 8)])
@@ -36,50 +36,64 @@ def close(got: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor], v: Tensor) 
 ])  # fmt: skip
 def test_attention_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
-    close((got[0][0], got[1][0]), wanted, row.v_SGD)
+    reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    close((got[0][0], got[1][0]), reference, row.v_SGD)
     torch.testing.assert_close(got[1].sum(2), torch.full((1, G), float(T * h)))
 
 
 @pytest.mark.parametrize("past", [0, 40, 1000])
 def test_prefill_causal_equals_float64(past: int, dtype: torch.dtype) -> None:
-    """So many queries that they take turns over all splits; nobody asks for mass then."""
-    T, G, H, D = 150, 2, 4, 64
+    """The prompt has enough queries to take turns over all splits. A prefill asks for no mass."""
+    T = 150
+    G = 2
+    H = 4
+    D = 64
     kv = Paged(G, D, pages=80, dtype=dtype)
-    row, q_BTHD = kv.row(past + T), kv.normal(1, T, H, D)
-    mixed, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
-    wanted, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
-    close((mixed[0], mass), (wanted, mass), row.v_SGD)
+    row = kv.row(past + T)
+    q_BTHD = kv.normal(1, T, H, D)
+    attn_out, _ = attend(kv, q_BTHD, [past], [T], row.list_P[None], weigh=False)
+    reference, mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, past + T))
+    close((attn_out[0], mass), (reference, mass), row.v_SGD)
 
 
 def test_attention_ragged_and_padded_rows_equal_float64(dtype: torch.dtype) -> None:
-    """Rows of a batch as if alone; zeros for queries and pages that a row does not have."""
-    starts, counts, T, G, H, D = [0, 1500, 30, 7, 64], [3, 5, 0, 1, 4], 5, 2, 4, 32
+    """Rows of a batch equal the same rows alone. Queries and pages that a row does not have give zeros."""
+    starts = [0, 1500, 30, 7, 64]
+    counts = [3, 5, 0, 1, 4]
+    T = 5
+    G = 2
+    H = 4
+    D = 32
     kv = Paged(G, D, pages=120, dtype=dtype)
     rows = [kv.row(start + count) for start, count in zip(starts, counts, strict=True)]
     q_BTHD = kv.normal(len(rows), T, H, D)
     for b, count in enumerate(counts):
         q_BTHD[b, count:] = torch.nan
-    mixed, mass = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]))
+    attn_out, mass = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]))
     for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-        assert not mixed[b, count:].any() and not mass[b, :, -(-(start + count) // PAGE) :].any()
+        assert not attn_out[b, count:].any() and not mass[b, :, -(-(start + count) // PAGE) :].any()
         if count == 0:
             continue
-        seen = visible(start, count, start + count)
-        wanted = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, seen)
-        close((mixed[b, :count], mass[b, :, : wanted[1].shape[1]]), wanted, row.v_SGD)
-        alone = attend(kv, q_BTHD[b : b + 1, :count].contiguous(), [start], [count], row.list_P[None])
-        assert torch.equal(alone[0][0], mixed[b, :count])
-        assert torch.equal(alone[1][0], mass[b, :, : len(row.list_P)])
+        visible_TS = visible(start, count, start + count)
+        reference = by_the_book(q_BTHD[b, :count], row.k_SGD, row.v_SGD, visible_TS)
+        close((attn_out[b, :count], mass[b, :, : reference[1].shape[1]]), reference, row.v_SGD)
+        single_row = attend(kv, q_BTHD[b : b + 1, :count].contiguous(), [start], [count], row.list_P[None])
+        assert torch.equal(single_row[0][0], attn_out[b, :count])
+        assert torch.equal(single_row[1][0], mass[b, :, : len(row.list_P)])
 
 
 def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
-    """A retrieval view: each head its own pages, then the recent ones that all share, the last partly filled."""
-    G, D, T, S = 3, 64, 4, 600
+    """A retrieval view lists pages per head, then the recent pages that all heads share, the last partly filled."""
+    G = 3
+    D = 64
+    T = 4
+    S = 600
     kv = Paged(G, D, pages=40, dtype=dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, 2 * G, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, 2 * G, D)
     index_GP = torch.stack([torch.randperm(30, generator=kv.draw)[:9].sort().values for _ in range(G)])
     index_GP = torch.cat([index_GP, torch.arange(35, 38).expand(G, -1)], 1)
     tokens_GS = (index_GP[..., None] * PAGE + torch.arange(PAGE)).flatten(1)[:, : S % PAGE - PAGE]
@@ -87,36 +101,41 @@ def test_page_lists_per_kv_head_equal_float64(dtype: torch.dtype) -> None:
     got = attend(kv, q_BTHD, [n - T], [T], row.list_P[index_GP][None].contiguous())
     for g in range(G):
         k, v = (x[tokens_GS[g], g : g + 1] for x in (row.k_SGD, row.v_SGD))
-        wanted = by_the_book(q_BTHD[0, :, 2 * g : 2 * g + 2], k, v, visible(n - T, T, n))
-        close((got[0][0, :, 2 * g : 2 * g + 2], got[1][0, g : g + 1]), wanted, row.v_SGD)
+        reference = by_the_book(q_BTHD[0, :, 2 * g : 2 * g + 2], k, v, visible(n - T, T, n))
+        close((got[0][0, :, 2 * g : 2 * g + 2], got[1][0, g : g + 1]), reference, row.v_SGD)
 
 
 def test_pages_shared_by_rows_read_alike(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=20, dtype=dtype)
-    row, q_BTHD = kv.row(200), kv.normal(3, 2, 4, 64)
-    mixed, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
+    row = kv.row(200)
+    q_BTHD = kv.normal(3, 2, 4, 64)
+    attn_out, _ = attend(kv, q_BTHD, [198, 100, 198], [2, 2, 2], row.list_P.expand(3, -1).contiguous())
     for b in range(3):
-        alone, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
-        assert torch.equal(alone[0], mixed[b])
+        single_row, _ = attend(kv, q_BTHD[b : b + 1], [[198, 100, 198][b]], [2], row.list_P[None])
+        assert torch.equal(single_row[0], attn_out[b])
 
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (20, 3), (60, 40), (300, 16), (1300, 120)])
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (0, 37), (16, 30), (32, 256), (16, 2000)])
 def test_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
-    """Queries turned apart for the sinks, and nothing read of the pages that have left the window."""
-    G, H, D = 1, 2, 32
+    """Queries are rotated apart for the sinks. Pages that have left the window are not read."""
+    G = 1
+    H = 2
+    D = 32
     S = start + T
     kv = Paged(G, D, pages=100, dtype=dtype)
-    row, q_BTHD, q_sinks_BTHD = kv.row(S), kv.normal(1, T, H, D), kv.normal(1, T, H, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, H, D)
+    q_sinks_BTHD = kv.normal(1, T, H, D)
     hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
     kv.keys[:, row.list_P[hidden].long()] = torch.nan
     kv.values[:, row.list_P[hidden].long()] = torch.nan
     for q_sinks in (q_sinks_BTHD, None):
-        mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        seen = visible(start, T, S, sinks, window)
+        attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
+        visible_TS = visible(start, T, S, sinks, window)
         turned = q_sinks[0] if q_sinks is not None else None
-        wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, seen, turned, sinks)
-        close((mixed[0], mass[0]), wanted, row.v_SGD)
+        reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
+        close((attn_out[0], mass[0]), reference, row.v_SGD)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -124,30 +143,33 @@ def test_attention_random_shapes_equal_float64(seed: int, dtype: torch.dtype) ->
     draw = random.Random(seed)
     T, past, G, h, D = (draw.choice(range(*bounds)) for bounds in ((1, 13), (0, 200), (1, 4), (1, 4), (16, 129, 16)))
     kv = Paged(G, D, pages=-(-(T + past) // PAGE), dtype=dtype, seed=seed)
-    row, q_BTHD = kv.row(T + past), kv.normal(1, T, G * h, D)
+    row = kv.row(T + past)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [past], [T], row.list_P[None])
-    wanted = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, T + past))
-    close((got[0][0], got[1][0]), wanted, row.v_SGD)
+    reference = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(past, T, T + past))
+    close((got[0][0], got[1][0]), reference, row.v_SGD)
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e15])
 def test_large_scores_stay_finite(gain: float, dtype: torch.dtype) -> None:
     kv = Paged(2, 64, pages=10, dtype=dtype)
     row, q_BTHD = kv.row(150), kv.normal(1, 4, 4, 64, gain=gain)
-    mixed, mass = attend(kv, q_BTHD, [146], [4], row.list_P[None])
-    assert mixed.isfinite().all()
+    attn_out, mass = attend(kv, q_BTHD, [146], [4], row.list_P[None])
+    assert attn_out.isfinite().all()
     torch.testing.assert_close(mass.sum(2), torch.full((1, 2), 8.0))
 
 
 def test_attention_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv = Paged(2, 32, pages=10, dtype=dtype)
-    row, q = kv.row(40), kv.normal(1, 2, 4, 32)
-    lists, mixed = row.list_P[None], torch.empty_like(q)
-    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": mixed}
-    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    row = kv.row(40)
+    q = kv.normal(1, 2, 4, 32)
+    lists = row.list_P[None]
+    attn_out = torch.empty_like(q)
+    fine = {"q": q, "starts": [38], "counts": [2], "lists": lists, "out": attn_out}
+    other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     wrong: list[dict[str, object]] = [
-        {"q": q.to(other)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
-        {"q": kv.normal(1, 2, 3, 32)}, {"out": mixed[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
+        {"q": q.to(other_dtype)}, {"q": q[0]}, {"q": q[..., :16].contiguous()}, {"q": q.transpose(1, 2)},
+        {"q": kv.normal(1, 2, 3, 32)}, {"out": attn_out[:, :1].contiguous()}, {"starts": [47]}, {"starts": [-1]},
         {"starts": [2**40]}, {"starts": [2**63 - 1]}, {"starts": [38, 38]}, {"counts": [3]}, {"counts": [-1]},
         {"counts": []},
         {"lists": lists.long()}, {"lists": lists[0]}, {"lists": lists[:, :2].contiguous()}, {"lists": lists - 100},

@@ -1,4 +1,4 @@
-"""The native attention over int8 KV: against float64 over what was rounded, and the bitwise law.
+"""The native attention over int8 KV: against float64 over the rounded values, and the bitwise law.
 
 Shape suffixes as in paged.py; R, a row of int8 KV: D codes and their scale.
 """
@@ -20,15 +20,15 @@ if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
 
-# Beside what is known to be rounded, queries to int8, weights are by 2^-16 of the largest of their block; bfloat16
+# Beside the known rounding of queries to int8, weights are off by 2^-16 of the largest of their block; bfloat16
 # rounds the result.
 BOUND = {torch.bfloat16: 2**-8, torch.float32: 2**-12}
 MASS = 4e-4
 
 
-def error(got: Tensor, wanted: Tensor, v: Tensor) -> float:
-    """In units of the largest value that was mixed, and of what is allowed."""
-    return float((got.double() - wanted).abs().max() / v.abs().max()) / BOUND[got.dtype]
+def error(got: Tensor, reference: Tensor, v: Tensor) -> float:
+    """Return the error in units of the largest value that is mixed, as a share of the bound."""
+    return float((got.double() - reference).abs().max() / v.abs().max()) / BOUND[got.dtype]
 
 
 @pytest.mark.parametrize(("G", "h"), [(2, 1), (1, 3), (1, 4), (1, 8)])
@@ -38,28 +38,33 @@ def error(got: Tensor, wanted: Tensor, v: Tensor) -> float:
 ])  # fmt: skip
 def test_codes_random_rows_equal_float64(T: int, S: int, D: int, G: int, h: int, dtype: torch.dtype) -> None:
     kv = Paged(G, D, pages=-(-S // PAGE) + 3, dtype=dtype, codes=True)
-    row, q_BTHD = kv.row(S), kv.normal(1, T, G * h, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, G * h, D)
     got = attend(kv, q_BTHD, [S - T], [T], row.list_P[None])
-    wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
-    assert error(got[0][0], wanted[0], row.v_SGD) <= 1
-    torch.testing.assert_close(got[1][0].double(), wanted[1], atol=MASS, rtol=MASS)
+    reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible(S - T, T, S))
+    assert error(got[0][0], reference[0], row.v_SGD) <= 1
+    torch.testing.assert_close(got[1][0].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize(("start", "T"), [(0, 5), (60, 40), (300, 16), (1300, 120)])
 @pytest.mark.parametrize(("sinks", "window"), [(0, 1), (16, 30), (32, 256), (16, 2000)])
 def test_codes_sinks_and_window_equal_float64(sinks: int, window: int, start: int, T: int, dtype: torch.dtype) -> None:
-    """Nothing is made of pages that have left the window, whose scales are NaN here."""
-    S, D = start + T, 32
+    """Pages that have left the window are not read: their scales are NaN here."""
+    S = start + T
+    D = 32
     kv = Paged(1, D, pages=100, dtype=dtype, codes=True)
-    row, q_BTHD, q_sinks_BTHD = kv.row(S), kv.normal(1, T, 2, D), kv.normal(1, T, 2, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, T, 2, D)
+    q_sinks_BTHD = kv.normal(1, T, 2, D)
     hidden = [p for p in range(sinks // PAGE, len(row.list_P)) if (p + 1) * PAGE <= start - window + 1]
     kv.memory[:, row.list_P[hidden].long()] = -1
     for q_sinks in (q_sinks_BTHD, None):
-        mixed, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
-        seen, turned = visible(start, T, S, sinks, window), rounded_queries(q_sinks[0]) if q_sinks is not None else None
-        wanted = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, seen, turned, sinks)
-        assert error(mixed[0], wanted[0], row.v_SGD) <= 1
-        torch.testing.assert_close(mass[0].double(), wanted[1], atol=MASS, rtol=MASS)
+        attn_out, mass = attend(kv, q_BTHD, [start], [T], row.list_P[None], q_sinks=q_sinks, sinks=sinks, window=window)
+        visible_TS = visible(start, T, S, sinks, window)
+        turned = rounded_queries(q_sinks[0]) if q_sinks is not None else None
+        reference = by_the_book(rounded_queries(q_BTHD[0]), row.k_SGD, row.v_SGD, visible_TS, turned, sinks)
+        assert error(attn_out[0], reference[0], row.v_SGD) <= 1
+        torch.testing.assert_close(mass[0].double(), reference[1], atol=MASS, rtol=MASS)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -71,13 +76,13 @@ def test_codes_ragged_random_batches_equal_float64(seed: int, dtype: torch.dtype
     kv = Paged(G, D, pages=300, dtype=dtype, seed=seed, codes=True)
     rows = [kv.row(start + count) for start, count in zip(starts, counts, strict=True)]
     q_BTHD = kv.normal(3, T, G * h, D, gain=draw.choice([0.0, 1.0, 3.0]))
-    mixed, _ = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]), weigh=draw.random() < 0.5)
+    attn_out, _ = attend(kv, q_BTHD, starts, counts, pad_lists([row.list_P for row in rows]), weigh=draw.random() < 0.5)
     for b, (row, start, count) in enumerate(zip(rows, starts, counts, strict=True)):
-        assert not mixed[b, count:].any()
+        assert not attn_out[b, count:].any()
         if count:
-            seen = visible(start, count, start + count)
-            wanted, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, seen)
-            assert error(mixed[b, :count], wanted, row.v_SGD) <= 3  # queries are larger here, and so are scores
+            visible_TS = visible(start, count, start + count)
+            reference, _ = by_the_book(rounded_queries(q_BTHD[b, :count]), row.k_SGD, row.v_SGD, visible_TS)
+            assert error(attn_out[b, :count], reference, row.v_SGD) <= 3  # queries are larger here, and so are scores
 
 
 @pytest.mark.parametrize(("S", "G", "h", "D", "view"), [
@@ -91,15 +96,16 @@ def test_codes_query_bits_depend_on_own_keys_only(
 
 
 def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
-    """Whatever they hold, also a code that rounding never makes."""
-    found = []
+    """Hidden slots may hold any codes, also one that rounding never makes."""
+    outputs = []
     for garbage in (-1, -128, 127):
         kv = Paged(2, 80, pages=20, dtype=dtype, codes=True)
         kv.memory.fill_(garbage)
-        row, q_BTHD = kv.row(203), kv.normal(1, 9, 6, 80)
-        found.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
-    for mixed, mass in found[1:]:
-        assert torch.equal(mixed, found[0][0]) and torch.equal(mass, found[0][1])
+        row = kv.row(203)
+        q_BTHD = kv.normal(1, 9, 6, 80)
+        outputs.append(attend(kv, q_BTHD, [194], [9], row.list_P[None]))
+    for attn_out, mass in outputs[1:]:
+        assert torch.equal(attn_out, outputs[0][0]) and torch.equal(mass, outputs[0][1])
 
 
 @pytest.mark.parametrize("hadamard", [True, False])
@@ -107,12 +113,16 @@ def test_codes_of_hidden_slots_change_no_bit(dtype: torch.dtype) -> None:
     ("H", "G", "D"), [(4, 2, 64), (3, 3, 80), (2, 1, 96), (2, 2, 112), (4, 1, 128), (2, 1, 192), (8, 1, 256)]
 )
 def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard: bool, dtype: torch.dtype) -> None:
-    """Keys are rounded once, from float32 after all rotations; what is read and written again keeps its bits."""
+    """Keys are rounded once, from float32 after all rotations.
+
+    A value that is read and written again keeps its bits.
+    """
     N = 40
     kv, again = (Paged(G, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard) for _ in range(2))
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    k[3], v[4] = 0, 1e-20 * v[4]
+    k[3] = 0
+    v[4] = 1e-20 * v[4]
     rope = Rope(10000.0 ** (-torch.arange(0, D, 2) / D), scale=1.1)
     table = [x[0] for x in rope.cos_sin(torch.arange(100)[None])]
     rotated = torch.empty(N, H, D, dtype=dtype)
@@ -133,33 +143,38 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
 
 @pytest.mark.parametrize("D", [64, 80, 96, 112, 128, 192])
 def test_rotated_heads_leave_attention_as_it_was(D: int, dtype: torch.dtype) -> None:
-    """What is written and asked through the whole path is what heads that are not rotated give, but for rounding."""
-    N, seen = 100, visible(0, 100, 100)
+    """Rotated heads give what unrotated heads give through the whole path, but for rounding."""
+    N = 100
+    visible_TS = visible(0, 100, 100)
     q, k, v = (torch.randn(N, D, generator=torch.Generator().manual_seed(n)) for n in range(3))
-    k[:, 3] *= 20  # a channel that spoils the scales of the others
-    still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
-    wanted, _ = by_the_book(q[:, None], k[:, None], v[:, None], seen)
+    k[:, 3] *= 20  # one channel spoils the scales of the other channels
+    unrotated = torch.ones(1, D // 2), torch.zeros(1, D // 2)
+    reference, _ = by_the_book(q[:, None], k[:, None], v[:, None], visible_TS)
     errors = []
     for hadamard in (True, False):
         kv = Paged(1, D, pages=9, dtype=dtype, codes=True, hadamard=hadamard)
-        list_P, rotated = kv.take(N), torch.empty(N, 1, D, dtype=dtype)
+        list_P = kv.take(N)
+        rotated = torch.empty(N, 1, D, dtype=dtype)
         places = torch.zeros(N, dtype=torch.long), slots(list_P, N)
-        kv.pages.rope_and_write(q, k, v, *still, *places, rotated)
-        mixed, _ = attend(kv, rotated[None], [0], [N], list_P[None])
-        errors.append(float((mixed[0] - wanted).abs().mean()))
+        kv.pages.rope_and_write(q, k, v, *unrotated, *places, rotated)
+        attn_out, _ = attend(kv, rotated[None], [0], [N], list_P[None])
+        errors.append(float((attn_out[0] - reference).abs().mean()))
     assert errors[0] < 0.05 and errors[0] < errors[1] / 1.5
 
 
 def test_own_token_is_attended_to_after_rounding(dtype: torch.dtype) -> None:
-    """A first token sees itself alone: what the pass that makes it has in hand is not what is mixed."""
-    kv, D = Paged(1, 64, pages=9, dtype=torch.float32, codes=True), 64
+    """A first token attends to itself alone, as rounded in memory, and not as the pass has computed it."""
+    kv = Paged(1, 64, pages=9, dtype=torch.float32, codes=True)
+    D = 64
     q, k, v = (torch.randn(1, D, generator=kv.draw) for _ in range(3))
-    list_P, rotated, still = kv.take(1), torch.empty(1, 1, D), (torch.ones(1, D // 2), torch.zeros(1, D // 2))
-    kv.pages.rope_and_write(q, k, v, *still, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
-    mixed, _ = attend(kv, rotated[None], [0], [1], list_P[None])
-    wanted = kv.back(numbers(rounded(kv.back(v[:, None]))))
-    torch.testing.assert_close(mixed[0, 0, 0], wanted[0, 0], rtol=3e-5, atol=3e-5)
-    assert (mixed[0, 0, 0] - v[0]).abs().max() > 1e-3
+    list_P = kv.take(1)
+    rotated = torch.empty(1, 1, D)
+    unrotated = (torch.ones(1, D // 2), torch.zeros(1, D // 2))
+    kv.pages.rope_and_write(q, k, v, *unrotated, torch.zeros(1, dtype=torch.long), slots(list_P, 1), rotated)
+    attn_out, _ = attend(kv, rotated[None], [0], [1], list_P[None])
+    rounded_value = kv.back(numbers(rounded(kv.back(v[:, None]))))
+    torch.testing.assert_close(attn_out[0, 0, 0], rounded_value[0, 0], rtol=3e-5, atol=3e-5)
+    assert (attn_out[0, 0, 0] - v[0]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("part", ["keys", "values"])
@@ -168,8 +183,8 @@ def test_number_that_is_not_finite_is_not_hidden_by_rounding(part: str, dtype: t
     list_P, k, v = kv.take(100), kv.normal(100, 1, 32), kv.normal(100, 1, 32)
     (k if part == "keys" else v)[50, 0, 7] = torch.inf
     kv.fill(list_P, k, v)
-    mixed, _ = attend(kv, kv.normal(1, 60, 1, 32), [40], [60], list_P[None])
-    assert mixed[0, :10].isfinite().all() and mixed[0, 10:].isnan().all()
+    attn_out, _ = attend(kv, kv.normal(1, 60, 1, 32), [40], [60], list_P[None])
+    assert attn_out[0, :10].isfinite().all() and attn_out[0, 10:].isnan().all()
 
 
 def test_coded_pages_bad_arguments_raise(dtype: torch.dtype) -> None:

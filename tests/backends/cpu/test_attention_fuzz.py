@@ -1,4 +1,4 @@
-"""The native attention against the torch path, for any lists, widths and windows: hypothesis looks for the worst.
+"""The native attention against the torch path for any lists, widths and windows, which hypothesis draws.
 
 Shape suffixes as in paged.py; U pages of a list, N slots of the memory.
 """
@@ -27,7 +27,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 ROUNDING = 2**-24
 """The largest relative error of one operation in float32."""
 BFLOAT16 = 2**-8 + 2**-9
-"""As in test_attention.py: of weights that are rounded, and of the result."""
+"""Relative errors as in test_attention.py: of rounded weights, and of the result."""
 BORDERS = [0, 1, 15, 16, 17, 47, 48, 63, 64, 65, 1007, 1008, 1023, 1024, 1025, 2047, 2048]
 
 
@@ -40,7 +40,7 @@ class Case:
     starts: list[int]
     counts: list[int]
     spare: int
-    """Pages at the end of the longest list that nobody sees."""
+    """Pages at the end of the longest list that no query sees."""
     by_head: bool
     pages: int
     """Of the memory: with few of them, lists have pages in common, and one page more than once."""
@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 class Scene:
-    """The tensors of a case. What no query may see is NaN for the native kernels, and 0 for torch."""
+    """The tensors of a case. Slots that no query sees are NaN for the native kernels, and 0 for torch."""
 
     def __init__(self, case: Case, dtype: torch.dtype) -> None:
         self.case, self.dtype = case, dtype
@@ -92,14 +92,15 @@ class Scene:
         for b, count in enumerate(used):
             self.units[b, :, count:] = -1
         N = (case.pages + 1) * PAGE
-        hidden_NG = ~self._seen(N)
+        hidden_NG = ~self._visible_slots(N)
         self.k, self.v = (torch.randn(N, case.G, D, generator=draw).to(dtype) for _ in range(2))
         for memory in (self.k, self.v):
             memory[hidden_NG] = torch.nan
 
-    def _seen(self, N: int) -> Tensor:
-        """Which slots some query sees, (N, G)."""
-        case, seen_NG = self.case, torch.zeros(N, self.case.G, dtype=torch.bool)
+    def _visible_slots(self, N: int) -> Tensor:
+        """Return which slots some query sees, (N, G)."""
+        case = self.case
+        seen_NG = torch.zeros(N, self.case.G, dtype=torch.bool)
         for b, (start, count) in enumerate(zip(case.starts, case.counts, strict=True)):
             if not count:
                 continue
@@ -113,18 +114,22 @@ class Scene:
     def lists(self) -> Tensor:
         return self.units if self.case.by_head else self.units[:, 0].contiguous()
 
-    def by_kernel(self, late: int = 0) -> tuple[Tensor, Tensor | None]:
-        """Mixed values (B, T, H, D) and mass (B, G, U); `late` shifts where the queries stand."""
-        case, E = self.case, PAGE * self.case.D
+    def by_kernel(self, position_shift: int = 0) -> tuple[Tensor, Tensor | None]:
+        """Return mixed values (B, T, H, D) and mass (B, G, U).
+
+        `position_shift` is added to the positions of the queries.
+        """
+        case = self.case
+        E = PAGE * self.case.D
         keys, values = (torch.full((case.G, case.pages + 1, E), torch.nan, dtype=self.dtype) for _ in range(2))
         pages = native.Pages(keys, values, case.D)
         pages.write(torch.arange(len(self.k)), self.k, self.v)
-        mixed = torch.full_like(self.q, torch.nan)
+        attn_out = torch.full_like(self.q, torch.nan)
         mass = torch.full((len(self.q), case.G, self.units.shape[2]), torch.nan) if case.weigh else None
-        starts = [start + late for start in case.starts]
+        starts = [start + position_shift for start in case.starts]
         q_sinks = self.q_sinks if case.turned else None
-        pages.attend(self.q, starts, case.counts, self.lists, mixed, mass, q_sinks, case.sinks, case.window)
-        return mixed, mass
+        pages.attend(self.q, starts, case.counts, self.lists, attn_out, mass, q_sinks, case.sinks, case.window)
+        return attn_out, mass
 
     def by_torch(self) -> tuple[Tensor, Tensor]:
         case = self.case
@@ -137,7 +142,7 @@ class Scene:
 
     @property
     def bound(self) -> float:
-        """The error to allow, in units of the largest value.
+        """Return the bound of the error, in units of the largest value.
 
         A score is a chain of D roundings of partial sums, divided by sqrt(D). Roundings of random signs grow with
         sqrt(D) (Higham and Mary 2019), so its error is about one rounding of the sum of |q| |k|. Weights are
@@ -150,27 +155,27 @@ class Scene:
         sums = torch.einsum("btghd,ngd->btghn", queries, self.k.nan_to_num().abs())
         return ROUNDING * (2 * (sums.max().item() if sums.numel() else 0.0) + 16)
 
-    def error(self, mixed: Tensor, wanted: Tensor) -> float:
-        """In units of the largest value in memory; infinite where there is none."""
-        most = self.v.float().nan_to_num().abs().max().item()
-        error = (mixed.double() - wanted).abs().nan_to_num(torch.inf).max().item() if mixed.numel() else 0.0
-        return error / most if most else error
+    def error(self, attn_out: Tensor, reference: Tensor) -> float:
+        """Return the error in units of the largest value in memory; infinity where a value is NaN."""
+        largest_value = self.v.float().nan_to_num().abs().max().item()
+        error = (attn_out.double() - reference).abs().nan_to_num(torch.inf).max().item() if attn_out.numel() else 0.0
+        return error / largest_value if largest_value else error
 
 
 def agree(case: Case) -> None:
-    before = native.level()
+    default_level = native.level()
     try:
         for dtype in DTYPES:
             scene = Scene(case, dtype)
-            wanted, wanted_mass = scene.by_torch()
+            reference, wanted_mass = scene.by_torch()
             for level in native.levels():
                 native.use(level)
-                mixed, mass = scene.by_kernel()
-                assert scene.error(mixed, wanted) <= scene.bound, (level, dtype)
+                attn_out, mass = scene.by_kernel()
+                assert scene.error(attn_out, reference) <= scene.bound, (level, dtype)
                 if mass is not None:
                     torch.testing.assert_close(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
-        native.use(before)
+        native.use(default_level)
 
 
 @given(case=cases())
@@ -189,16 +194,16 @@ def test_attention_long_random_call_equals_torch(case: Case) -> None:
 
 @pytest.mark.parametrize("level", native.levels())
 def test_shifted_query_position_is_detected(level: str) -> None:
-    """The inverse: the comparison does not pass whatever the kernel does."""
+    """Negative control: shifted queries fail the comparison."""
     case = Case(64, 2, 2, 3, [20, 70], [3, 2], 1, True, 9, 16, 40, True, True, seed=1)
-    before = native.level()
+    default_level = native.level()
     native.use(level)
     try:
         for dtype in DTYPES:
             scene = Scene(case, dtype)
-            wanted, wanted_mass = scene.by_torch()
-            mixed, mass = scene.by_kernel(late=-1)
-            assert scene.error(mixed, wanted) > 10 * scene.bound
+            reference, wanted_mass = scene.by_torch()
+            attn_out, mass = scene.by_kernel(position_shift=-1)
+            assert scene.error(attn_out, reference) > 10 * scene.bound
             assert not torch.allclose(mass, wanted_mass, atol=4e-5, rtol=4e-5)
     finally:
-        native.use(before)
+        native.use(default_level)

@@ -1,7 +1,7 @@
 """The bitwise law of attention: a query's bits depend on its own keys alone.
 
-Not on how the sequence was cut into passes, not on the rows beside it, not on threads, not on what lies in slots that
-it does not see. Shape suffixes as in paged.py.
+Bits do not depend on the cuts of the sequence into passes, on the rows beside it, on threads, or on the content of
+hidden slots. Shape suffixes as in paged.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("dtype")
 
 
 def at_borders(S: int) -> list[int]:
-    """Cuts beside the borders of pages, blocks and splits."""
+    """Return cuts beside the borders of pages, blocks and splits."""
     return sorted({0, S, *(x for border in (16, 32, 64, 128, 1024) for x in (border - 1, border, border + 1) if x < S)})
 
 
@@ -37,48 +37,56 @@ def test_query_bits_depend_on_own_keys_only(
 
 def test_query_bits_token_by_token_unchanged(dtype: torch.dtype) -> None:
     text = FedText(150, 2, 2, 32, dtype)
-    whole = text.fed([0, 150], seed=1)
-    assert torch.equal(text.fed(list(range(151)), seed=2), whole)
+    single_pass = text.fed([0, 150], seed=1)
+    assert torch.equal(text.fed(list(range(151)), seed=2), single_pass)
 
 
 def test_query_bits_in_ragged_batch_unchanged(dtype: torch.dtype) -> None:
     text = FedText(1100, 2, 2, 32, dtype)
     native.set_threads(1)
-    whole = text.fed([0, 1100], seed=1)
+    single_pass = text.fed([0, 1100], seed=1)
     native.set_threads(2)
-    assert torch.equal(text.fed([0, 700, 1020, 1036, 1037, 1045, 1099, 1100], seed=2, mates=7), whole)
+    assert torch.equal(text.fed([0, 700, 1020, 1036, 1037, 1045, 1099, 1100], seed=2, mates=7), single_pass)
 
 
 def test_mass_and_threads_keep_attention_bits(dtype: torch.dtype) -> None:
     kv = Paged(2, 64, 200, dtype)
-    row, q_BTHD = kv.row(3000), kv.normal(1, 9, 8, 64)
+    row = kv.row(3000)
+    q_BTHD = kv.normal(1, 9, 8, 64)
     results = []
     for threads in (1, 2, 2):
         native.set_threads(threads)
-        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-        kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], mixed, mass)
-        results.append((mixed, mass))
-    alone = torch.empty_like(q_BTHD)
-    kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], alone)
-    for mixed, mass in results:
-        assert torch.equal(mixed, alone) and torch.equal(mass, results[0][1])
+        attn_out = torch.empty_like(q_BTHD)
+        mass = torch.empty(1, 2, len(row.list_P))
+        kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], attn_out, mass)
+        results.append((attn_out, mass))
+    without_mass = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [2991], [9], row.list_P[None], without_mass)
+    for attn_out, mass in results:
+        assert torch.equal(attn_out, without_mass) and torch.equal(mass, results[0][1])
 
 
 def test_length_dependent_split_changes_bits(dtype: torch.dtype) -> None:
-    """Control: the law is about the order of sums. Two halves of the keys, merged, differ from the kernel's whole."""
-    S, D = 1024, 64
+    """Negative control: two halves of the keys, merged, differ from the kernel's single sum.
+
+    The order of sums matters.
+    """
+    S = 1024
+    D = 64
     kv = Paged(1, D, 80, dtype)
-    row, q_BTHD = kv.row(S), kv.normal(1, 1, 1, D)
+    row = kv.row(S)
+    q_BTHD = kv.normal(1, 1, 1, D)
     different = 0
     for length in range(S - 60, S, 4):
-        whole, halves = torch.empty_like(q_BTHD), []
-        kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], whole)
-        middle = length // 2 // PAGE * PAGE  # where a kernel for two threads would cut
-        for first, last in ((0, middle), (middle, length)):
-            mixed = torch.empty_like(q_BTHD)
-            kv.pages.attend(q_BTHD, [last - first - 1], [1], row.list_P[None, first // PAGE :].contiguous(), mixed)
-            scores_S = (row.k_SGD[first:last, 0].float() @ q_BTHD[0, 0, 0].float()) / D**0.5
-            halves.append((mixed.float(), scores_S.logsumexp(0)))
+        unsplit = torch.empty_like(q_BTHD)
+        halves = []
+        kv.pages.attend(q_BTHD, [length - 1], [1], row.list_P[None], unsplit)
+        middle = length // 2 // PAGE * PAGE  # the cut of a kernel for two threads
+        for begin, end in ((0, middle), (middle, length)):
+            attn_out = torch.empty_like(q_BTHD)
+            kv.pages.attend(q_BTHD, [end - begin - 1], [1], row.list_P[None, begin // PAGE :].contiguous(), attn_out)
+            scores_S = (row.k_SGD[begin:end, 0].float() @ q_BTHD[0, 0, 0].float()) / D**0.5
+            halves.append((attn_out.float(), scores_S.logsumexp(0)))
         (a, la), (b, lb) = halves
-        different += not torch.equal(torch.lerp(b, a, torch.sigmoid(la - lb)).to(dtype), whole)
+        different += not torch.equal(torch.lerp(b, a, torch.sigmoid(la - lb)).to(dtype), unsplit)
     assert different > 0

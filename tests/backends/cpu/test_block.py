@@ -75,7 +75,7 @@ class Exact:
 
 
 def tensors(layer: Layer) -> list[Any]:
-    """Those that Qwen's layers have, in the order of arguments."""
+    """Return the tensors that Qwen's layers have, in the order of arguments."""
     return [getattr(layer, f.name) for f in fields(layer)][:14]
 
 
@@ -87,25 +87,37 @@ class Small:
     ) -> None:
         draw = torch.Generator().manual_seed(0)
 
-        def some(*shape: int, gain: float = 1.0, base: float = 0.0) -> Tensor:
+        def random_tensor(*shape: int, gain: float = 1.0, base: float = 0.0) -> Tensor:
             return (torch.randn(*shape, generator=draw) * gain + base).to(dtype)
 
-        linear = [some(o, i, gain=i**-0.5) for o, i in [(Q, C), (P, C), (P, C), (C, Q), (M, C), (M, C), (C, M)]]
-        scales = [some(size, gain=0.1, base=1.0) for size in (C, C, D, D)]
+        linear = [
+            random_tensor(o, i, gain=i**-0.5) for o, i in [(Q, C), (P, C), (P, C), (C, Q), (M, C), (M, C), (C, M)]
+        ]
+        scales = [random_tensor(size, gain=0.1, base=1.0) for size in (C, C, D, D)]
         q, k, v, o, gate, up, down = linear
         layer = Layer(scales[0], q, k, v, o, scales[1], gate, up, down)
         if biases:
-            layer = replace(layer, q_bias_Q=some(Q), k_bias_P=some(P), v_bias_P=some(P), o_bias_C=some(C))
-            layer = replace(layer, gate_bias_I=some(M), up_bias_I=some(M), down_bias_C=some(C))
+            layer = replace(
+                layer,
+                q_bias_Q=random_tensor(Q),
+                k_bias_P=random_tensor(P),
+                v_bias_P=random_tensor(P),
+                o_bias_C=random_tensor(C),
+            )
+            layer = replace(
+                layer, gate_bias_I=random_tensor(M), up_bias_I=random_tensor(M), down_bias_C=random_tensor(C)
+            )
         if norms:
             layer = replace(layer, q_norm_D=scales[2], k_norm_D=scales[3])
         self.sizes, self.dtype, self.layer = (Q, P, P), dtype, layer
-        behind = {name[:-2]: getattr(layer, name) for name in ("o_bias_C", "gate_bias_I", "up_bias_I", "down_bias_C")}
-        self.block = native.DecoderLayer(*tensors(layer), **behind, head_dim=D, eps=EPS)
+        late_biases = {
+            name[:-2]: getattr(layer, name) for name in ("o_bias_C", "gate_bias_I", "up_bias_I", "down_bias_C")
+        }
+        self.block = native.DecoderLayer(*tensors(layer), **late_biases, head_dim=D, eps=EPS)
         config: Any = SimpleNamespace(norm_eps=EPS, head_dim=D, architecture=Architecture(), intermediate_size=M)
         self.plain, self.exact = TorchLayer(config, layer), Exact(layer, D)
         self.x_NC = torch.randn(130, C, generator=draw).to(dtype).float()
-        self.mixed_NQ = some(130, Q)
+        self.mixed_NQ = random_tensor(130, Q)
 
     def qkv(self, rows: slice = slice(None)) -> list[Tensor]:
         x = self.x_NC[rows].contiguous()
@@ -129,33 +141,39 @@ def distance(x: Tensor, exact: Tensor) -> float:
 
 
 def test_block_error_no_larger_than_torch(small: Small, dtype: torch.dtype) -> None:
-    """What a matrix reads is rounded here, and nothing else; torch rounds each result. In float32 the order differs."""
+    """The native block rounds the inputs of matrices only; torch rounds each result.
+
+    In float32 the order of sums differs.
+    """
     slack = 1.0 if dtype == torch.bfloat16 else 3.0
     theirs = small.plain.qkv(small.x_NC.to(dtype))
     for x, their, exact in zip(small.qkv(), theirs, small.exact.qkv(small.x_NC), strict=True):
         assert distance(x, exact) <= slack * distance(their, exact)
-    x_NC, exact_NC = small.x_NC.to(dtype, copy=True), small.exact.finish(small.x_NC, small.mixed_NQ)
+    x_NC = small.x_NC.to(dtype, copy=True)
+    exact_NC = small.exact.finish(small.x_NC, small.mixed_NQ)
     small.plain.finish(x_NC, small.mixed_NQ)
     assert distance(small.finish(), exact_NC) <= slack * distance(x_NC, exact_NC)
 
 
 def test_block_row_bits_independent_of_batch(small: Small) -> None:
-    whole, finished = small.qkv(), small.finish()
+    batch_qkv = small.qkv()
+    finished = small.finish()
     for threads in (1, 2):
         native.set_threads(threads)
         for rows in [slice(0, 1), slice(5, 12), slice(3, 19), slice(100, 101), slice(0, 120), slice(None)]:
-            assert all(torch.equal(a[rows], b) for a, b in zip(whole, small.qkv(rows), strict=True))
+            assert all(torch.equal(a[rows], b) for a, b in zip(batch_qkv, small.qkv(rows), strict=True))
             assert torch.equal(finished[rows], small.finish(rows))
 
 
 def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
-    """A gate far below zero is shut; far above, it is what it is."""
+    """A gate far below zero gives 0. A gate far above zero gives its own value."""
     C = 16
-    one, none = torch.ones(C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
+    unit_C = torch.ones(C, dtype=dtype)
+    zeros_CC = torch.zeros(C, C, dtype=dtype)
     gates = torch.tensor([-3e38, -1e4, -90, -87, 0, 87, 1e4, 1e30, *[1.0] * 8]).to(dtype)
     block = native.DecoderLayer(
-        one, none, none, none, none, one, gates.repeat(C, 1).T.contiguous() / C, torch.ones(C, C, dtype=dtype) / C,
-        torch.eye(C, dtype=dtype), None, None, None, None, None, head_dim=16, eps=0.0,
+        unit_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, unit_C, gates.repeat(C, 1).T.contiguous() / C,
+        torch.ones(C, C, dtype=dtype) / C, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16, eps=0.0,
     )  # fmt: skip
     x = torch.ones(1, C)
     block.finish(x, torch.zeros(1, C, dtype=dtype))
@@ -167,30 +185,32 @@ def test_swiglu_extreme_gates_equal_float64(dtype: torch.dtype) -> None:
 def test_head_logits_equal_float64(V: int, C: int, dtype: torch.dtype) -> None:
     draw = torch.Generator().manual_seed(0)
     weight, scale = (torch.randn(*shape, generator=draw).to(dtype) for shape in ((V, C), (C,)))
-    x, logits = torch.randn(21, C, generator=draw), torch.empty(21, V)
+    x = torch.randn(21, C, generator=draw)
+    logits = torch.empty(21, V)
     head = native.LmHead(scale, native.Matrix(weight), eps=EPS)
     head.logits(x, logits)
     exact = norm(x.double(), scale.double()) @ weight.double().T
     theirs = (model.norm(x.to(dtype), scale, EPS) @ weight.T).float()
     assert distance(logits, exact) <= 2 * distance(theirs, exact)
-    one = torch.empty(1, V)
-    head.logits(x[7:8].contiguous(), one)
-    assert torch.equal(one[0], logits[7])
+    row_logits = torch.empty(1, V)
+    head.logits(x[7:8].contiguous(), row_logits)
+    assert torch.equal(row_logits[0], logits[7])
 
 
 def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
     q, k, v = small.qkv(slice(2))
-    x, mixed = small.x_NC[:2].clone(), small.mixed_NQ[:2].clone()
+    x = small.x_NC[:2].clone()
+    attn_out = small.mixed_NQ[:2].clone()
     with pytest.raises(ValueError, match="x must be float32"):
         small.block.qkv(x.double(), q, k, v)
     with pytest.raises(ValueError, match="k must be"):
         small.block.qkv(x, q, k[:1], v)
     with pytest.raises(ValueError, match="attn_out must be"):
-        small.block.finish(x, mixed[:1])
+        small.block.finish(x, attn_out[:1])
     with pytest.raises(ValueError, match="attn_out must be"):
-        small.block.finish(x, mixed.double())
+        small.block.finish(x, attn_out.double())
     weights = tensors(small.layer)
-    for index, told in [
+    for index, message in [
         (0, "input_norm"),
         (1, "q_proj|whole heads"),
         (2, "k_proj|v_proj"),
@@ -198,7 +218,7 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         (7, "up_proj"),
     ]:
         wrong = [w[:-1].contiguous() if i == index else w for i, w in enumerate(weights)]
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.DecoderLayer(*wrong, head_dim=small.plain.config.head_dim, eps=EPS)
     with pytest.raises(ValueError, match="both have biases, or none"):
         native.DecoderLayer(
@@ -208,15 +228,15 @@ def test_block_bad_arguments_raise(small: Small, dtype: torch.dtype) -> None:
         native.DecoderLayer(*weights, head_dim=24, eps=EPS)
 
 
-def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeLayerShard:
-    """Some query heads, and some outputs of the other matrices; K and V are whole."""
+def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> NativeLayerShard:
+    """Return a shard of some query heads, and of some outputs of the other matrices. K and V are whole."""
     queries = slice(heads.start * D, heads.stop * D)
     outputs = dict(
         q_proj_QC=queries, q_bias_Q=queries, gate_proj_IC=mlp, gate_bias_I=mlp, up_proj_IC=mlp, up_bias_I=mlp,
-        o_proj_CQ=some, o_bias_C=some, down_proj_CI=some, down_bias_C=some,
+        o_proj_CQ=output_rows, o_bias_C=output_rows, down_proj_CI=output_rows, down_bias_C=output_rows,
     )  # fmt: skip
-    whole = {name: getattr(layer, name) for name in outputs}
-    cut = replace(layer, **{name: None if (w := whole[name]) is None else w[rows] for name, rows in outputs.items()})
+    matrices = {name: getattr(layer, name) for name in outputs}
+    cut = replace(layer, **{name: None if (w := matrices[name]) is None else w[rows] for name, rows in outputs.items()})
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
         architecture=Architecture(),
@@ -225,15 +245,17 @@ def part(layer: Layer, D: int, heads: slice, some: slice, mlp: slice) -> NativeL
 
 
 def test_shard_bits_equal_whole_block(small: Small) -> None:
-    """However the outputs are dealt out, not in blocks of 16 either."""
-    layer, D = small.layer, small.plain.config.head_dim
-    (Q, C), M = layer.q_proj_QC.shape, len(layer.gate_proj_IC)
+    """Bits do not depend on the split of the outputs, also where shards are no multiples of 16."""
+    layer = small.layer
+    D = small.plain.config.head_dim
+    Q, C = layer.q_proj_QC.shape
+    M = len(layer.gate_proj_IC)
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
     q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())
-    some = [each.qkv(small.x_NC, ALONE) for each in parts[: len(heads)]]
-    assert torch.equal(torch.cat([queries for queries, *_ in some], 1), q)
-    assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in some)
+    shard_qkv = [shard.qkv(small.x_NC, ALONE) for shard in parts[: len(heads)]]
+    assert torch.equal(torch.cat([queries for queries, *_ in shard_qkv], 1), q)
+    assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in shard_qkv)
 
     def finished(ranks: TPGroup) -> Tensor:
         x_NC = small.x_NC.clone()

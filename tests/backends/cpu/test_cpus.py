@@ -1,4 +1,4 @@
-"""The CPUs that a process may use: what control groups of both versions grant, as trees of files in a folder say it."""
+"""The CPUs that a process may use: quotas of control groups of both versions, read from trees of files in a folder."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = "max 100000"
 
 
 def quota(root: Path, groups: str, **files: str) -> int | None:
-    """Of a process in these groups, where there are such files under /sys/fs/cgroup."""
+    """Return the quota of a process in these groups, with these files under /sys/fs/cgroup."""
     (root / "proc/self").mkdir(parents=True)
     (root / "proc/self/cgroup").write_text(groups)
     for name, text in files.items():
@@ -31,19 +31,19 @@ def quota(root: Path, groups: str, **files: str) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("text", "wanted"),
+    ("text", "cpus"),
     [
         ("200000 100000", 2), ("200001 100000", 3), ("150000 100000", 2), ("1000 100000", 1), ("25000 50000", 1),
         ("max 100000", None), ("", None), ("nonsense", None), ("100000", None), ("0 100000", None),
         ("100000 0", None), ("-1 100000", None), ("9223372036854775807 1", None), ("99999999999999999999 1", None),
     ],
 )  # fmt: skip
-def test_quota_of_version_2_rounds_up(tmp_path: Path, text: str, wanted: int | None) -> None:
-    assert quota(tmp_path, "0::/\n", **{"cpu.max": text}) == wanted
+def test_quota_of_version_2_rounds_up(tmp_path: Path, text: str, cpus: int | None) -> None:
+    assert quota(tmp_path, "0::/\n", **{"cpu.max": text}) == cpus
 
 
 @pytest.mark.parametrize(
-    ("own", "parent", "top", "wanted"),
+    ("group", "parent", "top", "cpus"),
     [
         (NOTHING, NOTHING, NOTHING, None), ("300000 100000", NOTHING, NOTHING, 3),
         (NOTHING, "300000 100000", NOTHING, 3), (NOTHING, NOTHING, "300000 100000", 3),
@@ -52,11 +52,11 @@ def test_quota_of_version_2_rounds_up(tmp_path: Path, text: str, wanted: int | N
     ],
 )  # fmt: skip
 def test_quota_is_least_of_group_and_parents(
-    tmp_path: Path, own: str, parent: str, top: str, wanted: int | None
+    tmp_path: Path, group: str, parent: str, top: str, cpus: int | None
 ) -> None:
-    files = {"user.slice/app.scope/cpu.max": own, "user.slice/cpu.max": parent, "cpu.max": top}
+    files = {"user.slice/app.scope/cpu.max": group, "user.slice/cpu.max": parent, "cpu.max": top}
     beside = {"user.slice/other.scope/cpu.max": "100000 100000", "app.scope/cpu.max": "100000 100000"}
-    assert quota(tmp_path, SLICES, **files, **beside) == wanted
+    assert quota(tmp_path, SLICES, **files, **beside) == cpus
 
 
 @pytest.mark.parametrize("mount", ["cpu,cpuacct", "cpu"])
@@ -68,8 +68,8 @@ def test_quota_of_version_1(tmp_path: Path, mount: str, folder: str) -> None:
 
 def test_quota_of_version_1_without_limit(tmp_path: Path) -> None:
     files = {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}
-    other = {"cpuset/docker/1f/cpu.cfs_quota_us": "100000", "cpuset/docker/1f/cpu.cfs_period_us": "100000"}
-    assert quota(tmp_path, CONTAINER, **files, **other) is None
+    cpuset_files = {"cpuset/docker/1f/cpu.cfs_quota_us": "100000", "cpuset/docker/1f/cpu.cfs_period_us": "100000"}
+    assert quota(tmp_path, CONTAINER, **files, **cpuset_files) is None
 
 
 def test_quota_of_both_versions_is_the_least(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ DRAW = torch.Generator().manual_seed(3)
 
 
 def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[NativeModel, NativeKV]:
-    """A random model, and a memory that holds random tokens."""
+    """Return a random model, and a memory of random tokens."""
     draw = torch.Generator().manual_seed(1)
     config, model = random_model(draw, dtype, tied, 8 * int8)
     memory = NativeKV(config, PAGES, dtype, int8)
@@ -41,7 +41,7 @@ def parts(dtype: torch.dtype, tied: bool = True, int8: bool = False) -> tuple[Na
 
 
 def some_pages(*shape: int) -> Tensor:
-    """Page numbers of (..., rows, pages): no two rows share one."""
+    """Return page numbers (..., rows, pages). No two rows share one."""
     return (
         (torch.randperm(PAGES, generator=DRAW)[: shape[-2] * shape[-1]] + 1)
         .int()
@@ -52,7 +52,7 @@ def some_pages(*shape: int) -> Tensor:
 
 
 def by_head(rows: int, pages: int, layers: int) -> Tensor:
-    """Each layer and KV head sees the pages of a row in an order of its own, but for the last two."""
+    """Each layer and KV head sees the pages of a row in its own order, but for the last two."""
     units_LBGU = some_pages(rows, pages)[:, None].repeat(layers, 1, G, 1)
     for units_U in units_LBGU.view(-1, pages):
         units_U[:-2] = units_U[torch.randperm(pages - 2, generator=DRAW)]
@@ -64,29 +64,29 @@ FULL = ForwardBatch([37, 20], [(L, PageTable(some_pages(2, 5), [37, 20], [5, 2])
 WINDOW = ForwardBatch([300, 60], [(L, PageTable(some_pages(2, 4), [50, 30], [5, 5], sinks=16, window=21))])
 SOME = ForwardBatch([90, 91], [(L, PageTable(by_head(2, 6, L), [75, 70], [5, 0], coarse=[70, 64]))])
 MIXED = ForwardBatch([75], [(1, PageTable(some_pages(1, 8), [75], [5])), (2, PageTable(by_head(1, 8, 2), [75], [5]))])
-MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # the new tokens have one place
+MIXED.views[1][1].units[..., -4:] = MIXED.views[0][1].units[:, None, -4:]  # new tokens have one slot in all layers
 
 
 @pytest.mark.parametrize("at", [None, [[4], [1]], [[0, 2], [1, 0]]])
-@pytest.mark.parametrize("this", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
+@pytest.mark.parametrize("batch", [FULL, WINDOW, SOME, MIXED], ids=["full", "window", "some", "mixed"])
 @pytest.mark.parametrize(("tied", "int8"), [(True, False), (False, False), (True, True), (False, True)])
 def test_decoder_pass_equals_separate_kernels(
-    this: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
+    batch: ForwardBatch, at: list[list[int]] | None, tied: bool, int8: bool, dtype: torch.dtype
 ) -> None:
     results = []
-    for way in (NativeModel.forward, forward_layerwise):
+    for forward in (NativeModel.forward, forward_layerwise):
         model, memory = parts(dtype, tied, int8)
-        B = len(this.positions)
+        B = len(batch.positions)
         at_BJ = None if at is None else torch.tensor(at[:B])
         ids_BT = torch.randint(V, (B, 5), generator=torch.Generator().manual_seed(2))
-        results.append((way(model, ids_BT, memory, this, at_BJ), memory))
-    (got, ours), (wanted, theirs) = results
-    for b, count in enumerate(this.views[0][1].counts):
+        results.append((forward(model, ids_BT, memory, batch, at_BJ), memory))
+    (got, ours), (separate, theirs) = results
+    for b, count in enumerate(batch.views[0][1].counts):
         real = [j for j in range(got.logits_BJV.shape[1]) if (at[b][j] if at else j) < count]
-        assert torch.equal(got.logits_BJV[b, real], wanted.logits_BJV[b, real])
-        if this.observe and count:
-            assert torch.equal(got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count])
-            assert torch.equal(got.mass_LBGU[:, b], wanted.mass_LBGU[:, b])
+        assert torch.equal(got.logits_BJV[b, real], separate.logits_BJV[b, real])
+        if batch.observe and count:
+            assert torch.equal(got.queries_LBTHD[:, b, :count], separate.queries_LBTHD[:, b, :count])
+            assert torch.equal(got.mass_LBGU[:, b], separate.mass_LBGU[:, b])
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):
         pairs = zip(ours.read(layer, everywhere_N), theirs.read(layer, everywhere_N), strict=True)
@@ -94,14 +94,14 @@ def test_decoder_pass_equals_separate_kernels(
 
 
 def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
-    """The tokens are remembered all the same."""
-    kept = []
+    """The tokens are written to memory all the same."""
+    passes = []
     for at_BJ in (None, torch.empty(2, 0, dtype=torch.long)):
         model, memory = parts(dtype)
         outcome = model.forward(torch.arange(10).view(2, 5), memory, FULL, at_BJ)
-        kept.append((memory.read(L - 1, torch.arange(PAGE, 100)), outcome))
-    (whole, a), (other, b) = kept
-    assert all(torch.equal(*pair) for pair in zip(whole, other, strict=True))
+        passes.append((memory.read(L - 1, torch.arange(PAGE, 100)), outcome))
+    (scored_kv, a), (unscored_kv, b) = passes
+    assert all(torch.equal(*pair) for pair in zip(scored_kv, unscored_kv, strict=True))
     assert b.logits_BJV.shape == (2, 0, V) and torch.equal(a.mass_LBGU, b.mass_LBGU)
 
 
@@ -122,7 +122,7 @@ def test_pass_without_scored_columns_returns_empty(dtype: torch.dtype) -> None:
 def test_decoder_bad_arguments_raise(change: dict[str, object], dtype: torch.dtype) -> None:
     model, memory = parts(dtype, int8=True)
     tables = (torch.zeros(64, memory.config.head_dim // 2),) * 2
-    memory.config.rope.tables = lambda starts, count: tables  # whatever it is asked for
+    memory.config.rope.tables = lambda starts, count: tables  # for any positions
     with pytest.raises((ValueError, IndexError)):
         model.forward(torch.ones(2, 5, dtype=torch.long), memory, replace(FULL, **change), None)
     for ids_BT, at_BJ in ((torch.full((2, 5), V), None), (torch.full((2, 5), -1), None), (IDS_BT, IDS_BT + 1)):
@@ -135,33 +135,37 @@ SLIDING = ForwardBatch([300], [(L, PageTable(some_pages(1, 18), [60], [200], sin
 
 
 @pytest.mark.parametrize(("layers", "tokens"), [(L, 200), (2, 200), (1, 64), (1, 200)])
-@pytest.mark.parametrize("this", [LONG, SLIDING], ids=["full", "window"])
+@pytest.mark.parametrize("batch", [LONG, SLIDING], ids=["full", "window"])
 def test_pass_in_parts_equals_one_call(
-    this: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    batch: ForwardBatch, layers: int, tokens: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The parts take some layers, or some tokens through a layer, and leave the same KV and states."""
-    monkeypatch.setattr(cpu_model, "part_of_pass", lambda *given: (layers, tokens))
+    monkeypatch.setattr(cpu_model, "part_of_pass", lambda *arguments: (layers, tokens))
     ids_1T = torch.randint(V, (1, 200), generator=torch.Generator().manual_seed(2))
-    (model, memory), (other, own) = parts(dtype), parts(dtype)
-    wanted = model.forward(ids_1T, memory, this, torch.empty(1, 0, dtype=torch.long))
-    steps, worth = cpu_model.parts(other, own, ids_1T, this), list[int]()
+    model, memory = parts(dtype)
+    part_model, part_memory = parts(dtype)
+    reference = model.forward(ids_1T, memory, batch, torch.empty(1, 0, dtype=torch.long))
+    steps = cpu_model.parts(part_model, part_memory, ids_1T, batch)
+    progress = list[int]()
     while True:
         try:
-            worth.append(next(steps))
+            progress.append(next(steps))
         except StopIteration as end:
             output = end.value
             break
-    assert worth == sorted(worth) and worth[-1] == 200 and len(worth) == -(-L // layers) * -(-200 // tokens)
-    if this.states:
-        assert torch.equal(output.states_SBTC, wanted.states_SBTC)
+    assert progress == sorted(progress) and progress[-1] == 200 and len(progress) == -(-L // layers) * -(-200 // tokens)
+    if batch.states:
+        assert torch.equal(output.states_SBTC, reference.states_SBTC)
     slots_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     for layer in range(L):
-        for one, both in zip(memory.read(layer, slots_N), own.read(layer, slots_N), strict=True):
-            assert torch.equal(one, both)
+        for whole_pass_rows, part_rows in zip(
+            memory.read(layer, slots_N), part_memory.read(layer, slots_N), strict=True
+        ):
+            assert torch.equal(whole_pass_rows, part_rows)
 
 
 def test_part_of_pass_is_bounded_by_its_operations() -> None:
-    """A small model's pass is one call, a larger one's some layers, a huge one's some tokens through a layer."""
+    """The pass of a small model is one call, of a larger one some layers, of a huge one some tokens through a layer."""
     small, middle, large = (
         shapes.parts(name, 64, device="meta")[0] for name in ("30m", "llama-3.2-1b", "llama-3.1-8b")
     )

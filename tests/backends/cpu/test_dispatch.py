@@ -1,4 +1,4 @@
-"""Which kernels are used, and what is said where they cannot be."""
+"""The choice of kernels, and the errors where they cannot be used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
 
 
 def levels_for(kernels: list[str]) -> list[str]:
-    """What is in use after one start of Python where the variable is empty, and then has each of these values."""
+    """Return the levels in use after one start of Python with an empty variable, and then with each of these values."""
     environment = os.environ | {"PYTHONPATH": SOURCE, "TRIFORCE_KERNELS": ""}
     command = [sys.executable, "-c", LEVELS, "", *kernels]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
@@ -46,14 +46,14 @@ def test_environment_variable_selects_level() -> None:
 
 @built
 def test_unavailable_levels_raise() -> None:
-    before = backends_dispatch.native.level()
+    default_level = backends_dispatch.native.level()
     with pytest.raises(
         TriforceError, match=r"TRIFORCE_KERNELS=sse9: sse9 is not among .*portable.* There are also torch and triton"
     ):
         backends_dispatch.load("sse9")
     with pytest.raises(ValueError, match="sse9"):
         backends_dispatch.native.use("sse9")
-    assert backends_dispatch.native.level() == before
+    assert backends_dispatch.native.level() == default_level
 
 
 def test_missing_extension_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,14 +71,14 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "device", "used"),
+    ("requested", "device", "used"),
     [("", CPU, False), ("", CUDA, True), ("torch", CUDA, False), ("avx2", CUDA, False), ("triton", CUDA, True)],
 )
 def test_triton_is_selected_on_cuda(
-    wanted: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch
+    requested: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: True)
-    assert backends_dispatch.suits_triton(wanted, device) is used
+    assert backends_dispatch.suits_triton(requested, device) is used
     assert backends_dispatch.load("triton") == (None, "")
 
 
@@ -92,7 +92,7 @@ def test_triton_on_cpu_needs_interpreter(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The torch path takes its place, unless it was asked for by name."""
+    """The torch path replaces Triton, unless Triton is requested by name."""
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
     assert not backends_dispatch.suits_triton("", CUDA)
     with pytest.raises(TriforceError, match=r"not installed; pip install 'triforce\[gpu\]'"):
@@ -102,11 +102,11 @@ def test_missing_triton_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> 
 def test_torch_takes_no_more_threads_than_usable_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends_dispatch, "native", None)
     monkeypatch.setattr(backends_dispatch, "usable_cpus", lambda: 2)
-    before = torch.get_num_threads()
+    default_threads = torch.get_num_threads()
     try:
-        for given, left in ((3, 2), (2, 2), (1, 1)):
-            torch.set_num_threads(given)
+        for set_threads, limited_threads in ((3, 2), (2, 2), (1, 1)):
+            torch.set_num_threads(set_threads)
             dispatch.claim_threads(shapes.decoder("30m-draft", 64).config, torch.float32, torch.device("cpu"))
-            assert torch.get_num_threads() == left
+            assert torch.get_num_threads() == limited_threads
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(default_threads)

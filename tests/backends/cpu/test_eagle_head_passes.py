@@ -1,4 +1,4 @@
-"""Native passes of an EAGLE head: those of the layer in torch, a row's bits its own, at each level.
+"""Native passes of an EAGLE head against the layer in torch, and the bits of a row independent of its batch, by level.
 
 Shape suffixes as in eagle/eagle_draft.py.
 """
@@ -31,7 +31,10 @@ CLOSE = {torch.float32: dict(atol=1e-4, rtol=1e-4), torch.bfloat16: dict(atol=0.
 
 
 class Scene:
-    """Two rows of LENGTHS tokens behind which FED are fed, and a draft. published: it has no parts of our own."""
+    """Two rows with LENGTHS tokens in memory, FED tokens to feed, and a draft.
+
+    published: the draft has none of this project's own parts.
+    """
 
     def __init__(self, dtype: torch.dtype, published: bool = False) -> None:
         draw = torch.Generator().manual_seed(3)
@@ -55,11 +58,12 @@ class Scene:
         self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw)
 
     def run(self, passes: EagleHeadPasses, dtype: torch.dtype, rows: list[int]) -> tuple[EagleHeadMemory, Tensor]:
-        """What the memory holds, and logits, once texts are noted and more of them are fed, of some rows."""
+        """Return what the memory holds, and the logits, after some rows record their texts and feed more tokens."""
         memory = EagleHeadMemory(self.config.layer, PAGES, dtype, "cpu")
-        starts, fed = [LENGTHS[b] for b in rows], [FED[b] for b in rows]
+        starts = [LENGTHS[b] for b in rows]
+        fed = [FED[b] for b in rows]
         for b in rows:
-            length = LENGTHS[b] + FED[b] - 1  # of the tokens that are fed only the last is new to the target
+            length = LENGTHS[b] + FED[b] - 1  # only the last fed token is new to the target
             own_N = (1 + 4 * b) * PAGE + np.arange(length)
             slots = np.arange(length), own_N, np.append(0, own_N[:-1])
             passes.record_entries(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
@@ -72,18 +76,18 @@ class Scene:
 
 
 def slots_of(b: int) -> Tensor:
-    """The slots of a row's tokens: others hold anything."""
+    """Return the slots of a row's tokens. Other slots have any content."""
     return (1 + 4 * b) * PAGE + torch.arange(LENGTHS[b] + FED[b])
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
 def test_native_passes_are_those_of_torch(published: bool, dtype: torch.dtype) -> None:
     scene = Scene(dtype, published)
-    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(each, dtype, [0, 1]) for each in (scene.native, scene.torch))
+    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(passes, dtype, [0, 1]) for passes in (scene.native, scene.torch))
     torch.testing.assert_close(got_BJV, wanted_BJV, **CLOSE[dtype])
     slots_N = torch.cat([slots_of(0), slots_of(1)])
-    for mine, other in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
-        torch.testing.assert_close(mine.float(), other.float(), **CLOSE[dtype])
+    for mine, reference in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
+        torch.testing.assert_close(mine.float(), reference.float(), **CLOSE[dtype])
     assert not ours.states_NC[:PAGE].any(), "the state before a text"
 
 
@@ -91,25 +95,26 @@ def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
     memory, both_BJV = scene.run(scene.native, dtype, [0, 1])
     for b in (0, 1):
-        alone, one_1JV = scene.run(scene.native, dtype, [b])
+        single_memory, one_1JV = scene.run(scene.native, dtype, [b])
         assert torch.equal(one_1JV[0], both_BJV[b])
-        for mine, other in zip(alone.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
-            assert torch.equal(mine, other)
+        for mine, batched in zip(single_memory.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
+            assert torch.equal(mine, batched)
 
 
 def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
     scene = Scene(dtype)
-    memory, one = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu"), np.array([3])
-    for slots, ids in (((one, one, one), 0), ((one, one + 500, one), 0), ((one, one + PAGE, one), V)):
+    memory = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu")
+    slot = np.array([3])
+    for slots, ids in (((slot, slot, slot), 0), ((slot, slot + 500, slot), 0), ((slot, slot + PAGE, slot), V)):
         with pytest.raises(ValueError, match="must"):
-            scene.native.record_entries(torch.tensor([ids]), memory, slots, one, scene.states_SBTC)
+            scene.native.record_entries(torch.tensor([ids]), memory, slots, slot, scene.states_SBTC)
     narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
-        scene.native.record_entries(torch.tensor([1]), narrow, (one, one + PAGE, one), one, scene.states_SBTC)
+        scene.native.record_entries(torch.tensor([1]), narrow, (slot, slot + PAGE, slot), slot, scene.states_SBTC)
 
 
 def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:
-    """As the memory of such a draft is torch's: native kernels read whole pages."""
+    """The memory of such a draft is torch's, as native kernels read whole pages."""
     scene = Scene(dtype)
     for sinks, kind in ((16, NativeEagleHeadPasses), (4, TorchEagleHeadPasses)):
         config = replace(scene.config, sinks=sinks)

@@ -41,17 +41,17 @@ ROUTERS = {
 
 
 def layer_of(experts: Experts, seed: int = 0) -> Layer:
-    """Random experts, and nothing else that counts."""
+    """Return a layer of random experts. Its other weights are zeros."""
     draw = torch.Generator().manual_seed(seed)
 
-    def some(*shape: int) -> Tensor:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=draw) * shape[-1] ** -0.5
 
-    none = torch.zeros(C, C)
+    zeros_CC = torch.zeros(C, C)
     return Layer(
-        None, none, none, none, none, None, None, None, None, router_EC=4 * some(E, C),
-        router_correction_E=some(E) * E**0.5 * 0.3 if experts.corrected else None,
-        experts=tuple(Mlp(some(INNER, C), some(INNER, C), some(C, INNER)) for _ in range(experts.total)),
+        None, zeros_CC, zeros_CC, zeros_CC, zeros_CC, None, None, None, None, router_EC=4 * normal(E, C),
+        router_correction_E=normal(E) * E**0.5 * 0.3 if experts.corrected else None,
+        experts=tuple(Mlp(normal(INNER, C), normal(INNER, C), normal(C, INNER)) for _ in range(experts.total)),
     )  # fmt: skip
 
 
@@ -60,21 +60,23 @@ def rows(count: int = N) -> Tensor:
 
 
 def by_the_book(layer: Layer, experts: Experts, x_C: Tensor) -> Tensor:
-    """What the experts of one row give, in float64."""
+    """Return what the experts of one row give, in float64."""
     assert layer.router_EC is not None
     logits_E = layer.router_EC.double() @ x_C
     scores = (logits_E.softmax(0) if experts.function == "softmax" else 1 / (1 + (-logits_E).exp())).tolist()
-    worth = list(scores)
+    corrected_scores = list(scores)
     if layer.router_correction_E is not None:
-        worth = [score + float(more) for score, more in zip(scores, layer.router_correction_E, strict=True)]
+        corrected_scores = [
+            score + float(correction) for score, correction in zip(scores, layer.router_correction_E, strict=True)
+        ]
     size = E // experts.groups
-    groups = [range(first, first + size) for first in range(0, E, size)]
+    groups = [range(begin, begin + size) for begin in range(0, E, size)]
     if experts.groups > 1:
-        groups.sort(key=lambda group: -sum(sorted(worth[e] for e in group)[-2:]))
+        groups.sort(key=lambda group: -sum(sorted(corrected_scores[e] for e in group)[-2:]))
     able = [e for group in groups[: experts.chosen_groups] for e in group]
-    chosen = sorted(able, key=lambda e: -worth[e])[: experts.chosen]
-    whole = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
-    weights = {e: experts.scale * scores[e] / whole for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
+    chosen = sorted(able, key=lambda e: -corrected_scores[e])[: experts.chosen]
+    score_sum = sum(scores[e] for e in chosen) if experts.renormalised else 1.0
+    weights = {e: experts.scale * scores[e] / score_sum for e in chosen} | dict.fromkeys(range(E, experts.total), 1.0)
     sum_C = torch.zeros(C, dtype=torch.float64)
     for e, weight in weights.items():
         gate_I, up_I = (part.double() @ x_C for part in (layer.experts[e].gate_proj_IC, layer.experts[e].up_proj_IC))  # type: ignore[union-attr]
@@ -86,12 +88,13 @@ def config(experts: Experts) -> Any:
     return SimpleNamespace(norm_eps=1e-5, architecture=Architecture(experts=experts))
 
 
-def natively(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
-    """Return what they give, (N, C), and how many were touched."""
-    made = native.experts(config(experts), layer, bits=0)
-    gated, sum_NC = torch.empty(len(x_NC) * experts.active, made.stride), torch.empty(len(x_NC), C)
-    choices = made.gate(x_NC.contiguous(), gated)
-    made.down(choices, gated, sum_NC)
+def native_output(layer: Layer, experts: Experts, x_NC: Tensor) -> tuple[Tensor, int]:
+    """Return the sum of the experts (N, C), and the number of experts that were touched."""
+    native_experts = native.experts(config(experts), layer, bits=0)
+    gated = torch.empty(len(x_NC) * experts.active, native_experts.stride)
+    sum_NC = torch.empty(len(x_NC), C)
+    choices = native_experts.gate(x_NC.contiguous(), gated)
+    native_experts.down(choices, gated, sum_NC)
     return sum_NC, choices.touched
 
 
@@ -102,7 +105,7 @@ def test_mixture_equals_the_book(name: str) -> None:
     plain = TorchLayer(config(experts), layer)
     read = partial(ALONE.inputs, width=INNER)
     theirs_NC, touched = mix(rows(), layer, experts, plain._gate, plain._down, read)
-    found_NC, also_touched = natively(layer, experts, rows())
+    found_NC, also_touched = native_output(layer, experts, rows())
     assert touched == also_touched <= experts.total
     for each_NC in (theirs_NC, found_NC):
         torch.testing.assert_close(each_NC.double(), exact_NC, atol=1e-5, rtol=1e-5)
@@ -110,14 +113,15 @@ def test_mixture_equals_the_book(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUTERS)
 def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
-    experts, layer = ROUTERS[name], layer_of(ROUTERS[name])
-    whole_NC, _ = natively(layer, experts, rows())
-    for some in (slice(0, 1), slice(3, 8), slice(17, 40)):
-        assert torch.equal(natively(layer, experts, rows()[some])[0], whole_NC[some])
+    experts = ROUTERS[name]
+    layer = layer_of(ROUTERS[name])
+    whole_NC, _ = native_output(layer, experts, rows())
+    for row_slice in (slice(0, 1), slice(3, 8), slice(17, 40)):
+        assert torch.equal(native_output(layer, experts, rows()[row_slice])[0], whole_NC[row_slice])
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         (dict(groups=5), "groups must be of the same number of experts"),
         (dict(groups=12), "of at least two"),
@@ -126,9 +130,9 @@ def test_mixture_of_a_row_has_bits_of_its_own(name: str) -> None:
         (dict(chosen=0), "chosen must lie in"),
     ],
 )
-def test_choices_that_cannot_be_raise(changes: dict[str, int], told: str) -> None:
+def test_choices_that_cannot_be_raise(changes: dict[str, int], message: str) -> None:
     experts = Experts(E, 4, True, function="sigmoid")
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         native.experts(config(replace(experts, **changes)), layer_of(experts), bits=0)
 
 
@@ -141,11 +145,12 @@ def test_experts_that_do_not_fit_the_router_raise() -> None:
 
 @pytest.mark.parametrize(("size", "dtype"), [(2 * C, torch.float32), (C, torch.bfloat16)])
 def test_layer_refuses_experts_that_are_not_its_own(size: int, dtype: torch.dtype) -> None:
-    """Of another size, or of another type of weights."""
-    experts, none = ROUTERS["softmax"], torch.zeros(16, size, dtype=dtype)
+    """Experts of another size, or of another type of weights, are refused."""
+    experts = ROUTERS["softmax"]
+    zeros_C = torch.zeros(16, size, dtype=dtype)
     parts = native.experts(config(experts), layer_of(experts), bits=0)
     with pytest.raises(ValueError, match="experts must be whole, of the layer's type and size"):
         native._native.DecoderLayer(
-            None, none, none, none, none.T.contiguous(), None, None, None, None, *[None] * 5,
+            None, zeros_C, zeros_C, zeros_C, zeros_C.T.contiguous(), None, None, None, None, *[None] * 5,
             experts=parts, head_dim=16, eps=0.0,
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Tokens that a draft gives in one call are those of passes and draws one by one, bit for bit, laws and noise too."""
+"""Draft tokens of one call have the bits of single passes and draws, probabilities and noise too."""
 
 from __future__ import annotations
 
@@ -35,34 +35,39 @@ ROUNDS = [([i % 4 != 0, i % 5 != 1, True], [i % 6, (i + 3) % 6, 5 - i % 3]) for 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
 def test_fused_draft_equals_single_passes_and_draws(coupling: type[Seeded | Rejection]) -> None:
-    one, many = drafting(coupling, several=False), drafting(coupling, several=True)
-    for live, kept in ROUNDS:
-        assert same(one.propose(live, kept), many.propose(live, kept))
-    assert torch.equal(one.noise.draws, many.noise.draws)
-    assert np.array_equal(one.tier.counters.passes_B, many.tier.counters.passes_B)
-    assert np.array_equal(one.tier.cache.lengths_B, many.tier.cache.lengths_B)
-    assert np.array_equal(one.prefix.ids_BS[:, :90], many.prefix.ids_BS[:, :90])
+    single = drafting(coupling, several=False)
+    fused = drafting(coupling, several=True)
+    for live, accepted in ROUNDS:
+        assert same(single.propose(live, accepted), fused.propose(live, accepted))
+    assert torch.equal(single.noise.draws, fused.noise.draws)
+    assert np.array_equal(single.tier.counters.passes_B, fused.tier.counters.passes_B)
+    assert np.array_equal(single.tier.cache.lengths_B, fused.tier.cache.lengths_B)
+    assert np.array_equal(single.prefix.ids_BS[:, :90], fused.prefix.ids_BS[:, :90])
 
 
 def test_fused_draft_with_stale_page_lists_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, most: most)
-    one, many = drafting(Rejection, several=False), drafting(Rejection, several=True)
-    assert not all(same(one.propose(*each), many.propose(*each)) for each in ROUNDS)
+    monkeypatch.setattr(StreamingView, "steps", lambda self, counts_B, max_steps: max_steps)
+    single = drafting(Rejection, several=False)
+    fused = drafting(Rejection, several=True)
+    assert not all(
+        same(single.propose(*round_arguments), fused.propose(*round_arguments)) for round_arguments in ROUNDS
+    )
 
 
 def test_torch_sampler_is_asked_per_token() -> None:
-    asked = drafting(Seeded, several=True)
-    coupling: Verification = Seeded(asked.noise)
-    asked.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
+    scene = drafting(Seeded, several=True)
+    coupling: Verification = Seeded(scene.noise)
+    scene.sampling = TorchSampling(LogitsProcessor(PARAMS, PROMPTS, V), coupling, V)
     live_B = np.array([True, True, True])
-    assert asked.tier.fused_draft is not None
-    assert asked.tier.fused_draft(asked.tier, asked.prefix, asked.sampling, live_B, 5) is None
-    assert asked.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
+    assert scene.tier.fused_draft is not None
+    assert scene.tier.fused_draft(scene.tier, scene.prefix, scene.sampling, live_B, 5) is None
+    assert scene.propose([True] * 3, [5] * 3).counts_B.tolist() == [5, 5, 5]
 
 
 def test_token_without_probability_mass_raises() -> None:
-    asked = drafting(Seeded, several=True)
-    view, one = asked.tier.cache, torch.full((2, 1, 16), float("nan"))
-    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), one, one)  # the first sink of row 1
+    scene = drafting(Seeded, several=True)
+    view = scene.tier.cache
+    nan_row = torch.full((2, 1, 16), float("nan"))
+    view.kv.write(0, torch.tensor([view.pages * 16 + 16]), nan_row, nan_row)  # the first sink of row 1
     with pytest.raises(ModelError, match=r"logits are NaN \(row 1"):
-        asked.propose([True] * 3, [5] * 3)
+        scene.propose([True] * 3, [5] * 3)

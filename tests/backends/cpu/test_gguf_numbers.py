@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("level")
 
 SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (70, 352), (200, 1500), (72, 2600)]
 WIDE = ("F32", "F16")
-"""Those whose products take bfloat16 inputs as float32."""
+"""Types whose products take bfloat16 inputs as float32."""
 
 
 def linear(weight: Blocks | Tensor, x_NK: Tensor) -> Tensor:
@@ -27,7 +27,7 @@ def linear(weight: Blocks | Tensor, x_NK: Tensor) -> Tensor:
 
 
 def bound(weight_MK: Tensor, x_NK: Tensor) -> Tensor:
-    """One chain of sums: at most two roundings for each product."""
+    """Return the bound of one chain of sums: at most two roundings for each product."""
     return 2 * x_NK.shape[1] * 2.0**-24 * (x_NK.double().abs() @ weight_MK.abs().T)
 
 
@@ -45,9 +45,11 @@ def test_gguf_number_product_error_within_bound(kind: str, M: int, K: int, dtype
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_numbers_rounded_to_bfloat16_miss_bound(kind: str) -> None:
-    """The inverse: weights that lose bits would fail the bound above, and so would inputs."""
-    weight, x_NK = random_blocks(kind, 40, 352, True), normal(9, 352, seed=1)
-    w_MK, some_M = weight.weights_MK(), weight.weights_MK().any(1)
+    """Negative control: weights or inputs that lose bits miss the bound above."""
+    weight = random_blocks(kind, 40, 352, True)
+    x_NK = normal(9, 352, seed=1)
+    w_MK = weight.weights_MK()
+    some_M = weight.weights_MK().any(1)
     for w, x in ((w_MK.bfloat16().double(), x_NK.bfloat16()), (w_MK, x_NK)):
         error = (linear(weight, x.bfloat16()) - x.double() @ w.T).abs()
         assert bool((error > bound(w, x)).float()[:, some_M].mean() > 0.5)
@@ -56,8 +58,9 @@ def test_gguf_numbers_rounded_to_bfloat16_miss_bound(kind: str) -> None:
 @pytest.mark.parametrize(("M", "K"), SHAPES)
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_product_has_bits_of_float32_matrix(kind: str, M: int, K: int) -> None:
-    """Numbers of two bytes, and inputs of two, are the float32 that they are equal to."""
-    weight, x_NK = random_blocks(kind, M, K, True), normal(25, K, seed=1).bfloat16()
+    """Weights of two bytes, and inputs of two bytes, count as the float32 that they are equal to."""
+    weight = random_blocks(kind, M, K, True)
+    x_NK = normal(25, K, seed=1).bfloat16()
     assert torch.equal(linear(weight, x_NK), linear(weight.weights_MK().float(), x_NK.float()))
 
 
@@ -68,35 +71,39 @@ def test_gguf_bfloat16_is_a_bfloat16_matrix() -> None:
 
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_row_bits_independent_of_batch(kind: str) -> None:
-    weight, x_NK = random_blocks(kind, 100, 2600, True), normal(230, 2600).bfloat16()
-    whole = linear(weight, x_NK)
+    weight = random_blocks(kind, 100, 2600, True)
+    x_NK = normal(230, 2600).bfloat16()
+    batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(whole, linear(weight, x_NK))
+        assert torch.equal(batch_output, linear(weight, x_NK))
         for N in range(1, 20):
-            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_gguf_number_part_of_outputs_has_bits_of_whole(kind: str) -> None:
-    """So that ranks may cut the outputs."""
-    weight, x_NK = random_blocks(kind, 96, 512, True), normal(3, 512).bfloat16()
+    """Ranks may cut the outputs."""
+    weight = random_blocks(kind, 96, 512, True)
+    x_NK = normal(3, 512).bfloat16()
     part = Blocks(kind, weight.blocks[32:80].contiguous(), True)
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_gguf_number_rows_equal_library(kind: str) -> None:
-    """As packed memory has them, and as the file has them."""
-    weight, ids = random_blocks(kind, 37, 100, True), torch.tensor([0, 36, 5, 18, 5])
-    packed, read = torch.empty(5, 100), torch.empty(5, 100)
+    """Rows are the library's, packed in memory and as the file has them."""
+    weight = random_blocks(kind, 37, 100, True)
+    ids = torch.tensor([0, 36, 5, 18, 5])
+    packed = torch.empty(5, 100)
+    read = torch.empty(5, 100)
     native.Matrix(weight).rows(ids, packed)
     native.Embedding(weight).rows(ids, read)
     assert torch.equal(packed.double(), weight.weights_MK()[ids]) and torch.equal(packed, read)
 
 
 def test_all_finite_halves_are_multiplied_exactly() -> None:
-    """Subnormal ones, too."""
+    """Subnormal halves are exact, too."""
     bits = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
     halves_M1 = np.repeat(bits[np.isfinite(bits)][:, None], 2, 1)
     weight = Blocks("F16", torch.from_numpy(halves_M1.view(np.uint8)), True)
@@ -108,10 +115,12 @@ def test_all_finite_halves_are_multiplied_exactly() -> None:
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("kind", WIDE)
 def test_gguf_number_copies_are_those_of_float32(kind: str, bits: int) -> None:
-    """Copies of fewer bits, for lower tiers; their products round bfloat16 inputs."""
-    weight, x_NK = random_blocks(kind, 37, 320, True), normal(9, 320, seed=1).bfloat16()
+    """Copies of fewer bits, for lower tiers, are those of float32; their products round bfloat16 inputs."""
+    weight = random_blocks(kind, 37, 320, True)
+    x_NK = normal(9, 320, seed=1).bfloat16()
     ours, theirs = (native.Matrix(w, bits=bits) for w in (weight, weight.weights_MK().float()))
-    y_NM, z_NM = torch.empty(9, 37), torch.empty(9, 37)
+    y_NM = torch.empty(9, 37)
+    z_NM = torch.empty(9, 37)
     ours.linear(x_NK, y_NM), theirs.linear(x_NK.float(), z_NM)
     assert ours.bytes == theirs.bytes < 37 * 320 * 2 and torch.equal(y_NM, z_NM)
 
@@ -140,7 +149,7 @@ def test_gguf_number_nonfinite_inputs_stay_nonfinite() -> None:
 def test_gguf_number_bad_bytes_raise() -> None:
     good = random_blocks("F16", 16, 64, True)
     shifted = torch.zeros(16 * 128 + 1, dtype=torch.uint8)[1:].view(16, 128)
-    for bad, told in [
+    for bad, message in [
         (Blocks("F64", good.blocks), "no kernels for weights of type F64"),
         (Blocks("F32", good.blocks[:, :126].contiguous()), "whole numbers"),
         (Blocks("F16", shifted), "whole numbers, aligned"),
@@ -148,5 +157,5 @@ def test_gguf_number_bad_bytes_raise() -> None:
         (Blocks("F16", good.blocks[:0]), "weight is empty"),
         (Blocks("F32", good.blocks[0]), "weight must be uint8"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.Matrix(bad)

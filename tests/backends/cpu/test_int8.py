@@ -1,6 +1,6 @@
 """Int8 weights and int8 copies of pages, on every level.
 
-A product is compared with the same one in torch, bit for bit; how far int8 is from float64 is in test_errors.py.
+Products have the bits of the same products in torch. Errors of int8 against float64 are in test_kernel_errors.py.
 Shape suffixes as in paged.py; N rows, K inputs, M outputs.
 """
 
@@ -20,14 +20,14 @@ torch.set_num_threads(1)
 
 SHAPES = [(1, 1), (16, 2), (17, 33), (40, 100), (1000, 48), (72, 2600)]
 BLOCK = 64
-"""Keys that are read from copies together, or not at all."""
+"""Number of keys that are read from copies together, or not at all."""
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = native.threads()
+    default_threads = native.threads()
     yield
-    native.set_threads(before)
+    native.set_threads(default_threads)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -35,7 +35,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 
 def rounded(x_NK: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row as integers, and its scale."""
+    """Return each row as integers, and its scale."""
     scale_N1 = x_NK.float().abs().amax(1, keepdim=True) / 127
     return (x_NK.float() * torch.where(scale_N1 > 0, 1 / scale_N1, 0)).round(), scale_N1
 
@@ -48,29 +48,34 @@ def linear(w_MK: Tensor, x_NK: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
 def test_int8_product_equals_integer_product(M: int, K: int, dtype: torch.dtype) -> None:
-    w_MK, x_NK = normal(M, K).to(dtype), normal(25, K, seed=1).to(dtype)
-    w_MK[M // 2], x_NK[3] = 0, 0
-    (w, of_output), (x, of_row) = rounded(w_MK), rounded(x_NK)
-    wanted = (x.double() @ w.double().T).float() * (of_output.T * of_row)
-    assert torch.equal(linear(w_MK, x_NK), wanted)
+    w_MK = normal(M, K).to(dtype)
+    x_NK = normal(25, K, seed=1).to(dtype)
+    w_MK[M // 2] = 0
+    x_NK[3] = 0
+    w, of_output = rounded(w_MK)
+    x, of_row = rounded(x_NK)
+    integer_product = (x.double() @ w.double().T).float() * (of_output.T * of_row)
+    assert torch.equal(linear(w_MK, x_NK), integer_product)
 
 
 def test_int8_largest_sums_do_not_overflow(dtype: torch.dtype) -> None:
-    """No sum on the way overflows or saturates, whatever the signs of codes that are all 127 or -127."""
+    """No partial sum overflows or saturates, for any signs of codes that are all 127 or -127."""
     signs = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, -1.0]]).repeat(1, 1 << 16)
-    x_NK, w_MK = signs.to(dtype), signs.repeat(6, 1).to(dtype)
+    x_NK = signs.to(dtype)
+    w_MK = signs.repeat(6, 1).to(dtype)
     assert torch.allclose(linear(w_MK, x_NK), signs @ signs.repeat(6, 1).T, rtol=1e-5, atol=1e-2)
     with pytest.raises(ValueError, match="too wide"):
         native.Matrix(torch.ones(1, (1 << 17) + 1, dtype=dtype), bits=8)
 
 
 def test_int8_row_bits_independent_of_batch(dtype: torch.dtype) -> None:
-    w_MK, x_NK = normal(200, 1500).to(dtype), normal(230, 1500, seed=1).to(dtype)
-    whole = linear(w_MK, x_NK)
+    w_MK = normal(200, 1500).to(dtype)
+    x_NK = normal(230, 1500, seed=1).to(dtype)
+    batch_output = linear(w_MK, x_NK)
     for count in (1, 2):
         native.set_threads(count)
         for N in (1, 2, 3, 5, 7, 19, 97):
-            assert torch.equal(whole[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(w_MK, x_NK[N : 2 * N])), N
 
 
 def test_int8_embedding_rows_are_dequantised(dtype: torch.dtype) -> None:
@@ -94,9 +99,9 @@ def paged(dtype: torch.dtype, S: int, G: int = 2, D: int = 32) -> tuple[Paged, R
 
 
 def attend(kv: Paged, row: Row, q_BTHD: Tensor, start: int, coarse: Sequence[int]) -> Tensor:
-    mixed = torch.empty_like(q_BTHD)
-    kv.pages.attend(q_BTHD, [start], [q_BTHD.shape[1]], row.list_P[None], mixed, coarse=coarse)
-    return mixed
+    attn_out = torch.empty_like(q_BTHD)
+    kv.pages.attend(q_BTHD, [start], [q_BTHD.shape[1]], row.list_P[None], attn_out, coarse=coarse)
+    return attn_out
 
 
 @pytest.mark.parametrize(("S", "h", "D"), [(1400, 1, 32), (300, 4, 64), (230, 2, 80), (200, 1, 256)])
@@ -104,31 +109,34 @@ def test_int8_query_bits_depend_on_own_keys_only(S: int, h: int, D: int, dtype: 
     kv, row = paged(dtype, S, G=2, D=D)
     start = S - 100
     q_BTHD = kv.normal(1, S - start, 2 * h, D)
-    whole = attend(kv, row, q_BTHD, start, [start])
-    assert whole.isfinite().all() and not torch.equal(whole, attend(kv, row, q_BTHD, start, []))
+    single_pass = attend(kv, row, q_BTHD, start, [start])
+    assert single_pass.isfinite().all() and not torch.equal(single_pass, attend(kv, row, q_BTHD, start, []))
     for count, widths in enumerate(([1] * 100, [3, 7, 16, 1, 9, 64], [99, 1])):
         native.set_threads(1 + count % 2)
-        parts, at = [], 0
+        parts = []
+        at = 0
         for width in widths:
             part_BTHD = q_BTHD[:, at : at + width].contiguous()
             parts.append(attend(kv, row, part_BTHD, start + at, [start]))
             at += width
-        assert torch.equal(torch.cat(parts, 1), whole)
+        assert torch.equal(torch.cat(parts, 1), single_pass)
 
 
 def test_int8_largest_codes_of_copies_do_not_saturate(dtype: torch.dtype) -> None:
-    """Queries, keys and values have codes of 127 and -127 alone, and so have the weights of the keys that count."""
-    S, start, D = 200, 192, 64
+    """Queries, keys and values have codes of 127 and -127 only, and so have the weights of the keys that count."""
+    S = 200
+    start = 192
+    D = 64
     kv, row = paged(dtype, S, G=1, D=D)
     signs_4D = torch.tensor([[1, 1, 1, 1], [1, -1, 1, -1], [-1, -1, -1, -1], [1, 1, -1, -1]]).repeat(1, D // 4)
     k_SGD = signs_4D[torch.arange(S) // 8 % 4][:, None].to(dtype)
     v_SGD = signs_4D[[1]].expand(S, D)[:, None].to(dtype)
     kv.fill(row.list_P, k_SGD, v_SGD.contiguous())
     q_BTHD = signs_4D[:, None].to(dtype)[None]
-    mixed = attend(kv, row, q_BTHD, start, [start])
-    wanted, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
-    assert torch.allclose(mixed[0].double(), wanted, atol=0.02)
-    assert torch.allclose(mixed, attend(kv, row, q_BTHD, start, []), atol=0.02)
+    attn_out = attend(kv, row, q_BTHD, start, [start])
+    reference, _ = by_the_book(q_BTHD[0], k_SGD, v_SGD, visible(start, 4, S))
+    assert torch.allclose(attn_out[0].double(), reference, atol=0.02)
+    assert torch.allclose(attn_out, attend(kv, row, q_BTHD, start, []), atol=0.02)
 
 
 @pytest.mark.parametrize("coarse", [0, 1, BLOCK - 1])
@@ -139,21 +147,24 @@ def test_int8_partial_block_read_unquantised(coarse: int, dtype: torch.dtype) ->
 
 
 def test_int8_copy_is_read_until_page_changes(dtype: torch.dtype) -> None:
-    S, start = 210, 200
+    S = 210
+    start = 200
     kv, row = paged(dtype, S)
     q_BTHD = kv.normal(1, S - start, 4, kv.D)
-    before = attend(kv, row, q_BTHD, start, [start])
+    copy_output = attend(kv, row, q_BTHD, start, [start])
     copied = row.list_P[: start // BLOCK * BLOCK // PAGE].long()
-    kv.keys[:, copied], kv.values[:, copied] = torch.nan, torch.nan
-    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+    kv.keys[:, copied] = torch.nan
+    kv.values[:, copied] = torch.nan
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
     kv.fill(row.list_P, row.k_SGD, row.v_SGD)
-    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), before)
+    assert torch.equal(attend(kv, row, q_BTHD, start, [start]), copy_output)
 
 
 @pytest.mark.parametrize("cut", [40, 64, 130])
 def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> None:
-    """By pages that are put, and by tokens that are written, as those of a fresh memory."""
-    S, start = 210, 200
+    """Pages that are put, and tokens that are written, read as those of a new memory."""
+    S = 210
+    start = 200
     results = []
     for first_another_text in (True, False):
         for writes in (True, False):
@@ -164,7 +175,8 @@ def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> Non
             place_N = slots(row.list_P, S)[cut:]
             k, v = (normal(S - cut, kv.G * kv.D, seed=seed) for seed in (5, 6))
             if writes:
-                cos, sin = torch.ones(1, kv.D // 2), torch.zeros(1, kv.D // 2)
+                cos = torch.ones(1, kv.D // 2)
+                sin = torch.zeros(1, kv.D // 2)
                 turned = torch.empty(S - cut, kv.G, kv.D, dtype=dtype)
                 kv.pages.rope_and_write(k, k, v, cos, sin, torch.zeros(S - cut, dtype=torch.long), place_N, turned)
             else:
@@ -177,12 +189,12 @@ def test_int8_copy_after_rewind_is_not_read(cut: int, dtype: torch.dtype) -> Non
 
 def test_int8_copies_bad_arguments_raise(dtype: torch.dtype) -> None:
     kv, row = paged(dtype, 200)
-    q_BTHD, mixed = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
+    q_BTHD, attn_out = kv.normal(1, 3, 4, kv.D), torch.empty(1, 3, 4, kv.D, dtype=dtype)
     for coarse in ([198], [-1], [64, 64]):
         with pytest.raises(ValueError, match="coarse"):
             attend(kv, row, q_BTHD, 197, coarse)
     with pytest.raises(ValueError, match="window"):
-        kv.pages.attend(q_BTHD, [197], [3], row.list_P[None], mixed, window=50, coarse=[64])
+        kv.pages.attend(q_BTHD, [197], [3], row.list_P[None], attn_out, window=50, coarse=[64])
     without = Paged(2, kv.D, 20, dtype)
     with pytest.raises(ValueError, match="copies"):
         attend(without, without.row(200), q_BTHD, 197, [64])

@@ -1,6 +1,6 @@
-"""How far each kernel is from float64, on every level: below what is stated, and not far below it.
+"""Errors of each kernel against float64, on every level: below the stated bound, and not far below it.
 
-What is stated stands in docs/data/kernel_errors.toml, and is shown in docs/results/kernels.md.
+The stated bounds are in docs/data/kernel_errors.toml, and docs/results/kernels.md shows them.
 
 Shape suffixes as in paged.py; N tokens or rows, K inputs, M outputs, C hidden size, V vocabulary.
 """
@@ -36,12 +36,13 @@ STATED = {
     for kernel in tomllib.loads(DATA.read_text(encoding="utf-8"))["kernels"]
 }
 SLACK = 8
-"""How far below what is stated an error may be: a bound that is never approached says nothing."""
+"""Lowest share of the stated bound that an error may have: a bound that is never approached says nothing."""
 
 
 def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
-    """Errors of the mixed values and of the mass: few queries and many, short and long contexts, sharp and flat."""
-    mixed_errors, mass_errors = [], []
+    """Return errors of values and of mass: few and many queries, short and long contexts, sharp and flat attention."""
+    mixed_errors = []
+    mass_errors = []
     for D, T, S, gain in [
         (64, 1, 3000, 1.0),
         (80, 16, 700, 4.0),
@@ -50,11 +51,13 @@ def attention(dtype: torch.dtype, int8: bool = False) -> tuple[Tensor, Tensor]:
         (96, 2, 9, 8.0),
     ]:
         kv = Paged(2, D, 200, dtype, int8=int8)
-        row, q_BTHD = kv.row(S), kv.normal(1, T, 8, D, gain=gain)
-        mixed, mass = torch.empty_like(q_BTHD), torch.empty(1, 2, len(row.list_P))
-        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], mixed, mass, coarse=[S - T] if int8 else [])
-        wanted, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
-        mixed_errors.append((mixed[0].double() - wanted).abs().flatten() / row.v_SGD.double().abs().max())
+        row = kv.row(S)
+        q_BTHD = kv.normal(1, T, 8, D, gain=gain)
+        attn_out = torch.empty_like(q_BTHD)
+        mass = torch.empty(1, 2, len(row.list_P))
+        kv.pages.attend(q_BTHD, [S - T], [T], row.list_P[None], attn_out, mass, coarse=[S - T] if int8 else [])
+        reference, wanted_mass = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(S - T, T, S))
+        mixed_errors.append((attn_out[0].double() - reference).abs().flatten() / row.v_SGD.double().abs().max())
         mass_errors.append((mass[0].double() - wanted_mass).abs().flatten() / (T * 4))
     return torch.cat(mixed_errors), torch.cat(mass_errors)
 
@@ -68,23 +71,28 @@ def product(dtype: torch.dtype, bits: int = 0) -> Tensor:
 
 
 def gguf_product(kind: str, dtype: torch.dtype) -> Tensor:
-    """What the weights stand for is exact, so the error is that of the rounded input, if it is rounded."""
-    N, K, M = 20, 4096, 100
-    weight, x_NK, y_NM = (
-        random_blocks(kind, M, K, dtype == torch.bfloat16),
-        normal(N, K, seed=1).to(dtype),
-        torch.empty(N, M),
-    )
+    """Return errors of a product.
+
+    The weights are exact, so the error is that of the rounded input, if it is rounded.
+    """
+    N = 20
+    K = 4096
+    M = 100
+    weight = random_blocks(kind, M, K, dtype == torch.bfloat16)
+    x_NK = normal(N, K, seed=1).to(dtype)
+    y_NM = torch.empty(N, M)
     native.Matrix(weight).linear(x_NK, y_NM)
-    w, x = weight.weights_MK(), x_NK.double()
+    w = weight.weights_MK()
+    x = x_NK.double()
     some_M = w.any(1)
     return (y_NM - x @ w.T)[:, some_M].abs() / (x.abs() @ w[some_M].abs().T)
 
 
 def norm(dtype: torch.dtype) -> Tensor:
-    """Through a head whose matrix is the identity, so that its products are exact."""
+    """Return errors of the norm, through a head whose matrix is the identity, so that its products are exact."""
     C = 1000
-    x_NC, weight_C = normal(30, C, seed=1) * normal(30, 1, seed=2).exp(), (1 + 0.1 * normal(C)).to(dtype)
+    x_NC = normal(30, C, seed=1) * normal(30, 1, seed=2).exp()
+    weight_C = (1 + 0.1 * normal(C)).to(dtype)
     y_NC = torch.empty_like(x_NC)
     native.LmHead(weight_C, native.Matrix(torch.eye(C, dtype=dtype)), eps=1e-5).logits(x_NC, y_NC)
     x = x_NC.double()
@@ -93,47 +101,62 @@ def norm(dtype: torch.dtype) -> Tensor:
 
 
 def rotation(dtype: torch.dtype) -> Tensor:
-    """Of keys, as they are read back from their pages."""
-    N, G, D = 100, 2, 64
+    """Return errors of rotated keys, read back from their pages."""
+    N = 100
+    G = 2
+    D = 64
     kv = Paged(G, D, 20, dtype)
-    q, k, v = normal(N, G * D), normal(N, G * D, seed=1), normal(N, G * D, seed=2)
+    q = normal(N, G * D)
+    k = normal(N, G * D, seed=1)
+    v = normal(N, G * D, seed=2)
     angle_NF = torch.arange(N)[:, None] * 10000.0 ** (-torch.arange(0, D, 2) / D)
-    cos, sin, place_N = angle_NF.cos(), angle_NF.sin(), slots(kv.take(N), N)
+    cos = angle_NF.cos()
+    sin = angle_NF.sin()
+    place_N = slots(kv.take(N), N)
     kv.pages.rope_and_write(q, k, v, cos, sin, torch.arange(N), place_N, rotated=torch.empty(N, G, D, dtype=dtype))
-    got_k, got_v = torch.empty(N, G, D, dtype=dtype), torch.empty(N, G, D, dtype=dtype)
+    got_k = torch.empty(N, G, D, dtype=dtype)
+    got_v = torch.empty(N, G, D, dtype=dtype)
     kv.pages.read(place_N, got_k, got_v)
     assert torch.equal(got_v, v.view(N, G, D).to(dtype))
-    one, other = k.view(N, G, 2, D // 2).double().unbind(2)
-    c, s = cos.double()[:, None], sin.double()[:, None]
-    exact = torch.cat([one * c - other * s, other * c + one * s], -1)
-    return (got_k.double() - exact).abs() / torch.hypot(one, other).repeat(1, 1, 2)
+    lower_half, upper_half = k.view(N, G, 2, D // 2).double().unbind(2)
+    c = cos.double()[:, None]
+    s = sin.double()[:, None]
+    exact = torch.cat([lower_half * c - upper_half * s, upper_half * c + lower_half * s], -1)
+    return (got_k.double() - exact).abs() / torch.hypot(lower_half, upper_half).repeat(1, 1, 2)
 
 
 def gate(dtype: torch.dtype) -> Tensor:
-    """Through a block that has nothing else in it: the norm of its x is 1, and its other products have one term."""
-    M, C = 4096, 16
-    none, one_C, x_NC = torch.zeros(C, C, dtype=dtype), torch.ones(C, dtype=dtype), torch.full((1, C), 2.0**-60)
-    gates_M, ups_M = (30 * normal(M)).clamp(-80, 80).to(dtype), normal(M, seed=1).to(dtype)
+    """Return errors of a gate in a block without other work: the norm of its x is 1, other products have one term."""
+    M = 4096
+    C = 16
+    zeros_CC = torch.zeros(C, C, dtype=dtype)
+    one_C = torch.ones(C, dtype=dtype)
+    x_NC = torch.full((1, C), 2.0**-60)
+    gates_M = (30 * normal(M)).clamp(-80, 80).to(dtype)
+    ups_M = normal(M, seed=1).to(dtype)
     results = []
-    for some in range(0, M, C):
-        gate_MC, up_MC = torch.zeros(C, C, dtype=dtype), torch.zeros(C, C, dtype=dtype)
-        gate_MC[:, 0], up_MC[:, 0] = gates_M[some : some + C], ups_M[some : some + C]
+    for begin in range(0, M, C):
+        gate_MC = torch.zeros(C, C, dtype=dtype)
+        up_MC = torch.zeros(C, C, dtype=dtype)
+        gate_MC[:, 0] = gates_M[begin : begin + C]
+        up_MC[:, 0] = ups_M[begin : begin + C]
         block = native.DecoderLayer(
-            one_C, none, none, none, none, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype), *[None] * 5, head_dim=16,
-            eps=0.0,
+            one_C, zeros_CC, zeros_CC, zeros_CC, zeros_CC, one_C, gate_MC, up_MC, torch.eye(C, dtype=dtype),
+            *[None] * 5, head_dim=16, eps=0.0,
         )  # fmt: skip
         x = x_NC.clone()
         block.finish(x, torch.zeros(1, C, dtype=dtype))
         results.append(x[0])
-    gates, ups = gates_M.double(), ups_M.double()
+    gates = gates_M.double()
+    ups = ups_M.double()
     exact = gates * gates.sigmoid() * ups
-    large = exact.abs() > 2.0**-30  # beside which the residual stream's own 2^-60 is nothing
+    large = exact.abs() > 2.0**-30  # the residual stream's own 2^-60 is nothing beside it
     assert large.sum() > M / 2
     return ((torch.cat(results) - exact).abs() / exact.abs())[large]
 
 
 def sampling(dtype: torch.dtype) -> Tensor:
-    """Laws of float32 logits, whatever the weights were."""
+    """Return errors of the probabilities of float32 logits, for any weights."""
     V = 3000
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
     prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))

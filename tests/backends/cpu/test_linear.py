@@ -34,22 +34,24 @@ def test_linear_error_within_bound(M: int, K: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("M", "K"), [*SHAPES, (72, 2600)])
 def test_linear_row_bits_independent_of_batch(M: int, K: int, dtype: torch.dtype) -> None:
-    matrix, x_NK = native.Matrix(normal(M, K).to(dtype)), normal(230, K, seed=1).to(dtype)
-    whole = linear(matrix, M, x_NK)
+    matrix = native.Matrix(normal(M, K).to(dtype))
+    x_NK = normal(230, K, seed=1).to(dtype)
+    batch_output = linear(matrix, M, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(whole, linear(matrix, M, x_NK))
+        assert torch.equal(batch_output, linear(matrix, M, x_NK))
         for N in (*range(1, 20), 31, 48, 95, 96, 97, 100):
-            assert torch.equal(whole[N : 2 * N], linear(matrix, M, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(matrix, M, x_NK[N : 2 * N])), N
 
 
 def test_linear_split_of_k_changes_bits(dtype: torch.dtype) -> None:
     """The inverse: a kernel that summed halves would fail the law above."""
-    w_MK, x_NK = normal(64, 256).to(dtype), normal(4, 256, seed=1).to(dtype)
+    w_MK = normal(64, 256).to(dtype)
+    x_NK = normal(4, 256, seed=1).to(dtype)
     halves = [linear(native.Matrix(w_MK[:, k].contiguous()), 64, x_NK[:, k]) for k in (slice(128), slice(128, 256))]
-    whole = linear(native.Matrix(w_MK), 64, x_NK)
-    assert torch.allclose(whole, halves[0] + halves[1], atol=1e-3)
-    assert not torch.equal(whole, halves[0] + halves[1])
+    unsplit = linear(native.Matrix(w_MK), 64, x_NK)
+    assert torch.allclose(unsplit, halves[0] + halves[1], atol=1e-3)
+    assert not torch.equal(unsplit, halves[0] + halves[1])
 
 
 @pytest.mark.parametrize(("M", "K"), SHAPES)
@@ -70,10 +72,12 @@ def test_linear_nonfinite_inputs_stay_nonfinite(dtype: torch.dtype) -> None:
 
 
 def test_linear_bad_arguments_raise(dtype: torch.dtype) -> None:
-    matrix, x, y = native.Matrix(normal(32, 64).to(dtype)), torch.zeros(2, 64, dtype=dtype), torch.zeros(2, 32)
-    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
-    for bad_x, bad_y, told in [
-        (x.to(other), y, "x must be"),
+    matrix = native.Matrix(normal(32, 64).to(dtype))
+    x = torch.zeros(2, 64, dtype=dtype)
+    y = torch.zeros(2, 32)
+    other_dtype = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    for bad_x, bad_y, message in [
+        (x.to(other_dtype), y, "x must be"),
         (x[0], y, "x must be"),
         (x[:, :62].contiguous(), y, r"\(any, 64\), is .* \(2, 62\)"),
         (torch.zeros(2, 128, dtype=dtype)[:, ::2], y, "x must be contiguous"),
@@ -81,7 +85,7 @@ def test_linear_bad_arguments_raise(dtype: torch.dtype) -> None:
         (x, y.double(), "y must be float32"),
         (x, [1.0], "y must be a tensor"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             matrix.linear(bad_x, bad_y)
     for ids in ([32], [-1]):
         with pytest.raises(ValueError, match="no row"):

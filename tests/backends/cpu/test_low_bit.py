@@ -29,7 +29,7 @@ def linear(weight: Blocks, x_NK: Tensor) -> Tensor:
 
 
 def rounded(x_NK: Tensor) -> Tensor:
-    """Each group of a row as multiples of its scale, in float64."""
+    """Return each group of a row as multiples of its scale, in float64."""
     x = x_NK.float().unflatten(1, (-1, GROUP))
     scale = x.abs().amax(2, keepdim=True) / 32767
     return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
@@ -54,7 +54,7 @@ def test_low_bit_rows_equal_library(kind: str) -> None:
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
-    """Sums of groups are exact, and each group brings at most four roundings into the chain of floats."""
+    """Sums of groups are exact, and each group adds at most four roundings to the chain of floats."""
     K = 3 * 256 if inputs_of_block(kind) > GROUP else 11 * GROUP
     for N in (1, 2, 5, 16, 100):
         weight, x_NK = random_blocks(kind, 70, K, narrow), normal(N, K, seed=N)
@@ -66,32 +66,34 @@ def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
 
 
 def parts_that_cancel(weight: Blocks) -> Tensor:
-    """What a code brings and a minimum takes away, at most, float64 (M, 1)."""
+    """Return the largest magnitude of codes and of minima that cancel, float64 (M, 1)."""
     return weight.weights_MK().abs().amax(1, keepdim=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
-    weight, x_NK = random_blocks(kind, 100, 2560), normal(230, 2560)
-    whole = linear(weight, x_NK)
+    weight = random_blocks(kind, 100, 2560)
+    x_NK = normal(230, 2560)
+    batch_output = linear(weight, x_NK)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(whole, linear(weight, x_NK))
+        assert torch.equal(batch_output, linear(weight, x_NK))
         for N in range(1, 20):
-            assert torch.equal(whole[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
-    """So that ranks may cut the outputs."""
-    weight, x_NK = random_blocks(kind, 96, 512), normal(3, 512)
+    """Ranks may cut the outputs."""
+    weight = random_blocks(kind, 96, 512)
+    x_NK = normal(3, 512)
     part = Blocks(kind, weight.blocks[32:80].contiguous())
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
-    """All bits set and inputs at their largest: words that saturate would show here."""
+    """All bits are set and inputs are at their largest: saturating words would show here."""
     weight = random_blocks(kind, 16, 512)
     blocks = weight.blocks.view(16, -1, weight.blocks.shape[1] // (512 // inputs_of_block(kind)))
     halves = blocks.clone()
@@ -106,24 +108,30 @@ def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_int4_copies_are_within_half_a_step(dtype: torch.dtype) -> None:
-    """Steps are 15 to what a group spans; scale and minimum are halves, which moves the last codes by 15 roundings."""
-    w_MK, copy_MK = normal(37, 320).to(dtype), torch.empty(37, 320)
+    """A group spans 15 steps. Scale and minimum are halves, which moves the last codes by 15 roundings."""
+    w_MK = normal(37, 320).to(dtype)
+    copy_MK = torch.empty(37, 320)
     w_MK[3] = 0.25
     native.Matrix(w_MK, bits=4).rows(torch.arange(37), copy_MK)
     groups = w_MK.float().unflatten(1, (-1, GROUP))
-    spans, largest = groups.amax(2) - groups.amin(2), groups.abs().amax(2)
+    spans = groups.amax(2) - groups.amin(2)
+    largest = groups.abs().amax(2)
     error = (copy_MK - w_MK.float()).unflatten(1, (-1, GROUP)).abs().amax(2)
     assert bool((error <= spans / 30 + 3 * 2.0**-11 * largest).all()) and bool((error.amax() > spans.amin() / 60).all())
     assert torch.equal(copy_MK[3], w_MK[3].float())
 
 
 def test_int4_product_is_that_of_its_copies() -> None:
-    """Rounded inputs times the copies, to the last digits; matrices of other widths are int8."""
-    w_MK, x_NK, copy_MK, y_NM = normal(70, 352), normal(9, 352, seed=1), torch.empty(70, 352), torch.empty(9, 70)
+    """The product is that of rounded inputs and the copies, to the last digits. Matrices of other widths are int8."""
+    w_MK = normal(70, 352)
+    x_NK = normal(9, 352, seed=1)
+    copy_MK = torch.empty(70, 352)
+    y_NM = torch.empty(9, 70)
     native.Matrix(w_MK, bits=4).rows(torch.arange(70), copy_MK)
     native.Matrix(w_MK, bits=4).linear(x_NK, y_NM)
     assert ((y_NM - rounded(x_NK) @ copy_MK.double().T).abs() < 1e-5 * 352**0.5 * 3).all()
-    odd_MK, copies = w_MK[:, :340].contiguous(), [torch.empty(70, 340), torch.empty(70, 340)]
+    odd_MK = w_MK[:, :340].contiguous()
+    copies = [torch.empty(70, 340), torch.empty(70, 340)]
     for bits, copy in zip((4, 8), copies, strict=True):
         native.Matrix(odd_MK, bits=bits).rows(torch.arange(70), copy)
     assert torch.equal(*copies)
@@ -141,7 +149,7 @@ def test_low_bit_nonfinite_inputs_stay_nonfinite() -> None:
 def test_low_bit_nonfinite_scales_raise() -> None:
     for kind in KINDS:
         weight = random_blocks(kind, 16, 512)
-        weight.blocks[3, 208:210] = 255  # a half of Q6_K's, and of others where a block begins there
+        weight.blocks[3, 208:210] = 255  # a half-precision scale of Q6_K, and of other types where a block begins there
         at = 208 if kind == "Q6_K" else 0
         weight.blocks[3, at : at + 2] = torch.from_numpy(np.array([np.inf], np.float16).view(np.uint8))
         with pytest.raises(ValueError, match="weight holds NaN or Inf"):
@@ -150,12 +158,12 @@ def test_low_bit_nonfinite_scales_raise() -> None:
 
 def test_low_bit_bad_blocks_raise() -> None:
     good = random_blocks("Q4_1", 16, 64)
-    for bad, told in [
+    for bad, message in [
         (Blocks("Q2_K", good.blocks), "no kernels for weights of type Q2_K"),
         (Blocks("Q4_1", good.blocks[:, :30].contiguous()), "whole blocks"),
         (Blocks("Q4_1", good.blocks.int()), "weight must be uint8"),
         (Blocks("Q4_1", good.blocks[:0]), "weight is empty"),
         (Blocks("Q4_1", good.blocks[0]), "weight must be uint8"),
     ]:
-        with pytest.raises(ValueError, match=told):
+        with pytest.raises(ValueError, match=message):
             native.Matrix(bad)

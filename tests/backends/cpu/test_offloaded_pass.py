@@ -1,4 +1,4 @@
-"""Passes over KV that lies in a store, and over the same KV in memory: the same bits, whatever stays.
+"""Passes over KV in a store have the bits of passes over the same KV in memory, for any resident pages.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -30,9 +30,9 @@ from triforce.backends.cpu.offload import NativeOffloadedKV
 
 torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
-PAGES, TEXT = 120, 1700  # pages of the memory, and tokens of a text: several splits, and room for another one
+PAGES, TEXT = 120, 1700  # pages of the memory, and tokens of a text: several splits, with room for another one
 FRAMES, BUFFERS, BUFFER = 288, 2, 256
-"""Of the 640 pages that the text has in all layers and heads, under half stay."""
+"""Resident pages: under half of the 640 pages that the text has in all layers and heads."""
 
 
 class Host:
@@ -62,22 +62,22 @@ def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeM
 
 
 class Text:
-    """One row that grows; `units` are its pages, in any order."""
+    """One row that grows. `units` are its pages, in any order."""
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
         self.units = torch.tensor(self.draw.sample(range(1, PAGES + 1), PAGES - 4), dtype=torch.int32)
         self.length = 0
 
-    def full(self, width: int, **how: Any) -> ForwardBatch:
+    def full(self, width: int, **options: Any) -> ForwardBatch:
         lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
-        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **how)
+        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **options)
 
     def selected(self, width: int) -> ForwardBatch:
-        """Each layer and head sees some pages of its own, and the latest ones."""
+        """Return a batch in which each layer and head sees some pages of its own, and the latest pages."""
         new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
         picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
-        units = torch.stack([torch.cat([self.units[sorted(each)], new]) for each in picks])
+        units = torch.stack([torch.cat([self.units[sorted(page_picks)], new]) for page_picks in picks])
         lists = PageTable(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
         return ForwardBatch([self.length], [(L, lists)])
 
@@ -86,62 +86,74 @@ class Text:
 
 
 def same(
-    text: Text, this: ForwardBatch, model: NativeModel, here: NativeKV, away: NativeOffloadedKV, layered: bool = False
+    text: Text,
+    batch: ForwardBatch,
+    model: NativeModel,
+    resident_kv: NativeKV,
+    offloaded_kv: NativeOffloadedKV,
+    layered: bool = False,
 ) -> bool:
-    ids_1T = text.ids(this.views[0][1].counts[0])
-    wanted = model.forward(ids_1T, here, this, None)
-    found = forward_layerwise(model, ids_1T, away, this, None) if layered else model.forward(ids_1T, away, this, None)
-    masses = wanted.mass_LBGU, found.mass_LBGU
-    return torch.equal(wanted.logits_BJV, found.logits_BJV) and (masses[0] is None or torch.equal(*masses))
+    ids_1T = text.ids(batch.views[0][1].counts[0])
+    resident_output = model.forward(ids_1T, resident_kv, batch, None)
+    offloaded_output = (
+        forward_layerwise(model, ids_1T, offloaded_kv, batch, None)
+        if layered
+        else model.forward(ids_1T, offloaded_kv, batch, None)
+    )
+    masses = resident_output.mass_LBGU, offloaded_output.mass_LBGU
+    return torch.equal(resident_output.logits_BJV, offloaded_output.logits_BJV) and (
+        masses[0] is None or torch.equal(*masses)
+    )
 
 
 @pytest.mark.parametrize("kind", [Host, File])
 @pytest.mark.parametrize("layered", [False, True])
 def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
-    model, here, away = memories(dtype, kind)
+    model, resident_kv, offloaded_kv = memories(dtype, kind)
     text = Text(5)
-    away.reserve(text.units.tolist())
+    offloaded_kv.reserve(text.units.tolist())
     while text.length < TEXT:
         width = min(text.draw.choice([1, 16, 100, 256]), TEXT - text.length)
-        assert same(text, text.full(width), model, here, away, layered)
+        assert same(text, text.full(width), model, resident_kv, offloaded_kv, layered)
         text.length += width
     for step in range(12):
         if step == 6:
-            away.prefer([2])
-        assert same(text, text.selected(3), model, here, away, layered)
+            offloaded_kv.prefer([2])
+        assert same(text, text.selected(3), model, resident_kv, offloaded_kv, layered)
         width = text.draw.choice([1, 2, 7])
-        assert same(text, text.full(width, keep=7), model, here, away, layered)
+        assert same(text, text.full(width, keep=7), model, resident_kv, offloaded_kv, layered)
         text.length += width
-    streamed, fetched, kept = away.native_offload.page_counts
-    assert streamed > 12 * 300 and fetched and kept
+    streamed, fetched, resident_pages = offloaded_kv.native_offload.page_counts
+    assert streamed > 12 * 300 and fetched and resident_pages
 
 
 def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
-    """Negative control: what is written to pages behind the store's back is not what comes back."""
-    model, here, away = memories(dtype, Host)
+    """Negative control: zeros that are written behind the store's back change the logits."""
+    model, resident_kv, offloaded_kv = memories(dtype, Host)
     text = Text(6)
     while text.length < TEXT:
-        assert same(text, text.full(100), model, here, away)
+        assert same(text, text.full(100), model, resident_kv, offloaded_kv)
         text.length += 100
-    away.offload_layout.store.memory[: away.offload_layout.store.bytes // 2].zero_()
-    assert not same(text, text.full(1), model, here, away)
+    offloaded_kv.offload_layout.store.memory[: offloaded_kv.offload_layout.store.bytes // 2].zero_()
+    assert not same(text, text.full(1), model, resident_kv, offloaded_kv)
 
 
 def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
-    model, here, away = memories(dtype, Host)
+    model, resident_kv, offloaded_kv = memories(dtype, Host)
     text = Text(7)
     for _ in range(TEXT // 100):
-        assert same(text, text.full(100), model, here, away)
+        assert same(text, text.full(100), model, resident_kv, offloaded_kv)
         text.length += 100
-    away.forget(text.units[:40].tolist())
+    offloaded_kv.forget(text.units[:40].tolist())
     with pytest.raises(CacheError, match="is lost"):
-        model.forward(text.ids(1), away, text.full(1), None)
+        model.forward(text.ids(1), offloaded_kv, text.full(1), None)
 
 
 def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
-    _, _, away = memories(dtype, Host)
-    units_1U, q_BTHD = torch.arange(1, 3, dtype=torch.int32)[None], torch.zeros(1, 1, 2 * G, D, dtype=dtype)
-    attend = away.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
+    _, _, offloaded_kv = memories(dtype, Host)
+    units_1U = torch.arange(1, 3, dtype=torch.int32)[None]
+    q_BTHD = torch.zeros(1, 1, 2 * G, D, dtype=dtype)
+    attend = offloaded_kv.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)
     attend(0, q_BTHD, None)
@@ -149,9 +161,9 @@ def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
     for layer in (0, 1):
         with pytest.raises(ValueError, match="in their order"):
             attend(layer, q_BTHD, None)
-    for first, layers in ((-1, 1), (2, 2), (0, 0)):
+    for first_layer, layers in ((-1, 1), (2, 2), (0, 0)):
         with pytest.raises((ValueError, IndexError)):
-            away.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first)
+            offloaded_kv.attend_of(ForwardBatch([0], [(layers, PageTable(units_1U, [0], [1]))]), 1, first_layer)
     for wrong in (replace(PageTable(units_1U, [0], [1]), starts=[32]), PageTable(units_1U + PAGES, [0], [1])):
         with pytest.raises(ValueError):
-            away.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)
+            offloaded_kv.attend_of(ForwardBatch([0], [(1, wrong)]), 1, 0)

@@ -1,4 +1,4 @@
-"""The native sampler against the one in torch: same laws, same picks, same guesses kept, same errors.
+"""The native sampler against the sampler in torch: same probabilities, same picks, same accepted tokens, same errors.
 
 Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
 """
@@ -43,7 +43,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def as_it_was() -> Iterator[None]:
+def restore_level_and_threads() -> Iterator[None]:
     level, threads = native.level(), native.threads()
     yield
     native.use(level)
@@ -69,24 +69,24 @@ def test_native_sampler_decides_as_torch_long(vocab_size: int, times: int, coupl
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, level: str) -> None:
     for seed in range(40):
-        whole = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
+        batch_scene = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
         native.use(native.levels()[-1])
         native.set_threads(1)
-        expected = verdict(whole, NativeSampling, coupling)
+        expected = verdict(batch_scene, NativeSampling, coupling)
         native.use(level)
         native.set_threads(3)
-        together = verdict(whole, NativeSampling, coupling)
-        for b in whole.live_B.nonzero()[0].tolist():
+        together = verdict(batch_scene, NativeSampling, coupling)
+        for b in batch_scene.live_B.nonzero()[0].tolist():
             count = int(expected.counts_B[b])
-            alone = verdict(whole.pick(b), NativeSampling, coupling, [b])
-            for got, row in ((together, b), (alone, 0)):
+            single_verdict = verdict(batch_scene.pick(b), NativeSampling, coupling, [b])
+            for got, row in ((together, b), (single_verdict, 0)):
                 assert int(got.counts_B[row]) == count
                 assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
                 assert torch.equal(got.probs_BKV[row, :count], expected.probs_BKV[b, :count])
 
 
-def law(logits: Tensor, **params: object) -> list[Tensor]:
-    """The laws of one row by both samplers."""
+def probabilities(logits: Tensor, **params: object) -> list[Tensor]:
+    """Return the probabilities of one row by both samplers."""
     settings = SamplingParams(**params)  # type: ignore[arg-type]
     return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, NativeSampling)]
 
@@ -94,14 +94,14 @@ def law(logits: Tensor, **params: object) -> list[Tensor]:
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_native_sampler_ties_keep_lowest_ids(cut: dict[str, object], temperature: float) -> None:
-    expected, got = law(EQUAL, temperature=temperature, **cut)
+    expected, got = probabilities(EQUAL, temperature=temperature, **cut)
     same_law(got, expected)
 
 
 @pytest.mark.parametrize("bias", [{4: 2.0}, {0: 1.0}, {1: -1.0}])
 def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
     for params in ({}, {"logit_bias": bias}):
-        expected, got = law(EQUAL, temperature=0.0, **params)
+        expected, got = probabilities(EQUAL, temperature=0.0, **params)
         assert torch.equal(got, expected)
 
 
@@ -109,15 +109,15 @@ def test_native_greedy_ties_take_lowest_id(bias: dict[int, float]) -> None:
 @pytest.mark.parametrize("spread", [0.0, 0.05, 1.0, 8.0])
 @pytest.mark.parametrize("step", [None, 0.25])
 def test_native_sampler_random_nucleus_equals_torch(top_p: float, spread: float, step: float | None) -> None:
-    """Few tokens or most, all different or in heaps of equals."""
+    """The nucleus has few tokens or most, all different or in groups of equals."""
     logits = torch.randn(20_000, generator=torch.Generator().manual_seed(3)) * spread
-    expected, got = law(logits if step is None else (logits / step).round() * step, top_p=top_p)
+    expected, got = probabilities(logits if step is None else (logits / step).round() * step, top_p=top_p)
     same_law(got, expected)
 
 
 def test_native_sampler_smallest_probabilities_equal_torch() -> None:
-    """Down to the subnormal ones and to what is 0."""
-    expected, got = law(-torch.arange(0, 800, 0.37))
+    """Probabilities go down to subnormal ones and to 0."""
+    expected, got = probabilities(-torch.arange(0, 800, 0.37))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-320
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-323)
@@ -126,16 +126,17 @@ def test_native_sampler_smallest_probabilities_equal_torch() -> None:
 @pytest.mark.parametrize("coupling", COUPLINGS)
 def test_native_sampler_accepts_float64_logits(coupling: type) -> None:
     for seed in range(20):
-        whole = scene(seed, 50)
-        agree(replace(whole, logits_BJV=whole.logits_BJV.double() / 3), NativeSampling, coupling)
+        batch_scene = scene(seed, 50)
+        agree(replace(batch_scene, logits_BJV=batch_scene.logits_BJV.double() / 3), NativeSampling, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
 def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
-    rows, params = 250, [SamplingParams()] * 250
+    rows = 250
+    params = [SamplingParams()] * 250
     lengths_B = np.random.default_rng(1).integers(2**32 - 1, size=rows)
-    whole = Scene(
+    batch_scene = Scene(
         params,
         [0] * rows,
         SequenceState(np.zeros((rows, 1), dtype=np.int64), lengths_B),
@@ -143,7 +144,7 @@ def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
         torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
         Draft.empty(rows, 0),
     )
-    expected, got = (verdict(whole, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
+    expected, got = (verdict(batch_scene, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
     assert (expected.tokens_BK == got.tokens_BK).all()
 
 
@@ -167,17 +168,17 @@ def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_native_sampler_bad_logits_raise(bad: float, what: str, temperature: float, coupling: type) -> None:
-    """In padding too: then the model is broken."""
-    whole = scene(1, 30)
-    whole.params = [SamplingParams(temperature=temperature)] * 4
-    whole.guess.counts_B[:] = 0
-    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
-    whole.logits_BJV[3, 0, 5] = math.nan
+@pytest.mark.parametrize(("bad", "fault"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_native_sampler_bad_logits_raise(bad: float, fault: str, temperature: float, coupling: type) -> None:
+    """Bad logits in padding raise too: the model is broken then."""
+    batch_scene = scene(1, 30)
+    batch_scene.params = [SamplingParams(temperature=temperature)] * 4
+    batch_scene.guess.counts_B[:] = 0
+    batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
+    batch_scene.logits_BJV[3, 0, 5] = math.nan
     for sampler in (torch_sampling, NativeSampling):
-        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
-            verdict(whole, sampler, coupling)
+        with pytest.raises(ModelError, match=rf"{fault} \(row 2, column 3\)"):
+            verdict(batch_scene, sampler, coupling)
 
 
 def test_native_sampler_bias_outside_vocabulary_raises() -> None:
@@ -198,24 +199,24 @@ def test_native_sampler_bias_outside_vocabulary_raises() -> None:
     ],
 )
 def test_native_sampler_wrong_arrays_raise(change: object, message: str, coupling: type) -> None:
-    whole = scene(2, 30)
-    whole.guess.counts_B[:] = 2
+    batch_scene = scene(2, 30)
+    batch_scene.guess.counts_B[:] = 2
     with pytest.raises(ValueError, match=message):
-        verdict(change(whole), NativeSampling, coupling)  # type: ignore[operator]
+        verdict(change(batch_scene), NativeSampling, coupling)  # type: ignore[operator]
 
 
 def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
-    """A row that is done may stand at the end of its storage."""
-    whole = scene(4, 30)
-    whole.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
-    whole.prefix.lengths_B[:] = CAPACITY - 1
+    """A finished row may stand at the end of its storage."""
+    batch_scene = scene(4, 30)
+    batch_scene.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
+    batch_scene.prefix.lengths_B[:] = CAPACITY - 1
     for coupling in COUPLINGS:
-        agree(whole, NativeSampling, coupling)
+        agree(batch_scene, NativeSampling, coupling)
 
 
 def test_sampler_choice_follows_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ([SamplingParams()], [0], 8)
     assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
-    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # it judges one by one
+    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # row by row
     monkeypatch.setattr(dispatch, "native", None)
     assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)

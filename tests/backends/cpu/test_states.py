@@ -1,4 +1,4 @@
-"""Passes that return hidden states: the same states as layer by layer, and nothing else of the pass changes.
+"""Passes that return hidden states: the states equal those of single layers, and the rest of the pass is unchanged.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -35,8 +35,9 @@ IDS_BT = torch.randint(V, (2, 5), generator=torch.Generator().manual_seed(2))
 
 
 def memory_of(model: NativeModel, dtype: torch.dtype) -> NativeKV:
-    """A memory of random tokens."""
-    draw, kv = torch.Generator().manual_seed(1), NativeKV(model.config, PAGES, dtype)
+    """Return a memory of random tokens."""
+    draw = torch.Generator().manual_seed(1)
+    kv = NativeKV(model.config, PAGES, dtype)
     everywhere_N = torch.arange(PAGE, (PAGES + 1) * PAGE)
     heads = model.config.kv_heads, len(everywhere_N), model.config.head_dim
     for layer in range(model.config.layers):
@@ -56,32 +57,32 @@ def test_pass_with_states_keeps_all_other_bits(
     for batch in (BATCH, replace(BATCH, states=states)):
         kv = memory_of(model, dtype)
         output = model.forward(IDS_BT, kv, batch, at_BJ)
-        held = [part for layer in range(L) for part in kv.read(layer, torch.arange(PAGE, PAGES * PAGE))]
-        passes.append((output, held))
-    (plain, before), (with_states, after) = passes
+        kv_tensors = [part for layer in range(L) for part in kv.read(layer, torch.arange(PAGE, PAGES * PAGE))]
+        passes.append((output, kv_tensors))
+    (plain, plain_kv), (with_states, states_kv) = passes
     assert plain.states_SBTC is None and with_states.states_SBTC is not None
     for b, count in enumerate(BATCH.views[0][1].counts):
         real = slice(count if at is None else None)
         assert torch.equal(plain.logits_BJV[b, real], with_states.logits_BJV[b, real])
         assert torch.equal(plain.queries_LBTHD[:, b, :count], with_states.queries_LBTHD[:, b, :count])
     assert torch.equal(plain.mass_LBGU, with_states.mass_LBGU)
-    assert all(map(torch.equal, before, after))
+    assert all(map(torch.equal, plain_kv, states_kv))
 
 
 @pytest.mark.parametrize("states", [(1,), (1, 2), (2, 1), (1, L)])
 def test_states_of_one_call_equal_those_of_layers(states: tuple[int, ...], dtype: torch.dtype) -> None:
-    found = []
-    for way in (NativeModel.forward, forward_layerwise):
+    call_states = []
+    for forward in (NativeModel.forward, forward_layerwise):
         _, model = random_model(torch.Generator().manual_seed(1), dtype)
-        output = way(model, IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
+        output = forward(model, IDS_BT, memory_of(model, dtype), replace(BATCH, states=states), None)
         assert output.states_SBTC.shape == (len(states), 2, 5, C) and output.states_SBTC.dtype == torch.float32
-        found.append(output.states_SBTC)
+        call_states.append(output.states_SBTC)
     for b, count in enumerate(BATCH.views[0][1].counts):
-        assert torch.equal(found[0][:, b, :count], found[1][:, b, :count])
+        assert torch.equal(call_states[0][:, b, :count], call_states[1][:, b, :count])
 
 
 def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
-    """Those behind the last layer are there if something is scored."""
+    """States behind the last layer exist where a column is scored."""
     _, model = random_model(torch.Generator().manual_seed(1), dtype)
     nothing_BJ = torch.zeros(2, 0, dtype=torch.long)
     for states, at_BJ in (((0,), None), ((L + 1,), None), ((-1,), None), ((L,), nothing_BJ), ((1, L), nothing_BJ)):
@@ -90,16 +91,16 @@ def test_states_of_other_layers_raise(dtype: torch.dtype) -> None:
 
 
 def test_packed_weights_give_states_and_head_rows(tmp_path: Path) -> None:
-    """Those of weights of few bits are what their products have, too."""
+    """Low-bit weights have the states that their products have, too."""
     written = write_model(tmp_path, "Q4_1", MIXED)
     model = load(written.gguf, device="cpu", dtype="bfloat16").decoder
     ids_BT = torch.arange(3, 8)[None]
     lists = PageTable(torch.ones(1, 1, dtype=torch.int32), [0], [5])
     batch = ForwardBatch([0], [(model.config.layers, lists)], states=(1,))
-    found = []
-    for way in (NativeModel.forward, forward_layerwise):
+    outputs = []
+    for forward in (NativeModel.forward, forward_layerwise):
         kv = NativeKV(model.config, PAGES, torch.bfloat16)
-        found.append(way(model.model, ids_BT, kv, batch, None))
-    assert torch.equal(found[0].states_SBTC, found[1].states_SBTC)
+        outputs.append(forward(model.model, ids_BT, kv, batch, None))
+    assert torch.equal(outputs[0].states_SBTC, outputs[1].states_SBTC)
     numbers_VC = load(written.folder, device="cpu", dtype="float32").decoder.head_rows(torch.arange(290))
     torch.testing.assert_close(model.head_rows(torch.tensor([7, 0, 289])), numbers_VC[[7, 0, 289]], atol=1e-6, rtol=0)

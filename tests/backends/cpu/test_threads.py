@@ -1,4 +1,4 @@
-"""The thread pool: the same bits however many threads and callers, through a fork, and beside another process."""
+"""The thread pool: bits do not depend on threads, callers, a fork, or another process beside it."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ while time.monotonic() < end:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[int]:
-    before = native.threads()
-    yield before
-    native.set_threads(before)
+    default_threads = native.threads()
+    yield default_threads
+    native.set_threads(default_threads)
 
 
 def start(code: str) -> subprocess.Popen[str]:
@@ -79,7 +79,7 @@ def start(code: str) -> subprocess.Popen[str]:
 
 
 def finish(process: subprocess.Popen[str]) -> None:
-    _, errors = process.communicate(timeout=1000)  # under sanitizers; elsewhere pytest has less patience
+    _, errors = process.communicate(timeout=1000)  # under sanitizers; pytest's own limit is shorter
     assert process.returncode == 0, errors
 
 
@@ -96,14 +96,15 @@ def test_thread_count_equals_usable_cpus(threads: int) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be counted here")
 def test_more_threads_than_cpus_start_no_more(threads: int) -> None:
-    """They would only take each other's CPU in the middle of a chunk."""
+    """More threads than CPUs would only preempt each other within a chunk."""
     finish(start(MANY))
 
 
 def test_bits_independent_of_threads_and_callers() -> None:
-    matrix, x = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300)
-    wanted = torch.empty(20, 1000)
-    matrix.linear(x, wanted)
+    matrix = native.Matrix(torch.randn(1000, 300))
+    x = torch.randn(20, 300)
+    reference = torch.empty(20, 1000)
+    matrix.linear(x, reference)
     results: list[torch.Tensor] = []
 
     def call() -> None:
@@ -120,12 +121,14 @@ def test_bits_independent_of_threads_and_callers() -> None:
         for caller in callers:
             caller.join()
     assert len(results) == 3 * 3 * 50
-    assert all(torch.equal(wanted, y) for y in results)
+    assert all(torch.equal(reference, y) for y in results)
 
 
 def test_thread_count_changes_between_jobs() -> None:
-    matrix, x, wanted = native.Matrix(torch.randn(1000, 300)), torch.randn(20, 300), torch.empty(20, 1000)
-    matrix.linear(x, wanted)
+    matrix = native.Matrix(torch.randn(1000, 300))
+    x = torch.randn(20, 300)
+    reference = torch.empty(20, 1000)
+    matrix.linear(x, reference)
     results = [torch.empty(20, 1000) for _ in range(40)]
     caller = threading.Thread(target=lambda: [matrix.linear(x, y) for y in results])
     caller.start()
@@ -134,7 +137,7 @@ def test_thread_count_changes_between_jobs() -> None:
             native.set_threads(count)
             assert native.threads() == count
     caller.join()
-    assert all(torch.equal(wanted, y) for y in results)
+    assert all(torch.equal(reference, y) for y in results)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -144,12 +147,12 @@ def test_forked_child_starts_own_pool() -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads cannot be moved here")
 def test_threads_on_one_cpu_sleep_and_wake() -> None:
-    """Whoever waits for the other's chunk gives it the CPU, the caller too."""
+    """A thread that waits for another's chunk yields its CPU, and so does the caller."""
     finish(start(CROWDED))
 
 
 def test_two_processes_share_cores() -> None:
-    """Each job waits for the one chunk that a descheduled worker holds, not for a time slice per thread."""
-    both = [start("work(1000)") for _ in range(2)]
-    for process in both:
+    """Each job waits for the one chunk of a descheduled worker, and not for one time slice per thread."""
+    processes = [start("work(1000)") for _ in range(2)]
+    for process in processes:
         finish(process)

@@ -23,7 +23,7 @@ def chosen(scores_GN: Tensor, start: int, stop: int, picks: int) -> Tensor:
 
 
 def by_sorting(scores_GN: Tensor, start: int, stop: int, picks: int) -> Tensor:
-    """A stable descending sort: the lowest ids among equals."""
+    """Return the picks of a stable descending sort: the lowest ids among equals."""
     order = torch.sort(scores_GN[:, start:stop], dim=1, descending=True, stable=True).indices[:, :picks]
     return order.sort(1).values + start
 
@@ -33,7 +33,7 @@ def test_topk_equals_torch(N: int) -> None:
     scores_GN = torch.randn(3, N, generator=torch.Generator().manual_seed(N)) ** 3
     for start, stop in ((0, N), (N // 3, N - N // 5)):
         for picks in {0, 1, (stop - start) // 8, stop - start} - {1 if stop == start else -1}:
-            by_torch = best(scores_GN.double(), range(start, stop), picks)  # of which native code takes none
+            by_torch = best(scores_GN.double(), range(start, stop), picks)  # native code takes no float64
             assert torch.equal(best(scores_GN, range(start, stop), picks), by_torch)
 
 

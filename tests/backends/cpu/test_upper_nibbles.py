@@ -1,4 +1,4 @@
-"""Attention to the upper nibbles of int8 KV: what tiers below the full one read of it. Suffixes as in paged.py."""
+"""Attention to the upper nibbles of int8 KV, which tiers below the full one read. Shape suffixes as in paged.py."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if native is None:
 torch.set_num_threads(1)
 
 
-def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = HALF) -> tuple[Paged, Row, Paged]:
-    """The same row twice: whole, and with its blocks before `coarse` as upper nibbles have them."""
-    one, other = (Paged(G, D, -(-S // PAGE) + 3, dtype, seed=S, codes=True) for _ in range(2))
-    row = one.row(S)
+def exact_and_middle_rows(
+    S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = HALF
+) -> tuple[Paged, Row, Paged]:
+    """Return the same row twice: exact, and with the blocks before `coarse` as their upper nibbles have them."""
+    nibble_kv, middle_kv = (Paged(G, D, -(-S // PAGE) + 3, dtype, seed=S, codes=True) for _ in range(2))
+    row = nibble_kv.row(S)
     k_SGR, v_SGR = (torch.empty(S, G, D + 2, dtype=torch.int8) for _ in range(2))
-    one.pages.read(slots(row.list_P, S), k_SGR, v_SGR)
+    nibble_kv.pages.read(slots(row.list_P, S), k_SGR, v_SGR)
     cut = coarse // 64 * 64
     changed = [torch.cat([from_upper(x[:cut], added), x[cut:]]) for x in (k_SGR, v_SGR)]
-    other.pages.write(slots(row.list_P, S), *changed)
-    return one, row, other
+    middle_kv.pages.write(slots(row.list_P, S), *changed)
+    return nibble_kv, row, middle_kv
 
 
 @pytest.mark.parametrize(("T", "S", "G", "h", "D"), [
@@ -33,26 +35,28 @@ def both(S: int, G: int, D: int, coarse: int, dtype: torch.dtype, added: int = H
     (5, 1100, 1, 8, 128), (1, 150, 1, 7, 192), (40, 400, 1, 1, 256),
 ])  # fmt: skip
 def test_upper_nibbles_equal_codes_in_their_middle(T: int, S: int, G: int, h: int, D: int, dtype: torch.dtype) -> None:
-    """Bit for bit, and without a look at the lower nibbles."""
-    one, row, other = both(S, G, D, S - T, dtype)
-    q_BTHD, page, scales = one.normal(1, T, G * h, D), PAGE * D, 2 * PAGE * 2
-    wanted = attend(other, q_BTHD, [S - T], [T], row.list_P[None])
+    """Bits are equal, and lower nibbles are not read."""
+    nibble_kv, row, middle_kv = exact_and_middle_rows(S, G, D, S - T, dtype)
+    q_BTHD = nibble_kv.normal(1, T, G * h, D)
+    page = PAGE * D
+    scales = 2 * PAGE * 2
+    middle_output = attend(middle_kv, q_BTHD, [S - T], [T], row.list_P[None])
     for garbage in (False, True):
         if garbage:
             committed = row.list_P[: (S - T) // 64 * 4].long()
-            one.memory[:, committed, page + scales :] = 77
-        got = attend(one, q_BTHD, [S - T], [T], row.list_P[None], coarse=[S - T])
-        assert all(map(torch.equal, got, wanted))
+            nibble_kv.memory[:, committed, page + scales :] = 77
+        got = attend(nibble_kv, q_BTHD, [S - T], [T], row.list_P[None], coarse=[S - T])
+        assert all(map(torch.equal, got, middle_output))
 
 
 def test_half_a_step_is_nearer_than_none() -> None:
     errors = []
     for added in (HALF, 0):
-        one, row, other = both(1000, 1, 64, 999, torch.float32, added)
-        q_BTHD = one.normal(1, 1, 4, 64, gain=2.0)
-        wanted, _ = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(999, 1, 1000))
-        mixed, _ = attend(other, q_BTHD, [999], [1], row.list_P[None])
-        errors.append(float((mixed[0] - wanted).abs().mean()))
+        exact_kv, row, shifted_kv = exact_and_middle_rows(1000, 1, 64, 999, torch.float32, added)
+        q_BTHD = exact_kv.normal(1, 1, 4, 64, gain=2.0)
+        reference, _ = by_the_book(q_BTHD[0], row.k_SGD, row.v_SGD, visible(999, 1, 1000))
+        attn_out, _ = attend(shifted_kv, q_BTHD, [999], [1], row.list_P[None])
+        errors.append(float((attn_out[0] - reference).abs().mean()))
     assert errors[0] < errors[1] / 1.3
 
 
@@ -65,26 +69,27 @@ def test_upper_nibbles_are_nearest_to_codes() -> None:
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     assert native is not None
-    before = native.threads()
+    default_threads = native.threads()
     native.set_threads(2)
     yield
-    native.set_threads(before)
+    native.set_threads(default_threads)
 
 
 @pytest.mark.usefixtures("two_threads")
 def test_tokens_written_by_several_threads_keep_their_nibbles() -> None:
     """Tokens of a page share bytes, and lie anywhere in a pass."""
-    N, D = 600, 64
+    N = 600
+    D = 64
     kv = Paged(2, D, N // PAGE + 2, torch.float32, codes=True, hadamard=False)
     place_N = slots(kv.take(N), N)[torch.randperm(N, generator=kv.draw)]
     q, k, v = (torch.randn(N, 2 * D, generator=kv.draw) for _ in range(3))
-    still = torch.ones(1, D // 2), torch.zeros(1, D // 2)
-    kv.pages.rope_and_write(q, k, v, *still, torch.zeros(N, dtype=torch.long), place_N, torch.empty(N, 2, D))
+    unrotated = torch.ones(1, D // 2), torch.zeros(1, D // 2)
+    kv.pages.rope_and_write(q, k, v, *unrotated, torch.zeros(N, dtype=torch.long), place_N, torch.empty(N, 2, D))
     got = [torch.empty(N, 2, D + 2, dtype=torch.int8) for _ in range(2)]
     kv.pages.read(place_N, *got)
-    wanted = [rounded(x.view(N, 2, D)) for x in (k, v)]
-    assert all(map(torch.equal, got, wanted))
+    rounded_kv = [rounded(x.view(N, 2, D)) for x in (k, v)]
+    assert all(map(torch.equal, got, rounded_kv))
     kv.memory[:, 1:] = -1
-    kv.pages.write(place_N, *wanted)
+    kv.pages.write(place_N, *rounded_kv)
     kv.pages.read(place_N, *got)
-    assert all(map(torch.equal, got, wanted))
+    assert all(map(torch.equal, got, rounded_kv))

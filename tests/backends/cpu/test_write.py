@@ -1,4 +1,4 @@
-"""RoPE and the way into the pages. Shape suffixes as in paged.py, N tokens."""
+"""RoPE and writes to pages. Shape suffixes as in paged.py, N tokens."""
 
 from __future__ import annotations
 
@@ -24,30 +24,34 @@ def turns(positions_N: torch.Tensor, D: int) -> tuple[torch.Tensor, torch.Tensor
     ("N", "H", "G", "D"), [(1, 4, 2, 64), (5, 3, 3, 80), (70, 2, 1, 16), (40, 8, 1, 96), (3, 2, 2, 256)]
 )
 def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: torch.dtype) -> None:
-    """The bits of rope.py, rounded once; nothing but the slots touched, and nothing in the scratch page."""
+    """Bits are those of rope.py, rounded once. Only the given slots change, and the scratch page stays unchanged."""
     kv = Paged(G, D, pages=9, dtype=dtype)
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     place_N[1::7] = torch.arange(len(place_N[1::7])) % PAGE  # padding
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    table, near_N, far_N = turns(torch.arange(1000), D), torch.randperm(N) + 900, torch.full((N,), 77)
-    rotated, q_sinks = torch.empty(N, H, D, dtype=dtype), torch.empty(N, H, D, dtype=dtype)
+    table = turns(torch.arange(1000), D)
+    near_N = torch.randperm(N) + 900
+    far_N = torch.full((N,), 77)
+    rotated = torch.empty(N, H, D, dtype=dtype)
+    q_sinks = torch.empty(N, H, D, dtype=dtype)
     kv.pages.rope_and_write(q, k, v, *table, near_N, place_N, rotated, far_N, q_sinks)
-    whole = [tuple(x[None, at_N] for x in table) for at_N in (near_N, far_N)]
-    assert torch.equal(rotated, rotate(q.view(1, N, H, D), whole[0])[0].to(dtype))
-    assert torch.equal(q_sinks, rotate(q.view(1, N, H, D), whole[1])[0].to(dtype))
-    kept = place_N >= PAGE
-    got_k, got_v = (torch.empty(int(kept.sum()), G, D, dtype=dtype) for _ in range(2))
-    kv.pages.read(place_N[kept], got_k, got_v)
-    assert torch.equal(got_k, rotate(k.view(1, N, G, D), whole[0])[0].to(dtype)[kept])
-    assert torch.equal(got_v, v.view(N, G, D).to(dtype)[kept])
+    table_rows = [tuple(x[None, at_N] for x in table) for at_N in (near_N, far_N)]
+    assert torch.equal(rotated, rotate(q.view(1, N, H, D), table_rows[0])[0].to(dtype))
+    assert torch.equal(q_sinks, rotate(q.view(1, N, H, D), table_rows[1])[0].to(dtype))
+    written_N = place_N >= PAGE
+    got_k, got_v = (torch.empty(int(written_N.sum()), G, D, dtype=dtype) for _ in range(2))
+    kv.pages.read(place_N[written_N], got_k, got_v)
+    assert torch.equal(got_k, rotate(k.view(1, N, G, D), table_rows[0])[0].to(dtype)[written_N])
+    assert torch.equal(got_v, v.view(N, G, D).to(dtype)[written_N])
     for memory in (kv.keys, kv.values):
         assert (~memory.isnan()).sum() == got_k.numel() and memory[:, 0].isnan().all()
 
 
 def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
-    """The format that the kernels agree on."""
+    """The layout is the one that the kernels agree on."""
     kv = Paged(2, 32, pages=3, dtype=dtype)
-    k, v = kv.normal(PAGE, 2, 32), kv.normal(PAGE, 2, 32)
+    k = kv.normal(PAGE, 2, 32)
+    v = kv.normal(PAGE, 2, 32)
     kv.pages.write(torch.arange(PAGE) + 2 * PAGE, k, v)
     pack = 2 if dtype == torch.bfloat16 else 1
     keys = kv.keys[:, 2].view(2, 32 // pack, PAGE, pack).permute(2, 0, 1, 3).flatten(2)
@@ -57,17 +61,22 @@ def test_page_layout_equals_slots(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dim", [16, 80])
 def test_runs_of_tokens_are_written_like_single_ones(dim: int, dtype: torch.dtype) -> None:
-    """Runs that begin and end within pages, single tokens, tokens in reverse, and padding, in more than one job."""
+    """Runs begin and end within pages.
+
+    Single tokens, reversed tokens and padding are included, in more than one job.
+    """
     runs = [(16, 3), (21, 40), (64, 16), (100, 1), (102, 2), (3, 2), (160, 70)]
-    place_N = torch.cat([torch.arange(first, first + count) for first, count in runs] + [torch.arange(150, 140, -1)])
-    kv, other = Paged(2, dim, pages=16, dtype=dtype), Paged(2, dim, pages=16, dtype=dtype)
-    k_NGD, v_NGD = kv.normal(len(place_N), 2, dim), kv.normal(len(place_N), 2, dim)
+    place_N = torch.cat([torch.arange(begin, begin + count) for begin, count in runs] + [torch.arange(150, 140, -1)])
+    kv = Paged(2, dim, pages=16, dtype=dtype)
+    single_kv = Paged(2, dim, pages=16, dtype=dtype)
+    k_NGD = kv.normal(len(place_N), 2, dim)
+    v_NGD = kv.normal(len(place_N), 2, dim)
     kv.pages.write(place_N, k_NGD, v_NGD)
     for n in range(len(place_N)):
-        other.pages.write(place_N[n : n + 1], k_NGD[n : n + 1], v_NGD[n : n + 1])
-    for one, two in ((kv.keys, other.keys), (kv.values, other.values)):
-        assert torch.equal(one.nan_to_num(7.0), two.nan_to_num(7.0))
-        assert one.isnan().sum() == one.numel() - 2 * dim * int((place_N >= PAGE).sum())
+        single_kv.pages.write(place_N[n : n + 1], k_NGD[n : n + 1], v_NGD[n : n + 1])
+    for run_memory, two in ((kv.keys, single_kv.keys), (kv.values, single_kv.values)):
+        assert torch.equal(run_memory.nan_to_num(7.0), two.nan_to_num(7.0))
+        assert run_memory.isnan().sum() == run_memory.numel() - 2 * dim * int((place_N >= PAGE).sum())
 
 
 def test_query_without_second_rotation_is_written(dtype: torch.dtype) -> None:

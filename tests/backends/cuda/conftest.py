@@ -1,4 +1,4 @@
-"""What runs in Triton's interpreter on a CPU: exact, slow, and so small. Left out where there is no Triton."""
+"""Tests in Triton's interpreter on a CPU: exact and slow, so shapes are small. Skipped where Triton is missing."""
 
 from __future__ import annotations
 
@@ -25,6 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As TRIFORCE_KERNELS=triton has it."""
+    """Select the Triton kernels, as TRIFORCE_KERNELS=triton does."""
     monkeypatch.setattr(dispatch, "native", None)
     monkeypatch.setattr(dispatch, "requested", "triton")

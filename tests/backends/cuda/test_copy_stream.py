@@ -1,6 +1,6 @@
-"""Nothing is copied over what is still computed with, nor computed with before it is there.
+"""A copy never overwrites a buffer that is still read, and no kernel reads a buffer before its copy is complete.
 
-On a CPU all is done at once, so this looks at what waits for what: two queues, each with a clock of both.
+On a CPU all work is synchronous, so the test records which queue waits for which: two queues, each with both clocks.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Clock = tuple[int, int]
 
 
 class Watch:
-    """A copy stream, and a list of who touched which buffer, or which layer of the store, when."""
+    """A copy stream that records which queue touches which buffer, or which layer of the store, and when."""
 
     def __init__(self) -> None:
         self.clocks: list[Clock] = [(0, 0), (0, 0)]
@@ -40,23 +40,25 @@ class Watch:
             self.touched.setdefault(key, []).append((queue, self.clocks[queue], writes))
 
     def _keys(self, tensor: Tensor) -> Iterator[tuple[int, int]]:
-        for region, whole in enumerate(self.regions):
-            for part in range(len(whole)):
-                begin = whole[part].data_ptr()
-                if begin <= tensor.data_ptr() < begin + whole[part].nbytes:
+        for region, region_rows in enumerate(self.regions):
+            for part in range(len(region_rows)):
+                begin = region_rows[part].data_ptr()
+                if begin <= tensor.data_ptr() < begin + region_rows[part].nbytes:
                     yield region, part
 
     def races(self) -> int:
-        """Pairs that touch the same thing, one of them to change it, of which neither waits for the other."""
-        found = 0
+        """Return the number of races: unordered pairs of accesses to one buffer or layer, with a write."""
+        race_count = 0
         for touches in self.touched.values():
             for i, (queue, clock, writes) in enumerate(touches):
-                for other, later, also in touches[i + 1 :]:
-                    if queue != other and (writes or also):
-                        found += later[queue] < clock[queue] and clock[other] < later[other]
-        return found
+                for other_queue, other_clock, also in touches[i + 1 :]:
+                    if queue != other_queue and (writes or also):
+                        race_count += (
+                            other_clock[queue] < clock[queue] and clock[other_queue] < other_clock[other_queue]
+                        )
+        return race_count
 
-    # What a copy stream does.
+    # operations of a copy stream
 
     def copy(self, copies: Copies) -> None:
         for to, source in copies:
@@ -110,9 +112,9 @@ def races(watch: Watch, seeds: int = 1) -> int:
         memory = pair.sides[1].pool.kv
         watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.layout.store]
         pair.run(12)
-        found, watch.touched = watch.races(), {}
-        if found:
-            return found
+        race_count, watch.touched = watch.races(), {}
+        if race_count:
+            return race_count
     return 0
 
 
@@ -125,7 +127,7 @@ def test_copy_stream_has_no_races(watch: Watch) -> None:
 def test_copy_stream_mutant_races(mutant: Mutant, watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     try:
-        found = races(watch, seeds=3)
-    except (AssertionError, RuntimeError):  # as what is copied too late is wrong even where all is done at once
+        race_count = races(watch, seeds=3)
+    except (AssertionError, RuntimeError):  # a late copy gives wrong values even where all work is synchronous
         return
-    assert found
+    assert race_count

@@ -32,7 +32,7 @@ def texts(folder: Path, mode: str, tokens: int, prompts: list[list[int]], temper
 
 @pytest.fixture
 def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """Plain decoding on the torch path."""
+    """Return the texts of plain decoding on the torch path."""
 
     def plain(tokens: int, prompts: list[list[int]], temperature: float) -> list[list[int]]:
         with monkeypatch.context() as patch:
@@ -47,7 +47,7 @@ def by_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., lis
 def test_cuda_single_text_equals_torch(
     folder: Path, mode: str, temperature: float, by_torch: Callable[..., list[list[int]]], by_name: None
 ) -> None:
-    """A prompt beyond the budget, so that the retrieval tier selects."""
+    """The prompt is longer than the budget, so that the retrieval tier selects."""
     tokens = 4
     assert texts(folder, mode, tokens, [ids(70)], temperature) == by_torch(tokens, [ids(70)], temperature)
 

@@ -1,4 +1,4 @@
-"""Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and what is written.
+"""Whole passes through Triton's model and memory against the torch path: logits, queries, mass, and written KV.
 
 Shape suffixes as in backends/kernel_api.py.
 """
@@ -38,25 +38,27 @@ def decoder() -> Decoder:
 
 
 def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
-    """Ids, columns to score, and the pass: one of each kind of view."""
+    """Return ids, columns to score, and the pass, for each kind of view."""
     draw = torch.Generator().manual_seed(0)
-    places = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
-    shared, ids_23 = places[:12].view(2, 6), torch.randint(50, (2, 3), generator=draw)
-    # Each row has pages of its own for new tokens: what two wrote to one place would depend on who was last.
-    own = places[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
-    of_heads = torch.cat([places[torch.randint(12, (2, 2, 2, 3), generator=draw)], own], 3)
-    wide, window = torch.randint(50, (1, 90), generator=draw), PageTable(places[None, :8], [60], [3], 16, 16, 40)
+    page_order = (torch.randperm(PAGES, generator=draw).int() + 1).to(DEVICE)
+    shared = page_order[:12].view(2, 6)
+    ids_23 = torch.randint(50, (2, 3), generator=draw)
+    # Each row writes to pages of its own: with two rows at one slot the value would depend on the order of writes.
+    new_pages = page_order[12:20].view(2, 1, 4).expand(2, 2, 2, 4)
+    of_heads = torch.cat([page_order[torch.randint(12, (2, 2, 2, 3), generator=draw)], new_pages], 3)
+    wide = torch.randint(50, (1, 90), generator=draw)
+    window = PageTable(page_order[None, :8], [60], [3], 16, 16, 40)
     ragged = PageTable(shared, [70, 5], [3, 1])
-    some = PageTable(of_heads, [50, 49], [2, 3])
-    # New tokens lie at the same slots in all layers: of the last units that all heads share.
+    retrieval_table = PageTable(of_heads, [50, 49], [2, 3])
+    # New tokens have the same slots in all layers: those of the last units, which all heads share.
     recent = torch.stack((shared[0, 4:], shared[1, :2]))[:, None].expand(2, 2, 2)
-    mixed = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
+    mixed_table = PageTable(torch.cat([of_heads[0, ..., :3], recent], 2), [54, 53], [3, 1])
     return {
         "full": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, return_mass=True)),
-        "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, some)])),
-        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed)])),
+        "retrieval": (ids_23, torch.tensor([[0, 1], [2, 0]]), ForwardBatch([90, 91], [(2, retrieval_table)])),
+        "mixed": (ids_23, torch.zeros(2, 0).long(), ForwardBatch([70, 5], [(1, ragged), (1, mixed_table)])),
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
-        "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(places[None, :8], [20], [90]))])),
+        "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(page_order[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, min_shape=(4, 8))),
         "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], min_shape=(4, 8), states=(1,))),
     }  # fmt: skip
@@ -66,8 +68,8 @@ def one_row(position: int, units: int, count: int, device: str = "cpu") -> Forwa
     return ForwardBatch([position], [(2, PageTable(torch.ones(1, units, device=device).int(), [0], [count]))])
 
 
-def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
-    """The pass by torch and by Triton, and the memory afterwards, from the same noise."""
+def torch_and_triton(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
+    """Return the outputs of torch and of Triton, and the memory afterwards, from the same noise."""
     plain, weights = TorchKV(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
     fast = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     for memory in (plain.keys_LGSD, plain.values_LGSD):
@@ -76,8 +78,9 @@ def both(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     fast.values_LGSD.copy_(plain.values_LGSD)
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
-        (ids_BT, at_BJ, this), made = passes()[name], model(decoder.config, weights)
-        outcome = made.forward(ids_BT, memory, this, at_BJ)
+        ids_BT, at_BJ, batch = passes()[name]
+        backend = model(decoder.config, weights)
+        outcome = backend.forward(ids_BT, memory, batch, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
 
@@ -89,35 +92,35 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", list(passes()))
 def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
-    (wanted, kv), (got, fast_kv) = both(decoder, name)
-    _, at, this = passes()[name]
-    for b, count in enumerate(this.views[0][1].counts):
+    (reference, kv), (got, fast_kv) = torch_and_triton(decoder, name)
+    _, at, batch = passes()[name]
+    for b, count in enumerate(batch.views[0][1].counts):
         real = slice(count) if at is None else slice(None)
-        torch.testing.assert_close(got.logits_BJV[b, real], wanted.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
-        if this.observe:
-            assert got.queries_LBTHD is not None and wanted.queries_LBTHD is not None
-            queries = got.queries_LBTHD[:, b, :count], wanted.queries_LBTHD[:, b, :count]
+        torch.testing.assert_close(got.logits_BJV[b, real], reference.logits_BJV[b, real], atol=2e-5, rtol=1e-5)
+        if batch.observe:
+            assert got.queries_LBTHD is not None and reference.queries_LBTHD is not None
+            queries = got.queries_LBTHD[:, b, :count], reference.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
-        if this.states:
-            assert got.states_SBTC is not None and wanted.states_SBTC is not None
-            states = got.states_SBTC[:, b, :count], wanted.states_SBTC[:, b, :count]
+        if batch.states:
+            assert got.states_SBTC is not None and reference.states_SBTC is not None
+            states = got.states_SBTC[:, b, :count], reference.states_SBTC[:, b, :count]
             torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
-    assert got.logits_BJV.shape == wanted.logits_BJV.shape
-    if this.return_mass:
-        torch.testing.assert_close(got.mass_LBGU, wanted.mass_LBGU, atol=2e-5, rtol=2e-5)
+    assert got.logits_BJV.shape == reference.logits_BJV.shape
+    if batch.return_mass:
+        torch.testing.assert_close(got.mass_LBGU, reference.mass_LBGU, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(fast_kv[:, :, :, 16:], kv[:, :, :, 16:], atol=2e-5, rtol=1e-5)
     assert not torch.equal(kv, torch.zeros_like(kv))
 
 
 def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three and four tokens are one shape, with the same buffers; a list of another size is not."""
+    """Three and four tokens are one shape, with the same buffers. A list of another size is another shape."""
     memory = TritonKV(decoder.config, PAGES, torch.float32)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     shapes_run: list[tuple[int, int]] = []
     monkeypatch.setattr(
         cuda_model,
         "run_pass",
-        lambda model, kv, inputs, *rest: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
+        lambda model, kv, inputs, *arguments: shapes_run.append((id(inputs), inputs.shape.width)) or outcome(),
     )
 
     def outcome() -> ForwardOutput:
@@ -141,18 +144,18 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
 def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
-    far = len(memory.tables_PF[0]) + 5
+    far_position = len(memory.tables_PF[0]) + 5
     model.forward(
         torch.ones(1, 1).long(),
         memory,
-        one_row(far, 3, 1, DEVICE),
+        one_row(far_position, 3, 1, DEVICE),
         None,
     )
-    assert len(memory.tables_PF[0]) > far
+    assert len(memory.tables_PF[0]) > far_position
 
 
 def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
-    """At once, not when cycles are looked for: the next request's KV would not fit beside it."""
+    """The model is freed at once, not by the cycle collector: the next request's KV would not fit beside it."""
     memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
     model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
     model.forward(
@@ -171,9 +174,13 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
 
 
 def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
-    """One with everything that a family may have: biases, and norms of queries and keys."""
-    (config, weights), D, Q, P = shapes.parts("small", 300, torch.float32, DEVICE), SMALL.head_dim, 32, 16
-    C, I = SMALL.hidden, SMALL.intermediate  # noqa: E741
+    """Return a layer with all optional parts of the families: biases, and norms of queries and keys."""
+    config, weights = shapes.parts("small", 300, torch.float32, DEVICE)
+    D = SMALL.head_dim
+    Q = 32
+    P = 16
+    C = SMALL.hidden
+    I = SMALL.intermediate  # noqa: E741
     layer = weights.layers[0]
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
@@ -189,34 +196,38 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
 
 
 def test_joined_products_equal_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    """q, k and v of one product, gate and up of another."""
+    """One product gives q, k and v, and another gives gate and up."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
-    plain, products = TorchLayer(config, layer), list[int]()
+    plain = TorchLayer(config, layer)
+    products = list[int]()
     x_NC = torch.randn(5, SMALL.hidden, generator=torch.Generator().manual_seed(4)).to(DEVICE)
-    wanted = *plain.qkv(x_NC), plain.gate(x_NC)
-    fast, product = TritonLayer(config, layer), F.linear
-    monkeypatch.setattr(F, "linear", lambda *given: products.append(1) or product(*given))
+    single_outputs = *plain.qkv(x_NC), plain.gate(x_NC)
+    fast = TritonLayer(config, layer)
+    product = F.linear
+    monkeypatch.setattr(F, "linear", lambda *arguments: products.append(1) or product(*arguments))
     got = *fast.qkv(x_NC), fast.gate(x_NC)
     assert len(products) == 2
-    for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-5)
+    for joined_output, single_output in zip(got, single_outputs, strict=True):
+        torch.testing.assert_close(joined_output, single_output, atol=2e-5, rtol=1e-5)
 
 
 def test_joined_matrices_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layer's own become parts of them."""
+    """The layer's own matrices become views of the joined ones."""
     monkeypatch.setitem(shapes.SHAPES, "small", SMALL)
     config, layer = a_layer(torch.Generator().manual_seed(3))
-    before = [each.clone() for each in (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P) if isinstance(each, Tensor)]
+    original_weights = [
+        weight.clone() for weight in (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P) if isinstance(weight, Tensor)
+    ]
     TritonLayer(config, layer)
-    each = layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.gate_proj_IC, layer.up_proj_IC
-    addresses = [numbers(one).untyped_storage().data_ptr() for one in each]
+    joined_weights = layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.gate_proj_IC, layer.up_proj_IC
+    addresses = [numbers(weight).untyped_storage().data_ptr() for weight in joined_weights]
     assert len(set(addresses[:3])) == len(set(addresses[3:])) == 1 and addresses[0] != addresses[3]
-    assert all(map(torch.equal, before, map(numbers, (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P))))  # type: ignore[arg-type]
+    assert all(map(torch.equal, original_weights, map(numbers, (layer.q_proj_QC, layer.up_proj_IC, layer.v_bias_P))))  # type: ignore[arg-type]
 
 
 def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product of which each number is summed in one order, wherever its row stands, as a GPU's of one shape."""
+    """Return a product that sums each number in one order for every row, as a GPU does for one shape."""
     y = torch.zeros(len(x), len(weight))
     for j in range(x.shape[1]):
         y += x[:, j, None] * weight[None, :, j]
@@ -227,12 +238,15 @@ def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def test_strict_bits_of_joined_products_are_those_of_single_tokens(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Passes of one shape, of three tokens and of one each: whatever else is fed, a token's logits are the same."""
+    """Passes of one shape, of three tokens and of one each, give a token the same logits beside any tokens."""
     monkeypatch.setattr(F, "linear", by_row)
     monkeypatch.setattr(np, "matmul", by_the_term)
-    ids, found = [7, 11, 13], []
+    ids = [7, 11, 13]
+    logits_by_kind = []
     for widths in ([3], [1, 1, 1]):
-        memory, at, logits = TritonKV(decoder.config, PAGES, torch.float32, DEVICE), 0, []
+        memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+        at = 0
+        logits = []
         model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
         for width in widths:
             lists = PageTable(torch.arange(1, 4, device=DEVICE).int()[None], [20 + at], [width])
@@ -240,5 +254,5 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
             output = model.forward(torch.tensor([ids[at : at + width]]), memory, batch, None)
             logits.append(output.logits_BJV[0])
             at += width
-        found.append(torch.cat(logits))
-    assert torch.equal(*found)
+        logits_by_kind.append(torch.cat(logits))
+    assert torch.equal(*logits_by_kind)

@@ -1,4 +1,4 @@
-"""KV on the host, with the kernels that a GPU runs: texts are those of KV in memory, and what does not fit is said."""
+"""KV on the host, with a GPU's kernels: texts are those of KV in memory, and sizes that do not fit raise errors."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def answers(
-    folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **how: Any
+    folder: Path, mode: str, prompts: list[list[int]], temperature: float, tokens: int = 4, **options: Any
 ) -> list[RequestOutput]:
-    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | how
+    settings = dict(dtype="float32", retrieval_budget=32, speculative_tokens=4, searched_layers="none") | options
     params = SamplingParams(temperature=temperature, seed=3, max_tokens=tokens, ignore_eos=True)
     return LLM(folder / "target", folder / "draft", **settings).generate(prompts, params, mode=mode)
 
 
-def texts(*args: Any, **how: Any) -> list[list[int]]:
-    return [output.outputs[0].token_ids for output in answers(*args, **how)]
+def texts(*args: Any, **options: Any) -> list[list[int]]:
+    return [output.outputs[0].token_ids for output in answers(*args, **options)]
 
 
 @pytest.fixture
-def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
-    """Plain decoding on the torch path, all in memory."""
+def plain_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[list[int]]]:
+    """Return texts of plain decoding on the torch path, with all KV in memory."""
 
     def decode(prompts: list[list[int]], temperature: float, tokens: int = 4) -> list[list[int]]:
         with monkeypatch.context() as patch:
@@ -78,18 +78,18 @@ def host(memory: str, layers: int) -> dict[str, Any]:
     ],
 )
 def test_offloaded_single_text_equals_memory(
-    folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plainly: Any, by_name: None
+    folder: Path, mode: str, temperature: float, length: int, memory: str, layers: int, plain_texts: Any, by_name: None
 ) -> None:
-    """No layer whole; one, and a prompt that is read layer by layer; all."""
-    (found,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
-    assert [found.outputs[0].token_ids] == plainly([ids(length)], temperature)
-    assert (found.kv.host_bytes > 0) == (layers < 2) and 0 < found.kv.device_bytes <= 700 << 10
+    """Cases: no resident layer; one, with a prompt that is read layer by layer; all layers."""
+    (answer,) = answers(folder, mode, [ids(length)], temperature, **host(memory, layers))
+    assert [answer.outputs[0].token_ids] == plain_texts([ids(length)], temperature)
+    assert (answer.kv.host_bytes > 0) == (layers < 2) and 0 < answer.kv.device_bytes <= 700 << 10
 
 
 @pytest.mark.slow
-def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: None) -> None:
+def test_offloaded_batch_rows_equal_memory(folder: Path, plain_texts: Any, by_name: None) -> None:
     prompts = [ids(40), ids(60)[20:]]
-    assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plainly(prompts, 0.0, 3)
+    assert texts(folder, "retrieval", prompts, 0.0, 3, **host("300KiB", 1)) == plain_texts(prompts, 0.0, 3)
 
 
 @pytest.mark.slow
@@ -97,11 +97,11 @@ def test_offloaded_batch_rows_equal_memory(folder: Path, plainly: Any, by_name: 
 @pytest.mark.parametrize("mode", ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram"])
 @pytest.mark.parametrize(("temperature", "layers"), [(0.0, 0), (0.8, 1)])
 def test_offloaded_mode_text_equals_memory(
-    folder: Path, mode: str, temperature: float, layers: int, plainly: Any, by_name: None
+    folder: Path, mode: str, temperature: float, layers: int, plain_texts: Any, by_name: None
 ) -> None:
     prompts = [ids(30), ids(320)[3:]]
-    found = texts(folder, mode, prompts, temperature, 12, **host("1MiB", layers))
-    assert found == plainly(prompts, temperature, 12)
+    offloaded_texts = texts(folder, mode, prompts, temperature, 12, **host("1MiB", layers))
+    assert offloaded_texts == plain_texts(prompts, temperature, 12)
 
 
 def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
@@ -114,11 +114,11 @@ def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
 def test_page_copies_equal_source() -> None:
     draw = torch.Generator().manual_seed(0)
     source = [torch.randn(9, 24, generator=draw).to(DEVICE) for _ in range(2)]
-    found, wanted = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
+    triton_pages, torch_pages = ([torch.zeros(7, 24, device=DEVICE) for _ in range(2)] for _ in range(2))
     from_X, to_X = (torch.tensor(places, device=DEVICE) for places in ([8, 0, 3, 5, 1], [1, 6, 0, 2, 5]))
-    copy_pages((source[0], source[1]), from_X, (found[0], found[1]), to_X, 24)
-    torch_kernels.carried((source[0], source[1]), from_X, (wanted[0], wanted[1]), to_X, 24)
-    assert all(torch.equal(a, b) and a[5].any() for a, b in zip(found, wanted, strict=True))
+    copy_pages((source[0], source[1]), from_X, (triton_pages[0], triton_pages[1]), to_X, 24)
+    torch_kernels.carried((source[0], source[1]), from_X, (torch_pages[0], torch_pages[1]), to_X, 24)
+    assert all(torch.equal(a, b) and a[5].any() for a, b in zip(triton_pages, torch_pages, strict=True))
 
 
 def test_offload_to_file_on_cuda_raises(folder: Path, by_name: None) -> None:
@@ -151,8 +151,9 @@ GIB = 1 << 30
 
 @pytest.fixture(scope="module")
 def needs() -> CudaKVSizing:
-    """Llama-2-7B's at 122K, on a CUDA device."""
-    s, rope = shapes.SHAPES["llama-2-7b-128k"], Rope(torch.ones(64), 1.0)
+    """Return the sizing of Llama-2-7B at 122K tokens on a CUDA device."""
+    s = shapes.SHAPES["llama-2-7b-128k"]
+    rope = Rope(torch.ones(64), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, context=130_000, rope=rope)
     return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), 0, torch.device("cuda"), 0)
@@ -202,5 +203,5 @@ def test_offload_reported_minimum_suffices(needs: CudaKVSizing, monkeypatch: pyt
     assert needs.split(OffloadConfig("host"), needs.min_bytes)[2] == 0
     with pytest.raises(CacheError, match=r"give (\S+)GiB more") as error:
         needs.split(OffloadConfig("host", layers=10), needs.min_bytes)
-    more = float(str(error.value).split("give ")[1].split("GiB")[0])
-    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((more + 0.1) * GIB))[2] == 10
+    missing_gib = float(str(error.value).split("give ")[1].split("GiB")[0])
+    assert needs.split(OffloadConfig("host", layers=10), needs.min_bytes + int((missing_gib + 0.1) * GIB))[2] == 10

@@ -1,4 +1,4 @@
-"""Where pages lie changes nothing: texts that grow, are cut, end and begin anew, in memory and on the host."""
+"""The place of pages changes nothing: texts grow, are cut, end and start again, in memory and on the host."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def fast() -> Iterator[None]:
         yield
 
 
-def run(seed: int, whole: int = 1, steps: int = 40, selection: str = "observed") -> paired_pools.PairedPools:
+def run(seed: int, resident_layers: int = 1, steps: int = 40, selection: str = "observed") -> paired_pools.PairedPools:
     decoder = shapes.decoder("paired", paired_pools.CAPACITY)
-    pair = paired_pools.PairedPools(paired_pools.room(decoder, whole), seed, selection)
+    pair = paired_pools.PairedPools(paired_pools.room(decoder, resident_layers), seed, selection)
     pair.run(steps)
     return pair
 
 
-@pytest.mark.parametrize("whole", [0, 1, 2])
+@pytest.mark.parametrize("resident_layers", [0, 1, 2])
 @pytest.mark.parametrize("seed", range(3))
-def test_offloaded_passes_equal_memory(seed: int, whole: int) -> None:
-    assert run(seed, whole).passes > 50
+def test_offloaded_passes_equal_memory(seed: int, resident_layers: int) -> None:
+    assert run(seed, resident_layers).passes > 50
 
 
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
@@ -40,28 +40,28 @@ def test_offloaded_key_selections_equal_memory(selection: str) -> None:
 
 
 def fetched() -> int:
-    """Pages of single KV heads that passes below read from the host, between ten verifications."""
+    """Return the pages of single KV heads that lower passes read from the host between ten verifications."""
     pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0, seats=20), 0)
     for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(190))
     pair.verify(4)
     memory = pair.sides[1].pool.kv.manager
-    before = int(memory.fetched)
+    fetched_before = int(memory.fetched)
     for _ in range(10):
         pair.verify(4)
-    return int(memory.fetched) - before
+    return int(memory.fetched) - fetched_before
 
 
 def test_streamed_selected_pages_become_resident(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = fetched()
+    fetched_with_admission = fetched()
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )
-    assert fetched() >= max(20, 3 * kept), "no more cross where nothing is kept"
+    assert fetched() >= max(20, 3 * fetched_with_admission), "no more cross where nothing is kept"
 
 
 def test_lower_tier_passes_are_captured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And those that stream are not."""
+    """Passes that stream are not captured."""
     captured: list[bool] = []
     monkeypatch.setattr(Graphs, "run", lambda self, replay, call: captured.append(True) or plain(self, replay, call))
     pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0), 0)

@@ -1,4 +1,4 @@
-"""Ranks on the Triton path: processes, as the interpreter knows of one thread only."""
+"""Ranks on the Triton path, as processes: the interpreter supports one thread only."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ PROMPT = "the cat sat on the mat, the hat and the cat. " * 3
 
 def token_ids(pair: Path, mode: str, count: int) -> list[int]:
     command = [sys.executable, "-m", "triforce", "generate", str(pair / "target"), PROMPT, "--mode", mode, "--json"]
-    asked = f"--temperature 0 --max-tokens 6 --ignore-eos --dtype float32 --tp {count}"
-    asked += " --retrieval-budget 32 --searched-layers none"
+    sampling_options = f"--temperature 0 --max-tokens 6 --ignore-eos --dtype float32 --tp {count}"
+    sampling_options += " --retrieval-budget 32 --searched-layers none"
     paths = [entry for entry in sys.path if entry]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths), "TRIFORCE_KERNELS": "triton", "TRITON_INTERPRET": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    options = [*command, "--draft", str(pair / "draft"), *asked.split(), "--device", "cpu"]
+    options = [*command, "--draft", str(pair / "draft"), *sampling_options.split(), "--device", "cpu"]
     done = subprocess.run(options, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert answer["ranks"] == count
-    found: list[int] = answer["token_ids"]
-    return found
+    answer_ids: list[int] = answer["token_ids"]
+    return answer_ids
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_cuda_ranks_text_equals_one_process(tmp_path: Path, mode: str) -> None:
-    """Greedy, in float32: sums of ranks are rounded alike but for the products of torch."""
+    """Texts are greedy and float32: sums over ranks are rounded alike, but for the products of torch."""
     pair = tiny_pair(tmp_path, 256)
-    alone = token_ids(pair, mode, 1)
-    assert len(alone) == 6 and token_ids(pair, mode, 2) == alone
+    one_process_ids = token_ids(pair, mode, 1)
+    assert len(one_process_ids) == 6 and token_ids(pair, mode, 2) == one_process_ids

@@ -1,6 +1,6 @@
-"""Ranks whose KV is on the host, on the path of a GPU, make the text of one process whose KV is in memory.
+"""Ranks with KV on the host, on the path of a GPU, give the text of one process with KV in memory.
 
-Kernels are replaced by what they are compared with elsewhere, as the interpreter knows of one thread only.
+Kernels are replaced by their references, as the interpreter supports one thread only.
 """
 
 from __future__ import annotations
@@ -44,21 +44,23 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("triforce.backends.token_sampler.dispatch", without)
 
 
-def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **how: Any) -> list[int]:
-    llm = LLM(folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **how)
+def text(folder: Path, mode: str, ranks: TPGroup = ALONE, **options: Any) -> list[int]:
+    llm = LLM(
+        folder, ranks=ranks, device="cpu", dtype="float32", retrieval_budget=32, searched_layers="none", **options
+    )
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=12, ignore_eos=True)
     output = llm.generate([PROMPT], params, mode=mode)[0]
-    assert output.kv.host_bytes > 0 or not how
+    assert output.kv.host_bytes > 0 or not options
     return output.outputs[0].token_ids
 
 
 def of_ranks(folder: Path, mode: str, layers: int) -> list[list[int]]:
-    how = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
-    return together(2, lambda ranks: text(folder, mode, ranks, **how))
+    options = dict(kv_offload="host", kv_memory="500KiB", kv_resident_layers=layers)
+    return together(2, lambda ranks: text(folder, mode, ranks, **options))
 
 
 @pytest.fixture
-def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def plain_ids(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
         patch.setattr(dispatch, "requested", "torch")
@@ -67,24 +69,24 @@ def plainly(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(("mode", "layers"), [("ar", 0), ("retrieval", 0), ("retrieval", 1)])
 def test_cuda_ranks_offloaded_text_equals_one_process(
-    folder: Path, mode: str, layers: int, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, mode: str, layers: int, plain_ids: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And passes that do not stream are such that can be captured."""
+    """Passes that do not stream can be captured."""
     captured: list[type] = []
     run = Graphs.run
     monkeypatch.setattr(
         Graphs, "run", lambda self, replay, call: captured.append(type(call.args[0])) or run(self, replay, call)
     )
-    assert of_ranks(folder, mode, layers) == [plainly] * 2
+    assert of_ranks(folder, mode, layers) == [plain_ids] * 2
     assert {*captured} == ({ShardedModel} if mode == "retrieval" else set())
 
 
 def test_offload_mutant_of_ranks_changes_the_text(
-    folder: Path, plainly: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
+    folder: Path, plain_ids: list[int], as_on_a_gpu: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (mutant,) = caught_in("test_offload_mutant_of_ranks_changes_the_text")
     mutant.apply(monkeypatch)
-    assert of_ranks(folder, "ar", 0) != [plainly] * 2
+    assert of_ranks(folder, "ar", 0) != [plain_ids] * 2
 
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
@@ -93,17 +95,20 @@ def needs(folder: Path, count: int) -> CudaKVSizing:
 
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So what stays is counted over all devices, in what is kept, what is said and what it is compared with."""
-    one, two = needs(folder, 1), needs(folder, 2)
-    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one.activation_bytes + one.bytes // 2)
-    assert memory_for(OffloadConfig("host"), one) == int(one.memory_share * one.free_bytes) < one.bytes
+    """Reserved memory is summed over all devices, in the KV that stays, in messages, and in comparisons."""
+    one_rank = needs(folder, 1)
+    two = needs(folder, 2)
+    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one_rank.activation_bytes + one_rank.bytes // 2)
+    assert (
+        memory_for(OffloadConfig("host"), one_rank) == int(one_rank.memory_share * one_rank.free_bytes) < one_rank.bytes
+    )
     assert memory_for(OffloadConfig("host"), two) == int(two.memory_share * 2 * two.free_bytes)
     with pytest.raises(CacheError, match="free on 2 devices"):
         two.split(OffloadConfig("host"), two.free_bytes + 1)
 
 
 def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank finds free is for all of them."""
+    """All ranks share the memory that one rank finds free."""
     two = needs(folder, 2)
     monkeypatch.setattr(offload_sizing, "free_on", lambda device: GIB)
     monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.store_bytes(0)))

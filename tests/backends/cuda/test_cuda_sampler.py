@@ -1,4 +1,4 @@
-"""The fused sampler in Triton against the one in torch: same laws, same picks, same guesses kept, same errors.
+"""The fused sampler in Triton against the sampler in torch: same probabilities, picks, accepted tokens and errors.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -40,7 +40,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(params=[None, 128], ids=["one program", "parts"], autouse=True)
 def part(request: pytest.FixtureRequest) -> Iterator[int | None]:
-    """Both kernels: tokens of a program, or None where it looks at a whole column."""
+    """Yield the tokens per program for both kernels, or None for one program per column."""
     with looked_at_by(request.param):
         yield request.param
 
@@ -88,9 +88,9 @@ def test_triton_sampler_largest_in_one_part_equal_torch() -> None:
 
 
 def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
-    """Down to the subnormal ones and to what is 0."""
+    """Probabilities go down to subnormal ones and to 0."""
     logits_BV = -torch.arange(0, 800, 1.37)[None]
-    expected, got = (laws(each, logits_BV, [SamplingParams()]) for each in (torch_sampling, OnDevice))
+    expected, got = (laws(sampler, logits_BV, [SamplingParams()]) for sampler in (torch_sampling, OnDevice))
     small = expected > 0
     assert torch.equal(got > 0, small) and 0 < expected[small].min() < 1e-310
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-322)
@@ -98,14 +98,14 @@ def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
 
 @each_coupling
 def test_triton_sampler_accepts_strided_tensors(coupling: type) -> None:
-    """Logits of a graph's padded pass, and guesses cut from longer drafts; bfloat16 too."""
-    whole = scene(4, 30)
+    """Logits come from a graph's padded pass, and guesses are cut from longer drafts; bfloat16 too."""
+    batch_scene = scene(4, 30)
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
-    padded[:4, :4] = whole.logits_BJV
+    padded[:4, :4] = batch_scene.logits_BJV
     longer = torch.full((4, 5, 30), math.nan).double()
-    longer[:, :3] = whole.guess.probs_BKV
-    guess = replace(whole.guess, probs_BKV=longer[:, :3])
-    agree(replace(whole, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
+    longer[:, :3] = batch_scene.guess.probs_BKV
+    guess = replace(batch_scene.guess, probs_BKV=longer[:, :3])
+    agree(replace(batch_scene, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 513])
@@ -113,16 +113,17 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
     noise_far_away(vocab_size)
 
 
-@pytest.mark.parametrize(("bad", "what"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
-def test_triton_sampler_bad_logits_raise(bad: float, what: str) -> None:
-    """In padding and rows that are done, too: then the model is broken."""
-    whole = scene(1, 300)
-    whole.guess.counts_B[:], whole.live_B[:] = 0, [True, True, False, True]
-    whole.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
-    whole.logits_BJV[3, 0, 5] = math.nan
+@pytest.mark.parametrize(("bad", "fault"), [(math.nan, "NaN"), (math.inf, r"\+inf"), (-math.inf, "all -inf")])
+def test_triton_sampler_bad_logits_raise(bad: float, fault: str) -> None:
+    """Bad logits in padding and in finished rows raise too: the model is broken then."""
+    batch_scene = scene(1, 300)
+    batch_scene.guess.counts_B[:] = 0
+    batch_scene.live_B[:] = [True, True, False, True]
+    batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
+    batch_scene.logits_BJV[3, 0, 5] = math.nan
     for coupling in COUPLINGS:
-        with pytest.raises(ModelError, match=rf"{what} \(row 2, column 3\)"):
-            verdict(whole, OnDevice, coupling)
+        with pytest.raises(ModelError, match=rf"{fault} \(row 2, column 3\)"):
+            verdict(batch_scene, OnDevice, coupling)
 
 
 def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
@@ -133,12 +134,12 @@ def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
 def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
     drawn = {}
-    for wanted in ("torch", "triton"):
-        monkeypatch.setattr(dispatch, "requested", wanted)
+    for kernels in ("torch", "triton"):
+        monkeypatch.setattr(dispatch, "requested", kernels)
         rows = noise_of([0, 1, 2], DEVICE)
         rows.draws += 2**32 - 3  # both words of the counter
-        asked = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
-        drawn[wanted] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in asked] + [rows.draws]
+        draw_requests = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
+        drawn[kernels] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in draw_requests] + [rows.draws]
     assert all(map(torch.equal, drawn["torch"], drawn["triton"]))
 
 
@@ -147,7 +148,7 @@ def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytes
         return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0], DEVICE)), DEVICE))
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
-    assert taken(BlockRejection) is TorchSampling  # it judges one by one
+    assert taken(BlockRejection) is TorchSampling  # row by row
     monkeypatch.setattr(dispatch, "requested", "torch")
     assert taken(Seeded) is TorchSampling
 

@@ -36,7 +36,7 @@ CHECKS: dict[str, Callable[[], object]] = {
     "picks": partial(decides_as_torch_does, 97, range(3, 6), Seeded),
     "largest in one part": largest_in_one_part,
 }
-"""What `Mutant.checks` names, perhaps with PARTS before it: then several programs look at a column."""
+"""Checks by the names in `Mutant.checks`. The prefix PARTS runs several programs per column."""
 PARTS = "in parts: "
 
 

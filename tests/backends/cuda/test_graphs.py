@@ -12,17 +12,17 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("size", "least", "padded"), [(0, 4, 0), (1, 1, 1), (3, 1, 4), (4, 1, 4), (5, 8, 8), (9, 8, 16)]
+    ("size", "min_size", "padded"), [(0, 4, 0), (1, 1, 1), (3, 1, 4), (4, 1, 4), (5, 8, 8), (9, 8, 16)]
 )
-def test_bucket_sizes_cover_widths(size: int, least: int, padded: int) -> None:
-    assert bucket(size, least) == padded
+def test_bucket_sizes_cover_widths(size: int, min_size: int, padded: int) -> None:
+    assert bucket(size, min_size) == padded
 
 
-def a_pass(rows: int, units: int, **more: object) -> ForwardBatch:
-    each = torch.arange(rows * units).view(rows, units).int()
+def a_pass(rows: int, units: int, **batch_fields: object) -> ForwardBatch:
+    page_list = torch.arange(rows * units).view(rows, units).int()
     of_heads = torch.arange(3 * rows * 2 * units).view(3, rows, 2, units).int()
-    lists = [PageTable(each, [5] * rows, [2] * rows), PageTable(of_heads, [7] * rows, [2] * rows, 8)]
-    return ForwardBatch([9] * rows, [(2, lists[0]), (3, lists[1])], **more)  # type: ignore[arg-type]
+    lists = [PageTable(page_list, [5] * rows, [2] * rows), PageTable(of_heads, [7] * rows, [2] * rows, 8)]
+    return ForwardBatch([9] * rows, [(2, lists[0]), (3, lists[1])], **batch_fields)  # type: ignore[arg-type]
 
 
 def test_view_shape_is_rounded_to_bucket() -> None:
@@ -35,7 +35,10 @@ def test_view_shape_is_rounded_to_bucket() -> None:
 
 
 def test_shape_hint_gives_one_shape() -> None:
-    """Plain decoding and verifications, of one row and of several: one shape. Without `least` they have many."""
+    """Plain decoding and verification, of one row and of several, have one shape.
+
+    Without `least` there are many shapes.
+    """
     kinds = [(1, 1, 1), (1, 7, 7), (2, 9, 9), (8, 16, 12)]
     assert len({shape_of(*kind, a_pass(kind[0], 40, min_shape=(8, 16)), padded=True) for kind in kinds}) == 1
     assert len({shape_of(*kind, a_pass(kind[0], 40), padded=True) for kind in kinds}) == len(kinds)
@@ -56,15 +59,17 @@ def test_graph_inputs_hold_only_current_pass() -> None:
 
 
 def test_used_graphs_are_kept() -> None:
-    graphs, made, inputs = Graphs(CPU), [], GraphInputs(shape_of(1, 1, 1, a_pass(1, 1), padded=True), CPU)
+    graphs = Graphs(CPU)
+    captured_keys = []
+    inputs = GraphInputs(shape_of(1, 1, 1, a_pass(1, 1), padded=True), CPU)
 
     def make(key: int) -> Replay:
-        made.append(key)
+        captured_keys.append(key)
         return Replay(inputs)
 
     for key in [*range(MAX_GRAPHS), 0, MAX_GRAPHS, 0, 1]:
         graphs.get(key, lambda key=key: make(key))  # type: ignore[misc]
-    assert made == [*range(MAX_GRAPHS), MAX_GRAPHS, 1]
+    assert captured_keys == [*range(MAX_GRAPHS), MAX_GRAPHS, 1]
     clear_graphs()
     graphs.get(0, lambda: make(0))
-    assert made[-1] == 0
+    assert captured_keys[-1] == 0

@@ -1,6 +1,6 @@
-"""How often the host waits for a device in a step: once for each pass that verifies, and once for each draft.
+"""Host syncs of a step: one for each verification pass, and one for each draft.
 
-Nothing is on a device here, so tensors are marked: those that are made with a `device`, and what is made of them.
+No tensor is on a device here, so tensors are marked: tensors made with a `device`, and results of marked tensors.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ HEARD, DRAFTED = "cpu in sampler.py, verify", "cpu in model.py, fused_draft"
 
 
 class OnDevice(Tensor):
-    """What is made of one is one."""
+    """A marked tensor. Results of marked tensors are marked."""
 
 
 class Watch(TorchFunctionMode):
-    """Counts what on a device would make the host wait."""
+    """Counts operations that would make the host wait for a device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -62,17 +62,17 @@ class Watch(TorchFunctionMode):
 
 
 def _waits(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether the host would: for an answer, or for a copy from memory that is not pinned."""
-    there = [isinstance(x, OnDevice) for x in args[:2]]
+    """Return whether the host would wait: for a value, or for a copy from memory that is not pinned."""
+    on_device = [isinstance(x, OnDevice) for x in args[:2]]
     if func is torch.tensor:
         return kwargs.get("device") is not None
     if func is Tensor.__getitem__:
         return _by_mask(args[1])
     if _moves(func, args):
-        return not there[0] and args[0].numel() > 0 and not kwargs.get("non_blocking")
+        return not on_device[0] and args[0].numel() > 0 and not kwargs.get("non_blocking")
     if func is Tensor.copy_:
-        return there[0] != there[1] and not kwargs.get("non_blocking")
-    return func in ANSWERS and any(there)
+        return on_device[0] != on_device[1] and not kwargs.get("non_blocking")
+    return func in ANSWERS and any(on_device)
 
 
 def _moves(func: Any, args: Any) -> bool:
@@ -80,8 +80,8 @@ def _moves(func: Any, args: Any) -> bool:
 
 
 def _by_mask(index: Any) -> bool:
-    each = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(x, OnDevice) and x.dtype == torch.bool for x in each)
+    indices = index if isinstance(index, tuple) else (index,)
+    return any(isinstance(x, OnDevice) and x.dtype == torch.bool for x in indices)
 
 
 @pytest.fixture
@@ -97,8 +97,8 @@ def watch(by_name: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
         yield watch
 
 
-def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: Any) -> tuple[list[str], int, int]:
-    """What the host waited for in a few steps, and how many verifications and drafts these had."""
+def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[list[str], int, int]:
+    """Return the host's waits in a few steps, and the numbers of verifications and drafts of these steps."""
     llm = LLM(
         folder / "target",
         folder / "draft",
@@ -106,9 +106,11 @@ def steps(folder: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch, **how: An
         retrieval_budget=32,
         speculative_tokens=2,
         searched_layers="none",
-        **how,
+        **options,
     )
-    texts, passes, drafts = llm.open(1, 200), [], []
+    texts = llm.open(1, 200)
+    passes = []
+    drafts = []
     texts.submit([llm.request(ids(70), SamplingParams(seed=3, max_tokens=9, ignore_eos=True), mode="triforce")])
     while not texts.core.batches:
         texts.step()
@@ -137,19 +139,26 @@ def test_host_sync_mutant_is_noticed(folder: Path, watch: Watch, monkeypatch: py
 
 
 def test_host_sync_kinds_are_counted() -> None:
-    device, host = torch.device("cpu"), torch.ones(3)
+    device = torch.device("cpu")
+    host = torch.ones(3)
     with Watch() as watch:
-        there = torch.zeros(3, device=device)
-        there.copy_(host, non_blocking=True)
+        on_device = torch.zeros(3, device=device)
+        on_device.copy_(host, non_blocking=True)
         torch.from_numpy(np.ones(3)).to(device, non_blocking=True)
-        host.tolist(), there + host
+        host.tolist(), on_device + host
         assert not watch.waits
-        there.copy_(host), host.to(device), torch.tensor([1], device=device), (2 * there).tolist(), there[there > 0]
+        (
+            on_device.copy_(host),
+            host.to(device),
+            torch.tensor([1], device=device),
+            (2 * on_device).tolist(),
+            on_device[on_device > 0],
+        )
     assert [wait.split()[0] for wait in watch.waits] == ["copy_", "to", "tensor", "tolist", "__getitem__"]
 
 
 def test_sharded_model_can_be_captured(folder: Path, by_name: None) -> None:
-    """A graph can bring nothing from the host's memory."""
+    """A graph cannot copy from the host's memory."""
     decoder = LLM(folder / "target", dtype="float32").target.decoder
     ranks = cast(TPGroup, SimpleNamespace(rank=1, count=2, exact=True, gather=lambda x, width: x.repeat(1, 2)))
     model = ShardedModel(decoder.config, decoder.model, ranks, decoder.dtype, forward_layerwise)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The samplers at a vocabulary of today's models, with the parts and blocks that a GPU has: interpreted here.
+"""The samplers at a vocabulary of today's models, with a GPU's parts and blocks, in the interpreter.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -33,17 +33,18 @@ each_coupling = pytest.mark.parametrize("coupling", COUPLINGS)
 
 @pytest.fixture
 def parts() -> Iterator[None]:
-    """As many tokens a program as on a GPU; the last one has fewer."""
+    """Use a GPU's number of tokens per program. The last program has fewer."""
     assert VOCABULARY > sampler.SINGLE_PROGRAM and VOCABULARY % sampler.PART
     with looked_at_by(sampler.PART):
         yield
 
 
-def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
-    """One row for each of the settings, all of them live."""
-    whole = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
-    whole.live_B[:], whole.guess.counts_B[:] = True, guesses
-    return replace(whole, params=params)
+def large_scene(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
+    """Return a scene with one live row for each of the settings."""
+    batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
+    batch_scene.live_B[:] = True
+    batch_scene.guess.counts_B[:] = guesses
+    return replace(batch_scene, params=params)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +53,7 @@ def large(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Sce
 def test_triton_sampler_of_large_vocabulary_decides_as_torch(
     parts: None, coupling: type, params: list[SamplingParams]
 ) -> None:
-    agree(large(3, 1, params), OnDevice, coupling)
+    agree(large_scene(3, 1, params), OnDevice, coupling)
 
 
 @pytest.mark.slow
@@ -61,7 +62,7 @@ def test_triton_sampler_of_large_vocabulary_decides_as_torch(
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_triton_sampler_of_large_vocabularies_decides_as_torch(parts: None, seed: int, coupling: type) -> None:
     """Logits with ties and -inf among them, drafts of several tokens."""
-    agree(large(seed, 3), OnDevice, coupling)
+    agree(large_scene(seed, 3), OnDevice, coupling)
 
 
 @pytest.mark.slow
@@ -69,16 +70,16 @@ def test_triton_sampler_of_large_vocabularies_decides_as_torch(parts: None, seed
 @each_coupling
 def test_triton_sampler_of_one_program_and_large_vocabulary_decides_as_torch(coupling: type) -> None:
     with looked_at_by(None, sampler.BLOCK):
-        agree(large(0, 1), OnDevice, coupling)
+        agree(large_scene(0, 1), OnDevice, coupling)
 
 
 @pytest.mark.slow
 def test_triton_sampler_borders_of_parts_count(parts: None) -> None:
-    """Only the tokens beside them have a chance; and a sampler that lost one of them would be noticed."""
+    """Only the tokens beside the borders have a chance, so that a sampler that loses one of them fails."""
     edges = [0, sampler.PART - 1, sampler.PART, 62 * sampler.PART, VOCABULARY - 1]
     logits_BV = torch.full((3, VOCABULARY), -torch.inf)
     logits_BV[:, edges] = torch.tensor([0.0, 0.5, 0.25, 0.125, 0.75])
     params = [SamplingParams(0.7), SamplingParams(1.0, top_k=4), SamplingParams(1.0, top_p=0.7)]
-    got, expected = (laws(each, logits_BV, params) for each in (OnDevice, torch_sampling))
+    got, expected = (laws(sampling, logits_BV, params) for sampling in (OnDevice, torch_sampling))
     assert (got > 0).sum(1).tolist() == [5, 4, 3] == (expected > 0).sum(1).tolist()
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=0)

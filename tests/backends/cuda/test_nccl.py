@@ -1,4 +1,4 @@
-"""A model as ranks share it, by NCCL, in passes that are captured: of one rank, as few machines have two GPUs."""
+"""A sharded model over NCCL, in captured passes, with one rank, as few machines have two GPUs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_nccl_text_equals_unsharded_model(tmp_path: Path, ranks: TorchGroup, mod
     params = SamplingParams(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
     texts, ranks.exact = [llm.generate([ids(90)], params, mode=mode)], exact
     decoder: Decoder = llm.target.decoder
-    whole: Any = decoder.model
-    decoder.model = ShardedModel(decoder.config, whole, ranks, decoder.dtype, whole.run)
+    unsharded_model: Any = decoder.model
+    decoder.model = ShardedModel(decoder.config, unsharded_model, ranks, decoder.dtype, unsharded_model.run)
     texts.append(llm.generate([ids(90)], params, mode=mode))
     assert texts[0][0].outputs[0].token_ids == texts[1][0].outputs[0].token_ids

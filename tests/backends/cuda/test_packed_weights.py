@@ -1,4 +1,4 @@
-"""Weights of GGUF types in the Triton kernels: what they stand for, products with them, and models of them.
+"""Weights of GGUF types in the Triton kernels: their values, products with them, and models of them.
 
 Shape suffixes: N tokens, M outputs, K inputs.
 """
@@ -48,7 +48,7 @@ def test_packed_product_equals_float64(kind: str) -> None:
 
 @pytest.mark.parametrize("N", [0, LOW + 1, HIGH + 1, WIDE + 1])
 def test_packed_product_of_many_tokens_equals_float64(N: int) -> None:
-    """Of several programs, and of prefill, which torch multiplies."""
+    """Products of several programs, and of prefill, which torch multiplies."""
     check_product("Q4_0", N)
 
 
@@ -62,37 +62,38 @@ def test_packed_weight_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, mo
 
 
 def test_packed_product_bits_depend_on_height_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A token's are the same alone, last of sixteen, and beside NaN; in a strict pass, of any number of rows."""
+    """A token has the same bits alone, last of sixteen, and beside NaN; in a strict pass, with any number of rows."""
     if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
         monkeypatch.setattr(np, "matmul", by_the_term)
     _, weight = given("Q4_1", 288)
     for height in (LOW, HIGH):
         x_NK = tokens(height, 288, torch.bfloat16)
-        whole = times(x_NK, weight)
+        batch_output = times(x_NK, weight)
         beside = torch.full_like(x_NK, torch.nan)
         beside[3] = x_NK[-1]
-        assert torch.equal(times(beside, weight)[3], whole[-1])
+        assert torch.equal(times(beside, weight)[3], batch_output[-1])
     assert torch.equal(times(x_NK[:1], weight)[0], times(x_NK[:LOW], weight)[0])
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
     blocks = random_blocks(kind, M, 48)
-    found = packed(QuantizedWeight(kind, blocks.blocks, 48), DEVICE)
-    assert isinstance(found, Tensor) and found.dtype == torch.bfloat16
-    assert torch.equal(found.cpu(), blocks.weights_MK().bfloat16())
+    matrix = packed(QuantizedWeight(kind, blocks.blocks, 48), DEVICE)
+    assert isinstance(matrix, Tensor) and matrix.dtype == torch.bfloat16
+    assert torch.equal(matrix.cpu(), blocks.weights_MK().bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
 def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
-    blocks, (_, weights) = random_blocks(kind, M, 256).blocks, shapes.parts("30m-draft", 64, device=DEVICE)
-    given = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
-    head_VC = on_device(given).head_VC
+    blocks = random_blocks(kind, M, 256).blocks
+    _, weights = shapes.parts("30m-draft", 64, device=DEVICE)
+    bad_weights = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
+    head_VC = on_device(bad_weights).head_VC
     assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
     at = 208 if kind == "Q6_K" else 0
     blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
     with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; download the file"):
-        on_device(given)
+        on_device(bad_weights)
 
 
 FAMILIES = {
@@ -103,15 +104,17 @@ FAMILIES = {
 
 
 def logits(path: Path, text: list[int], dtype: str) -> Tensor:
-    """Logits of a prompt, and of five tokens behind it."""
-    decoder, found, at = load(path, device=str(DEVICE), dtype=dtype).decoder, list[Tensor](), 0
+    """Return the logits of a prompt, and of five tokens behind it."""
+    decoder = load(path, device=str(DEVICE), dtype=dtype).decoder
+    pass_logits = list[Tensor]()
+    at = 0
     pool = PagePool(decoder.config, 1, 20, decoder.dtype, decoder.device)
     pool.reserve(0, len(text))
     view = FullView(pool)
     for width in (len(text) - 6, 1, 5):
-        found.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
+        pass_logits.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
         at += width
-    return torch.cat(found)
+    return torch.cat(pass_logits)
 
 
 @pytest.mark.timeout(900)
@@ -120,18 +123,18 @@ def logits(path: Path, text: list[int], dtype: str) -> Tensor:
 def test_gguf_logits_by_triton_equal_folder(
     family: str, tmp_path: Path, by_name: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As far from those of the same numbers in float32 as a folder of them in bfloat16 is: rounding adds up there."""
+    """The error against float32 is that of a bfloat16 folder of the same numbers: rounding adds up there."""
     written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
     text = ids(300, seed=1)
     packed_model = load(written.gguf, device=str(DEVICE), dtype="bfloat16").decoder.model
     assert isinstance(packed_model, TritonModel) and any(
-        isinstance(each, PackedWeight) for each in packed_model.weights.tensors()
+        isinstance(weight, PackedWeight) for weight in packed_model.weights.tensors()
     )
-    got, usual = (logits(path, text, "bfloat16") for path in written)
+    got, folder_logits = (logits(path, text, "bfloat16") for path in written)
     monkeypatch.setattr(dispatch, "requested", "torch")
     exact = logits(written.folder, text, "float32")
-    error, expected = ((x - exact).norm() / exact.norm() for x in (got, usual))
-    assert error <= 1.25 * expected < 0.1 and (got - usual).norm() > 0
+    error, expected = ((x - exact).norm() / exact.norm() for x in (got, folder_logits))
+    assert error <= 1.25 * expected < 0.1 and (got - folder_logits).norm() > 0
 
 
 @pytest.mark.slow
@@ -143,13 +146,14 @@ def test_gguf_text_by_triton_is_that_of_plain_decoding(
     monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)  # of one text
     target = write_model(tmp_path / "target", **FAMILIES["llama"], num_hidden_layers=1).gguf
     draft = write_model(tmp_path / "draft", "Q4_0", num_hidden_layers=1).gguf
-    params, found = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True), []
+    params = SamplingParams(temperature=0.8, seed=3, max_tokens=3, ignore_eos=True)
+    texts = []
     llm = LLM(
         target, draft, dtype="bfloat16", retrieval_budget=32, speculative_tokens=3, searched_layers="none", strict=True
     )
     for mode in ("ar", "triforce"):
-        found.append(llm.generate([ids(40)], params, mode=mode)[0].outputs[0].token_ids)
-    assert found[0] == found[1]
+        texts.append(llm.generate([ids(40)], params, mode=mode)[0].outputs[0].token_ids)
+    assert texts[0] == texts[1]
 
 
 def test_lower_tiers_of_few_bits_are_refused_by_name(tmp_path: Path, by_name: None) -> None:

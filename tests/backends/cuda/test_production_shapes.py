@@ -1,4 +1,4 @@
-"""Attention at the sizes of real models, with the blocks and splits that a GPU has: interpreted here."""
+"""Attention at the sizes of real models, with a GPU's blocks and splits, in the interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MASS = 2e-5
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, *slow(torch.float32)])
 def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dtype) -> None:
-    """Llama-3.1-8B's group of four and one of eight, heads of 128, several splits; rows beyond a program's."""
+    """Groups of four (Llama-3.1-8B) and eight, heads of 128, several splits, and rows beyond one program's."""
     for group, T, keys, by_head in ((8, 9, 2100, False), (4, 1, 2 * SHARED + 1, False), (8, 1, 1030, True)):
         case = Case(
             D=128, G=1, group=group, T=T, starts=[keys - T], counts=[T], by_head=by_head, sinks=0, window=0,
@@ -24,13 +24,14 @@ def test_triton_attention_over_thousands_of_keys_equals_float64(dtype: torch.dty
         )  # fmt: skip
         assert keys > SHARED and (T == 1 or T * group > tile_of(dtype.itemsize, 128, T * group).rows)
         scene = Scene(case)
-        (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(split=None), scene.by_the_book()
-        assert scene.error(mixed, wanted) <= BOUND[dtype]
+        attn_out, mass = scene.by_kernel(split=None)
+        reference, wanted_mass = scene.by_the_book()
+        assert scene.error(attn_out, reference) <= BOUND[dtype]
         torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 
 
 def test_triton_attention_of_heads_of_256_equals_float64() -> None:
-    """Whose programs hold fewer rows and keys."""
+    """Programs for heads of 256 hold fewer rows and keys."""
     case = Case(D=256, G=1, group=8, T=5, starts=[590], counts=[5], by_head=False, sinks=0, window=0, turned=False)
     for dtype in BOUND:
         case.dtype = dtype

@@ -1,7 +1,7 @@
-"""The kernels compile for GPUs that are not here, just as they are launched at the sizes of real models.
+"""The kernels compile for GPUs that are not present, as they are launched at the sizes of real models.
 
-What ptxas and LLVM say of registers, spills and shared memory is kept in build/, by a hash of the sources: an
-architecture takes most of a minute.
+Registers, spills and shared memory, by ptxas and LLVM, are cached in build/ by a hash of the sources: an architecture
+takes most of a minute.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def test_triton_kernels_compile_as_launched(arch: str) -> None:
 
 @pytest.mark.timeout(1800)
 def test_changed_triton_kernels_compile_as_launched() -> None:
-    """For the architecture with the least shared memory, unless the table of gpu-kernels.md is of these sources."""
+    """The architecture with the least shared memory is compiled, unless gpu-kernels.md has a table of these sources."""
     if recorded("sm_89"):
         pytest.skip("python -m scripts.gpu_kernels has compiled these very sources")
     check("sm_89")
@@ -47,25 +47,25 @@ def test_changed_source_is_compiled_again(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def check(arch: str) -> None:
-    """All kernels are there, and none has a fault."""
+    """Check that all kernels are present and none has a fault."""
     rows = kept(arch)
     assert {row["kernel"] for row in rows} == KERNELS
     assert all_faults(rows) == set()
 
 
-@pytest.mark.parametrize(("observing", "told"), [(["a", "b", "c"], 0), (["a", "c"], 4), ([], 4)])
-def test_strict_passes_of_other_layouts_are_noticed(observing: list[str], told: int) -> None:
+@pytest.mark.parametrize(("observing", "fault_count"), [(["a", "b", "c"], 0), (["a", "c"], 4), ([], 4)])
+def test_strict_passes_of_other_layouts_are_noticed(observing: list[str], fault_count: int) -> None:
     sums = {case: observing if how else ["a", "b"] for cases in STRICT.values() for how, case in cases.items()}
     rows = [{"kernel": kernel, "case": case, "sums": sums[case]} for kernel in ("_splits", "_merge") for case in sums]
-    assert len(list(unlike(rows))) == told and len(list(unlike(rows[1:2]))) == 4
+    assert len(list(unlike(rows))) == fault_count and len(list(unlike(rows[1:2]))) == 4
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("plant", "told"),
+    ("plant", "message"),
     [("spill", "bytes of registers are spilled"), ("misalignment", "loads of keys or values are of two bytes")],
 )
-def test_planted_compiler_fault_is_noticed(plant: str, told: str) -> None:
+def test_planted_compiler_fault_is_noticed(plant: str, message: str) -> None:
     (row,) = compiled("sm_89", "--plant", plant)
-    assert any(told in fault for fault in faults(row))
+    assert any(message in fault for fault in faults(row))

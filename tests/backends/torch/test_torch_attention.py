@@ -27,11 +27,13 @@ def operands(T: int, S: int, H: int, G: int, D: int, dtype: torch.dtype, gain: f
     return q * gain, k, v
 
 
-def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixed values and mass, by the book: no product of matrices, no mask."""
-    (T, H, D), (G, S, _) = q_THD.shape, k_GSD.shape
+def attention_by_loop(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mixed values and mass by the book, without matrix products and without a mask."""
+    T, H, D = q_THD.shape
+    G, S, _ = k_GSD.shape
     q, k, v = (x.double().cpu() for x in (q_THD, k_GSD, v_GSD))
-    mixed, mass = torch.zeros(T, H, D, dtype=torch.float64), torch.zeros(G, S, dtype=torch.float64)
+    attn_out = torch.zeros(T, H, D, dtype=torch.float64)
+    mass = torch.zeros(G, S, dtype=torch.float64)
     for t in range(T):
         for h in range(H):
             g = h * G // H
@@ -39,12 +41,12 @@ def slow(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> tuple[Tensor, Tensor]:
             terms = [exp(score - max(scores)) for score in scores]
             for s, term in enumerate(terms):
                 mass[g, s] += term / sum(terms)
-                mixed[t, h] += term / sum(terms) * v[g, s]
-    return mixed, mass
+                attn_out[t, h] += term / sum(terms) * v[g, s]
+    return attn_out, mass
 
 
-def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
-    torch.testing.assert_close(got.double().cpu(), wanted, atol=SLACK[dtype], rtol=SLACK[dtype])
+def close(got: Tensor, reference: Tensor, dtype: torch.dtype) -> None:
+    torch.testing.assert_close(got.double().cpu(), reference, atol=SLACK[dtype], rtol=SLACK[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -52,17 +54,17 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("T", "S"), [(1, 1), (1, 7), (2, 2), (3, 11), (5, 5), (9, 12)])
 def test_torch_attention_equals_loop(T: int, S: int, H: int, G: int, dtype: torch.dtype) -> None:
     q, k, v = operands(T, S, H, G, 8, dtype)
-    wanted, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
     assert got.dtype == dtype and got_mass.dtype == torch.float32
-    close(got, wanted, dtype)
+    close(got, reference, dtype)
     close(got_mass, mass, dtype)
-    close(attend_causal(q, k, v), wanted, dtype)
+    close(attend_causal(q, k, v), reference, dtype)
 
 
 @pytest.mark.parametrize("T", range(1, 41))
 def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
-    """The two kernels share no line, so each judges the other; the slow path has judged the narrow ones."""
+    """The two kernels share no line, so each checks the other. The slow path has checked the narrow shapes."""
     for past in (0, 1, 37):
         q, k, v = operands(T, T + past, 4, 2, 16, DTYPES[0])
         got, mass_GS = attend(q, k, v)
@@ -75,26 +77,29 @@ def test_torch_attention_widths_and_pasts_equal_loop(T: int) -> None:
 @settings(max_examples=30, deadline=None, derandomize=True)
 def test_torch_attention_random_shape_equals_loop(T: int, past: int, G: int, h: int, D: int) -> None:
     q, k, v = operands(T, T + past, G * h, G, D, DTYPES[0])
-    wanted, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
-    close(got, wanted, DTYPES[0])
+    close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
-    close(attend_causal(q, k, v), wanted, DTYPES[0])
+    close(attend_causal(q, k, v), reference, DTYPES[0])
 
 
 @pytest.mark.parametrize("scores", [1, 40, 100, 150])
 def test_torch_attention_in_head_groups_equals_loop(monkeypatch: pytest.MonkeyPatch, scores: int) -> None:
-    """Memory for the scores of one, two or three of four KV heads at a time; the first is not even enough for one."""
+    """Memory holds the scores of one, two or three of four KV heads at a time.
+
+    The first limit is too small for one head.
+    """
     monkeypatch.setattr(attention, "SCORES", scores)
     q, k, v = operands(2, 9, 8, 4, 8, DTYPES[0])
-    wanted, mass = slow(q, k, v)
+    reference, mass = attention_by_loop(q, k, v)
     got, got_mass = attend(q, k, v)
-    close(got, wanted, DTYPES[0])
+    close(got, reference, DTYPES[0])
     close(got_mass, mass, DTYPES[0])
 
 
 def test_torch_attention_reads_pool_without_copy() -> None:
-    """Keys come as a slice of the pool's pages, so strides are not those of a fresh tensor."""
+    """Keys come as a slice of the pool's pages, so strides are not those of a new tensor."""
     q, k, v = operands(3, 40, 4, 2, 8, DTYPES[0])
     inner = slice(7, 25)
     for kernel in (lambda *x: attend(*x)[0], attend_causal):
@@ -104,10 +109,10 @@ def test_torch_attention_reads_pool_without_copy() -> None:
 
 def test_torch_attention_leaves_operands_unchanged() -> None:
     q, k, v = operands(3, 9, 4, 2, 8, torch.float32)
-    before = [x.clone() for x in (q, k, v)]
+    original_operands = [x.clone() for x in (q, k, v)]
     attend(q, k, v)
     attend_causal(q, k, v)
-    assert all(torch.equal(a, b) for a, b in zip(before, (q, k, v), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(original_operands, (q, k, v), strict=True))
 
 
 @pytest.mark.parametrize("gain", [0.0, 1e3, 1e5])
@@ -122,9 +127,11 @@ def test_torch_attention_large_scores_stay_finite(gain: float) -> None:
 def test_torch_attention_is_causal(T: int, past: int) -> None:
     q, k, v = operands(T, T + past, 4, 2, 8, torch.float32)
     for t in range(T):
-        later = slice(past + t + 1, None)
-        changed_k, changed_v = k.clone(), v.clone()
-        changed_k[:, later], changed_v[:, later] = 50.0, -50.0
+        later_keys = slice(past + t + 1, None)
+        changed_k = k.clone()
+        changed_v = v.clone()
+        changed_k[:, later_keys] = 50.0
+        changed_v[:, later_keys] = -50.0
         for kernel in (lambda *x: attend(*x)[0], attend_causal):
             torch.testing.assert_close(kernel(q, changed_k, changed_v)[: t + 1], kernel(q, k, v)[: t + 1])
 
