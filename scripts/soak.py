@@ -2,11 +2,11 @@
 
 MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
 
-Exit code 1 means that one of these does not hold, which `missed` names: the server's memory at the end is at most
-5 % above that of the start; no answer is 5xx; connections of slow clients are closed; KV that no request needs is freed; the disk
-cache stays within its size and evicts entries in each sixth of the time; opened descriptors are closed; between two
-tokens of a stream there is at most twice `--max-itl` while a long prompt is read. `gap_seconds` is the longest such
-time, and the longest one without a long prompt; a process of its own measures them (see `soak_listener`).
+Exit code 1 means that one of these does not hold, which `missed` names: the server's memory at the end is at most 5 %
+above that of the start; no answer is 5xx; connections of slow clients are closed; KV that no request needs is freed;
+the disk cache stays within its size and evicts entries in each sixth of the time; opened descriptors are closed;
+between two tokens of a stream there is at most twice `--max-itl` while a long prompt is read. `gap_seconds` is the
+longest such time, and the longest one without a long prompt; a process of its own measures them (see `soak_listener`).
 """
 
 from __future__ import annotations
