@@ -42,19 +42,20 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, features: Path) -> None:
     """Short and long prompts, two choices each; some guesses are kept."""
-    model, kept = llm(features), 0
+    model = llm(features)
+    accepted_tokens = 0
     for length in (1, 40, 150, 260):
-        plain, drafted = (alone(model, length, temperature, each) for each in ("ar", mode))
-        assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
-        kept += sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
-    assert kept > 0 or mode not in DRAFTING
+        plain, drafted = (alone(model, length, temperature, name) for name in ("ar", mode))
+        assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+        accepted_tokens += sum(tier.accepted for output in drafted for tier in output.tiers if tier.name == "draft")
+    assert accepted_tokens > 0 or mode not in DRAFTING
 
 
 def test_int8_tiers_below_keep_the_text(features: Path) -> None:
     """Entries are made of states of rounded weights until the full tier has verified."""
     model = llm(features, lower_tiers="int8")
     plain, drafted = (alone(model, 260, 0.8, mode) for mode in ("ar", "triforce"))
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
@@ -78,10 +79,10 @@ def test_guesses_are_those_of_the_row_alone(schedule: Callable[[LLM, str], None]
 
 def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) -> list[Guess]:
     alone.cache_clear()
-    with spied() as seen:
+    with spied() as guesses:
         schedule(llm(features), mode)
-    check_consistent(seen)
-    return seen
+    check_consistent(guesses)
+    return guesses
 
 
 @pytest.mark.parametrize("passes", ["native", "torch"])
@@ -107,13 +108,13 @@ def by_torch(features: Path) -> None:
 def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
     draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
-    with spied() as seen:
+    with spied() as guesses:
         for length in (3, 16, 150):  # the last one twice: it finds what was read
             for text in (prompt(length), prompt(length) + [5] * 20):
                 model.generate(text, ask(max_tokens=12, temperature=0.8))
-    for guess in seen:
+    for guess in guesses:
         check_guess(model, draft, guess)
-    assert {len(guess.text) - guess.committed for guess in seen} == {1, 2, 3}
+    assert {len(guess.text) - guess.committed for guess in guesses} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("mode", ["ar", "retrieval", *DRAFTING])
@@ -124,7 +125,7 @@ def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: 
 
 def texts_of(texts: Engine) -> list[list[int]]:
     """The new tokens of the three rows, once all of them are decoded."""
-    rows = [one.tokens for batch in texts.core.batches.values() for one in batch.sequences]
+    rows = [sequence.tokens for batch in texts.core.batches.values() for sequence in batch.sequences]
     return rows if len(rows) == 3 else []
 
 
@@ -143,19 +144,20 @@ def like_a_prompt(features: Path, mode: str) -> None:
 def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
     """A conversation that goes on, and one that is taken back to a place in the middle of a page."""
     model = llm(features, mode="draft")
-    with spied() as seen:
+    with spied() as guesses:
         turns = Session(model)
         for text in (prompt(150), prompt(90) + [7] * 30, prompt(200)):
-            *_, last = turns.ask(text, ask(max_tokens=12))
-            assert last.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
+            *_, output = turns.ask(text, ask(max_tokens=12))
+            assert output.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
             model.reset_prefix_cache()
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
     """A prompt from a file, or from the disk cache of another process."""
-    text, params = prompt(600)[:570], ask(max_tokens=12)
-    with spied() as seen:
+    text = prompt(600)[:570]
+    params = ask(max_tokens=12)
+    with spied() as guesses:
         for _ in range(2):
             model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, **how)
             if how:
@@ -164,12 +166,12 @@ def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
                 written(model)
             else:
                 file = folder / "prompt.kv"
-                one = {"load_cache": file} if file.exists() else {"save_cache": file}
-                (output,) = model.generate(text, params, **one)
+                cache_option = {"load_cache": file} if file.exists() else {"save_cache": file}
+                (output,) = model.generate(text, params, **cache_option)
                 cached = output.cached_tokens
             del model
     assert cached >= 500
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
@@ -188,22 +190,23 @@ def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
 ) -> None:
     """The disk cache has a text that goes on differently within a segment."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
-    text, cached = prompt(600)[:570], []
-    other = [*text[:545], *text[:25]]
-    with spied() as seen:
-        for ids, disk in ((text, tmp_path / "cache"), (other, tmp_path / "cache"), (other, None)):
+    text = prompt(600)[:570]
+    cached = []
+    second_text = [*text[:545], *text[:25]]
+    with spied() as guesses:
+        for ids, disk in ((text, tmp_path / "cache"), (second_text, tmp_path / "cache"), (second_text, None)):
             how = {"mode": "draft", "retrieval_budget": 64, "disk_cache": disk}
             with LLM(features / "target", features / "draft", **how) as model:  # its end waits for what is written
                 cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
     assert cached == [0, 544, 0]
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Any mode, beside any other."""
     monkeypatch.setattr(Schedules, "model", llm(features), raising=False)
-    few = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
-    run_state_machine_as_test(Schedules, settings=few)
+    test_settings = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
+    run_state_machine_as_test(Schedules, settings=test_settings)
 
 
 CHECKS: dict[str, Callable[[Path, Path], object]] = {

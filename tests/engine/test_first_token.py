@@ -26,9 +26,9 @@ def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
     """The tokens of each pass of the target until so many tokens have come."""
-    with counted(llm.target.decoder) as made:
+    with counted(llm.target.decoder) as widths:
         llm.generate(ids(PROMPT), ask(max_tokens=tokens), mode=mode)
-        return made
+        return widths
 
 
 def test_first_text_makes_plain_passes_only(deep: Path) -> None:
@@ -46,9 +46,9 @@ def test_speculation_starts_after_first_token(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
-    first = passes(llm, "auto", 1)
+    first_token_passes = passes(llm, "auto", 1)
     llm.reset_prefix_cache()
-    assert first == passes(llm, "ar", 1)
+    assert first_token_passes == passes(llm, "ar", 1)
     assert not llm.engines.parts.costs.passes.of("retrieval").count
 
 

@@ -43,20 +43,21 @@ def narrow_windows() -> Iterator[None]:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_narrow_windows_give_the_texts_of_whole_kv(home: Path, name: str, how: dict[str, str]) -> None:
     """A batch of rows of different lengths, of which some have the same prompt, in every mode."""
-    model, lengths = llm(home, name, **how), (40, 150, 400)
-    wanted = {length: [each.token_ids for each in plain(model, length)] for length in lengths}
+    model = llm(home, name, **how)
+    lengths = (40, 150, 400)
+    expected_texts = {length: [completion.token_ids for completion in plain(model, length)] for length in lengths}
     for mode in MODES:
         model.reset_prefix_cache()
         outputs = model.generate([prompt(length) for length in lengths], ask(max_tokens=TOKENS, n=2), mode=mode)
         for length, output in zip(lengths, outputs, strict=True):
-            assert [each.token_ids for each in output.outputs] == wanted[length]
+            assert [completion.token_ids for completion in output.outputs] == expected_texts[length]
 
 
 @pytest.mark.parametrize("policy", ["mean_key", "quest"])
 def test_narrow_windows_select_as_whole_kv_does(home: Path, policy: str) -> None:
     model = llm(home, PLAYED, retrieval_policy=policy)
-    wanted = plain(model, 400, "retrieval")
-    check_same(alone.__wrapped__(model, 400, mode="retrieval"), wanted)
+    expected_outputs = plain(model, 400, "retrieval")
+    check_same(alone.__wrapped__(model, 400, mode="retrieval"), expected_outputs)
 
 
 def check_schedules(model: LLM) -> None:
@@ -69,18 +70,22 @@ def check_schedules(model: LLM) -> None:
 
 def check_branches(model: LLM) -> None:
     """Questions about a document, whose windows other texts then push out of memory; its other pages stay."""
-    texts, document = model.open(1, 2400), prompt(260)
-    others = [(ids(300, seed=seed), 0) for seed in (20, 21, 22)]
-    asked = [(document + ids(more, seed=more), cached) for more, cached in ((30, 0), (200, 256), (20, 0), (200, 256))]
-    for text, cached in (*asked[:2], *others, *asked[2:]):
-        one = model.request(text, ask(), "triforce")
-        texts.submit([one])
-        output = finish(texts)[one]
+    texts = model.open(1, 2400)
+    document = prompt(260)
+    unrelated_prompts = [(ids(300, seed=seed), 0) for seed in (20, 21, 22)]
+    asked = [
+        (document + ids(question_tokens, seed=question_tokens), cached)
+        for question_tokens, cached in ((30, 0), (200, 256), (20, 0), (200, 256))
+    ]
+    for text, cached in (*asked[:2], *unrelated_prompts, *asked[2:]):
+        branch_request = model.request(text, ask(), "triforce")
+        texts.submit([branch_request])
+        output = finish(texts)[branch_request]
         with whole():
-            wanted = model.generate(text, ask(), mode="ar")[0]
+            expected_output = model.generate(text, ask(), mode="ar")[0]
             model.reset_prefix_cache()
-        assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
-        assert one.groups[0].cached == cached
+        assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids
+        assert branch_request.groups[0].cached == cached
     check_empty(texts)
 
 
@@ -102,33 +107,36 @@ def test_narrow_windows_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatc
 
 def test_narrow_windows_take_turns_and_keep_their_texts(home: Path) -> None:
     model = llm(home, PLAYED)
-    wanted = {length: [plain(model, length)[0]] for length in (150, 260, 400)}
+    expected_outputs = {length: [plain(model, length)[0]] for length in (150, 260, 400)}
     texts = model.open(1, CONTEXT, turn=3)
-    requests = [request(model, length, "retrieval") for length in wanted]
+    requests = [request(model, length, "retrieval") for length in expected_outputs]
     texts.submit(requests)
-    for one, output in finish(texts).items():
-        assert [output.outputs[0].token_ids] == [each.token_ids for each in wanted[len(one.prompt)]]
+    for finished_request, output in finish(texts).items():
+        assert [output.outputs[0].token_ids] == [
+            completion.token_ids for completion in expected_outputs[len(finished_request.prompt)]
+        ]
     check_empty(texts)
 
 
 def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
     model = llm(home, PLAYED)
     texts = model.open(1, CONTEXT)
-    one = request(model, 400)
-    texts.submit([one])
-    most = 0
+    long_request = request(model, 400)
+    texts.submit([long_request])
+    peak_pages = 0
     while texts.busy:
         texts.step()
         if windows := texts.core.store.pool.windows:
-            most = max(most, windows.allocator.pages - len(windows.allocator.free))
+            peak_pages = max(peak_pages, windows.allocator.pages - len(windows.allocator.free))
     pool = texts.core.store.pool
     assert (
         pool.windows
-        and 0 < most <= pool.windows.allocator.pages == 2 * pool.windows.max_pages < pool.allocator.pages / 2
+        and 0 < peak_pages <= pool.windows.allocator.pages == 2 * pool.windows.max_pages < pool.allocator.pages / 2
     )
     with whole():
         everything = model.open(1, CONTEXT).core.store.pool
-    layers, windowed = len(pool.uses_window_pages), pool.uses_window_pages.count(True)
+    layers = len(pool.uses_window_pages)
+    windowed = pool.uses_window_pages.count(True)
     assert everything.bytes.device_bytes == everything.token_bytes * (pool.allocator.pages + 1) * 16
     saved = (pool.allocator.pages - pool.windows.allocator.pages) * 16 * pool.token_bytes * windowed // layers
     assert pool.bytes.device_bytes == everything.bytes.device_bytes - saved

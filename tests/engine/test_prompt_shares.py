@@ -15,22 +15,23 @@ def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
     """It is admitted while the long one is read, gets three parts of four, and both texts are those of each alone."""
     model = llm(folder)
     texts = model.open(ROWS, 1400)
-    long, short = request(model, 501, "ar"), request(model, 150, "ar")
+    long = request(model, 501, "ar")
+    short = request(model, 150, "ar")
     texts.submit([long])
     texts.step()
     assert list(texts.core.prefilling) == long.groups
     texts.submit([short])
     order = list[Request]()
     while texts.busy:
-        for one, event in texts.step():
+        for stepped_request, event in texts.step():
             assert not isinstance(event, Exception), event
-            if one not in order:
-                order.append(one)
-                left = [group.unread_tokens for group in texts.core.prefilling]
+            if stepped_request not in order:
+                order.append(stepped_request)
+                unread_tokens = [group.unread_tokens for group in texts.core.prefilling]
             if isinstance(event, RequestOutput):
-                check_same(event.outputs, alone(model, len(one.prompt), mode="ar"))
+                check_same(event.outputs, alone(model, len(stepped_request.prompt), mode="ar"))
         if order == [short]:
-            assert left and left[0] > 100, "the long prompt was not read before"
+            assert unread_tokens and unread_tokens[0] > 100, "the long prompt was not read before"
     assert order == [short, long]
     check_empty(texts)
 
@@ -59,8 +60,8 @@ def test_prompt_waits_for_its_beginning_that_another_one_reads(folder: Path) -> 
     texts = model.open(ROWS, 1400)
     long = request(model, 501, "ar")
     short = model.request([*long.prompt[:200], *ids(60, seed=5)], ask(max_tokens=TOKENS), "ar", "")
-    for one in (long, short):
-        texts.submit([one])
+    for queued_request in (long, short):
+        texts.submit([queued_request])
     outputs = list[RequestOutput]()
     while texts.busy:
         outputs += [event for _, event in texts.step() if isinstance(event, RequestOutput)]

@@ -13,7 +13,7 @@ pair = tiny_llm.pair  # a fixture
 
 
 @pytest.fixture(scope="session")
-def kept(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def saved_file(pair: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache of PROMPT, saved by one mode."""
     path = tmp_path_factory.mktemp("kept") / "prompt.kv"
     tiny_llm.llm(pair).generate(PROMPT, tiny_llm.ask(max_tokens=1), save_cache=path)

@@ -53,8 +53,8 @@ def check_copies() -> None:
     view.swap_in(2, view.swap_out(0))
     for layer in range(decoder.config.layers):
         rows = [view.pool.span(layer, b, 0, len(TEXT)) for b in range(3)]
-        for other in rows[1:]:
-            assert all(map(torch.equal, rows[0], other))
+        for copied_row in rows[1:]:
+            assert all(map(torch.equal, rows[0], copied_row))
 
 
 def test_int8_logits_do_not_depend_on_passes() -> None:
@@ -82,7 +82,8 @@ def test_int8_logits_are_nearly_those_of_unrounded_kv() -> None:
 @pytest.mark.parametrize("D", [6, 64, 80, 96, 112, 128, 192])
 def test_rotated_heads_spread_a_channel_over_its_block(D: int) -> None:
     """By orthogonal, symmetric matrices of signs: twice is nothing."""
-    matrix_DD, size = rotated_head(torch.eye(D)), D & -D
+    matrix_DD = rotated_head(torch.eye(D))
+    size = D & -D
     torch.testing.assert_close(matrix_DD @ matrix_DD, torch.eye(D))
     assert torch.equal(matrix_DD, matrix_DD.T)
     blocks = torch.block_diag(*[torch.ones(size, size)] * (D // size))

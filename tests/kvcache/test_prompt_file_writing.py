@@ -22,7 +22,8 @@ torch.set_num_threads(1)
 
 
 def a_row() -> tuple[FullView, list[int]]:
-    decoder, prompt = small_decoder(dtype=torch.float32), text(40)
+    decoder = small_decoder(dtype=torch.float32)
+    prompt = text(40)
     full = FullView(make_pool(decoder, 1, 48))
     prefill(decoder, full, 0, prompt)
     assert max(prompt) < VOCAB
@@ -34,11 +35,11 @@ def test_saved_file_is_private(tmp_path: Path, umask: int) -> None:
     """A prompt may be private, whatever the umask, and whoever had a file there before."""
     (tmp_path / "kv").write_text("old")
     (tmp_path / "kv").chmod(0o666)
-    before = os.umask(umask)
+    previous_umask = os.umask(umask)
     try:
         prompt_file.save(tmp_path / "kv", MAKER, *mixed(a_row()))
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["kv"]
 
@@ -51,7 +52,9 @@ class Disk:
     """A file that takes `room` bytes and then fails."""
 
     def __init__(self, file: Any, room: int, failure: BaseException) -> None:
-        self.file, self.room, self.failure = file, room, failure
+        self.file = file
+        self.room = room
+        self.failure = failure
 
     def __enter__(self) -> Disk:
         return self
@@ -124,7 +127,8 @@ def test_unwritable_path_raises(pair: Path, tmp_path: Path) -> None:
 
 
 def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
-    size, sizes = 8 << 20, list[int]()
+    size = 8 << 20
+    sizes = list[int]()
 
     def allocate(file: int, offset: int, length: int) -> None:
         sizes.append(length)
@@ -151,7 +155,7 @@ def test_full_disk_is_reported_before_prefill(pair: Path, tmp_path: Path) -> Non
 
 def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llm(pair)
-    (wanted,) = model.generate(PROMPT, ask())
+    (expected_output,) = model.generate(PROMPT, ask())
 
     def fail(_: object) -> None:
         raise NO_SPACE
@@ -159,7 +163,7 @@ def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.warns(RuntimeWarning, match="cannot write the KV cache"):
         (output,) = model.generate(PROMPT, ask(), save_cache=tmp_path / "kv")
-    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids and not list(tmp_path.iterdir())
+    assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids and not list(tmp_path.iterdir())
 
 
 def test_unverified_tokens_are_not_saved(tmp_path: Path) -> None:

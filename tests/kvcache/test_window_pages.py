@@ -22,7 +22,8 @@ from triforce.errors import CacheError
 from triforce.kvcache import PAGE, pool
 from triforce.kvcache.pool import WindowPages, max_window_pages
 
-WIDEST, TOKENS = 40, 400
+WIDEST = 40
+TOKENS = 400
 PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
 CPU = torch.device("cpu")
 
@@ -51,26 +52,29 @@ def test_window_pages_have_what_passes_read(slack: int, window: int, passes: lis
     """Of each pass of some tokens a part is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", slack)
-        pages, lengths = windows_of(2, window).new_rows(2), [0, 0]
+        pages = windows_of(2, window).new_rows(2)
+        lengths = [0, 0]
         pages.tabulate(pages_for(TOKENS))
         for b in range(2):
             pages.reserve(b, TOKENS)
-        for b, count, kept in passes:
+        for b, count, kept_share in passes:
             stop = min(lengths[b] + count, TOKENS)
             pages.prepare_pass(b, lengths[b], stop)
-            held = [[page for page in table if page] for table in pages.tables]
-            assert all(len(each) <= pages.reserved_pages(TOKENS) for each in held)
+            mapped_pages = [[page for page in table if page] for table in pages.tables]
+            assert all(len(row_pages) <= pages.reserved_pages(TOKENS) for row_pages in mapped_pages)
             assert (
-                len({*held[0], *held[1]})
-                == len(held[0]) + len(held[1])
+                len({*mapped_pages[0], *mapped_pages[1]})
+                == len(mapped_pages[0]) + len(mapped_pages[1])
                 == pages.allocator.pages - len(pages.allocator.free)
             )
-            first = max(0, lengths[b] - window + 1)
-            assert all(pages.tables[b][first // PAGE : pages_for(stop)]), "and page 0 is nobody's"
-            assert not any(pages.tables[b][: max(0, first - slack) // PAGE]), "what is behind the window is given back"
+            window_start = max(0, lengths[b] - window + 1)
+            assert all(pages.tables[b][window_start // PAGE : pages_for(stop)]), "and page 0 is nobody's"
+            assert not any(pages.tables[b][: max(0, window_start - slack) // PAGE]), (
+                "what is behind the window is given back"
+            )
             padded = pages.tables[b] + [0] * (pages_for(TOKENS) - len(pages.tables[b]))
             assert pages.pages_BP[b].tolist() == padded
-            lengths[b] += int((stop - lengths[b]) * kept)
+            lengths[b] += int((stop - lengths[b]) * kept_share)
             assert pages.holds(b, lengths[b])
 
 

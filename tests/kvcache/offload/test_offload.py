@@ -55,24 +55,24 @@ def tokens(model: LLM, *args: Any, **changes: Any) -> list[int]:
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "host"), (0.8, "file")])
 @pytest.mark.parametrize("mode", ["ar", "triforce", "retrieval", "auto"])
 def test_offloaded_text_equals_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
-    found = answer(offloaded(folder, kind), mode=mode, temperature=temperature)
-    assert found.outputs[0].token_ids == tokens(llm(folder), temperature=temperature)
-    assert found.exactness == "bitwise"
-    whole = 2 * 6 * 4 * 64 * 2 * LONG
-    assert whole > 3 * size_of(MEMORY) * 0.98
-    assert found.kv.device_bytes <= size_of(MEMORY)
-    assert (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) >= whole
+    output = answer(offloaded(folder, kind), mode=mode, temperature=temperature)
+    assert output.outputs[0].token_ids == tokens(llm(folder), temperature=temperature)
+    assert output.exactness == "bitwise"
+    kv_bytes = 2 * 6 * 4 * 64 * 2 * LONG
+    assert kv_bytes > 3 * size_of(MEMORY) * 0.98
+    assert output.kv.device_bytes <= size_of(MEMORY)
+    assert (output.kv.file_bytes if kind == "file" else output.kv.host_bytes) >= kv_bytes
 
 
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "file"), (0.8, "host")])
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_offloaded_int8_kv_text_equals_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
     """Half of the bytes go through less memory, too."""
-    found = answer(llm(folder, kind, "3500KiB", kv_dtype="int8"), mode=mode, temperature=temperature)
-    assert found.outputs[0].token_ids == tokens(llm(folder, kv_dtype="int8"), temperature=temperature)
-    whole = 6 * 4 * (2 * 64 + 4) * LONG
-    assert whole > 2 * size_of("3500KiB") * 0.98
-    assert whole <= (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) < 1.1 * whole
+    output = answer(llm(folder, kind, "3500KiB", kv_dtype="int8"), mode=mode, temperature=temperature)
+    assert output.outputs[0].token_ids == tokens(llm(folder, kv_dtype="int8"), temperature=temperature)
+    kv_bytes = 6 * 4 * (2 * 64 + 4) * LONG
+    assert kv_bytes > 2 * size_of("3500KiB") * 0.98
+    assert kv_bytes <= (output.kv.file_bytes if kind == "file" else output.kv.host_bytes) < 1.1 * kv_bytes
 
 
 def memory_of(texts: Any) -> Any:
@@ -81,30 +81,30 @@ def memory_of(texts: Any) -> Any:
 
 def outcomes(texts: Any) -> dict[Any, Any]:
     """What each request comes to: its output, or its error."""
-    found = {}
+    events = {}
     while texts.busy:
-        found |= {request: event for request, event in texts.step() if isinstance(event, Exception | RequestOutput)}
-    return found
+        events |= {request: event for request, event in texts.step() if isinstance(event, Exception | RequestOutput)}
+    return events
 
 
 def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     """One that decodes plainly, and one of another mode that waits for it."""
     texts = model.open(2, 2 * LONG + 400)
-    first = model.request(PROMPT, ask(max_tokens=12), "ar")
+    first_request = model.request(PROMPT, ask(max_tokens=12), "ar")
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
-    texts.submit([first])
-    while not first.sequences[0].tokens:
+    texts.submit([first_request])
+    while not first_request.sequences[0].tokens:
         texts.step()
-    return texts, first, second
+    return texts, first_request, second
 
 
 def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
-    texts, first, second = two_requests(llm(folder, "file", "8MiB"))
+    texts, first_request, second = two_requests(llm(folder, "file", "8MiB"))
     store = memory_of(texts).offload_layout.store
     good = os.dup(store.direct)
     with open(os.devnull, "wb") as unreadable:
         os.dup2(unreadable.fileno(), store.direct)
-        error = outcomes(texts)[first]
+        error = outcomes(texts)[first_request]
     assert isinstance(error, CacheError) and "cannot be read back" in str(error) and "TMPDIR" in str(error)
     os.dup2(good, store.direct)
     os.close(good)
@@ -113,9 +113,9 @@ def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
 
 
 def test_truncated_file_raises_cache_error(folder: Path) -> None:
-    texts, first, second = two_requests(llm(folder, "file", "8MiB"))
+    texts, first_request, second = two_requests(llm(folder, "file", "8MiB"))
     os.ftruncate(memory_of(texts).offload_layout.store.file, 1 << 20)
-    error = outcomes(texts)[first]
+    error = outcomes(texts)[first_request]
     assert isinstance(error, CacheError) and "its file was cut" in str(error)
     texts.submit([second])  # which writes all that it reads
     assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
@@ -123,7 +123,7 @@ def test_truncated_file_raises_cache_error(folder: Path) -> None:
 
 def test_full_disk_fails_one_request(folder: Path) -> None:
     model = llm(folder, "file", "8MiB")
-    texts, first, _ = two_requests(model)
+    texts, first_request, _ = two_requests(model)
     second = model.request(ids(LONG, seed=1), ask(max_tokens=12), "retrieval")
     store = memory_of(texts).offload_layout.store
     good = os.dup(store.file)
@@ -134,7 +134,7 @@ def test_full_disk_fails_one_request(folder: Path) -> None:
     os.dup2(good, store.file)
     os.close(good)
     assert isinstance(error, CacheError) and "No space left" in str(error) and "TMPDIR" in str(error)
-    assert outcomes(texts)[first].outputs[0].token_ids == tokens(llm(folder))
+    assert outcomes(texts)[first_request].outputs[0].token_ids == tokens(llm(folder))
 
 
 def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
@@ -159,40 +159,43 @@ def crossed(folder: Path) -> tuple[int, int, int]:
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
     texts.submit([request])
     outcomes(texts)
-    seen: tuple[int, int, int] = memory_of(texts).native_offload.page_counts
-    return seen
+    page_counts: tuple[int, int, int] = memory_of(texts).native_offload.page_counts
+    return page_counts
 
 
 def test_streamed_selected_pages_stay_resident(folder: Path) -> None:
-    streamed, fetched, kept = crossed(folder)
-    assert streamed > 5 * 24 * (LONG // 16) * 0.9 and kept > 0
+    streamed, fetched, resident_pages = crossed(folder)
+    assert streamed > 5 * 24 * (LONG // 16) * 0.9 and resident_pages > 0
     assert fetched < streamed / 100
 
 
 @pytest.mark.parametrize("selection", ["mean_key", "quest"])
 def test_key_selections_of_offloaded_pages_equal_memory(folder: Path, selection: str) -> None:
-    wanted = tokens(llm(folder, retrieval_policy=selection), mode="retrieval")
-    assert tokens(llm(folder, "host", "6MiB", retrieval_policy=selection), mode="retrieval") == wanted
+    expected_ids = tokens(llm(folder, retrieval_policy=selection), mode="retrieval")
+    assert tokens(llm(folder, "host", "6MiB", retrieval_policy=selection), mode="retrieval") == expected_ids
 
 
 def test_offload_with_searched_layers_and_batches_keeps_texts(folder: Path) -> None:
     prompts = [PROMPT[:1500], PROMPT[:1500], PROMPT[100:1300]]
     how: dict[str, Any] = dict(searched_layers="1,3")
-    wanted = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
-    found = llm(folder, "host", "12MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
-    texts = [[[c.token_ids for c in output.outputs] for output in outputs] for outputs in (wanted, found)]
+    expected_outputs = llm(folder, **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
+    offloaded_outputs = llm(folder, "host", "12MiB", **how).generate(prompts, ask(max_tokens=12, n=2), mode="triforce")
+    texts = [
+        [[c.token_ids for c in output.outputs] for output in outputs]
+        for outputs in (expected_outputs, offloaded_outputs)
+    ]
     assert texts[0] == texts[1]
 
 
 def test_saved_prompts_load_with_and_without_offload(folder: Path, tmp_path: Path) -> None:
-    wanted = tokens(llm(folder))
+    expected_ids = tokens(llm(folder))
     models = {"plain": llm(folder), "offloaded": offloaded(folder)}
     for name, model in models.items():
         model.generate(PROMPT, ask(max_tokens=1), mode="ar", save_cache=tmp_path / name)
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "offloaded").read_bytes()
     for model in models.values():
-        (found,) = model.generate(PROMPT, ask(max_tokens=12), mode="ar", load_cache=tmp_path / "offloaded")
-        assert found.outputs[0].token_ids == wanted
+        (loaded_output,) = model.generate(PROMPT, ask(max_tokens=12), mode="ar", load_cache=tmp_path / "offloaded")
+        assert loaded_output.outputs[0].token_ids == expected_ids
 
 
 @pytest.mark.parametrize(
@@ -222,16 +225,16 @@ def test_contradictory_offload_settings_raise(folder: Path, how: dict[str, Any])
 
 
 def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None:
-    found = answer(llm(folder), PROMPT[:100]).kv
-    assert found.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and found == KVMemoryUsage(found.device_bytes)
+    kv_usage = answer(llm(folder), PROMPT[:100]).kv
+    assert kv_usage.device_bytes >= 2 * 6 * 4 * 64 * 2 * 100 and kv_usage == KVMemoryUsage(kv_usage.device_bytes)
 
 
 def test_changed_file_changes_text(folder: Path) -> None:
     """The control of what is above: KV is read from where it lies."""
-    texts, first, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
+    texts, first_request, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
     store = memory_of(texts).offload_layout.store
     os.pwrite(store.file, bytes(store.bytes), 0)
-    assert outcomes(texts)[first].outputs[0].token_ids != tokens(llm(folder))
+    assert outcomes(texts)[first_request].outputs[0].token_ids != tokens(llm(folder))
 
 
 def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,5 +242,5 @@ def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )
-    streamed, fetched, kept = crossed(folder)
-    assert kept == 0 and fetched > streamed / 100
+    streamed, fetched, resident_pages = crossed(folder)
+    assert resident_pages == 0 and fetched > streamed / 100

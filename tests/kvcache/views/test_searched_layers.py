@@ -51,11 +51,16 @@ def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) 
 def test_search_request_names_layers_and_budget() -> None:
     lower = view(small_decoder(), text(400), 64)
     lower.searched_layers = frozenset({1})
-    chosen, found = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
-    choice, recent = lower.selections[0].pages, lower.selections[0].window_start
+    chosen, searched_lists = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
+    choice = lower.selections[0].pages
+    recent = lower.selections[0].window_start
     assert choice is not None and chosen.search is None
-    assert found.search == Search([1], [recent // PAGE], [recent // 4 // PAGE - 1])
-    assert found.starts == [400] and recent // 4 > choice.tokens and found.units.shape == (1, CONTEXT // PAGE)
+    assert searched_lists.search == Search([1], [recent // PAGE], [recent // 4 // PAGE - 1])
+    assert (
+        searched_lists.starts == [400]
+        and recent // 4 > choice.tokens
+        and searched_lists.units.shape == (1, CONTEXT // PAGE)
+    )
 
 
 def test_memory_without_search_sees_everything() -> None:

@@ -63,7 +63,8 @@ def test_streaming_long_text_stays_close() -> None:
 @pytest.mark.parametrize("length", [1, SINKS, SINKS + 1, 12, 13, 19, 20, 31, 32, 69])
 def test_streaming_prefill_skips_only_unseen_tokens(length: int) -> None:
     """After `resume` the view goes on as if it had been fed the whole text."""
-    cache, fed = view(2), []
+    cache = view(2)
+    fed = []
     in_pieces(cache.row(0), IDS[:5], Random(0))  # a neighbour
     row = cache.row(1)
     while (steps := row.resume(length))[0] < steps[1]:
@@ -86,29 +87,35 @@ def test_streaming_resume_follows_changed_text(change: int) -> None:
     same(feed(DECODER, cache, [longer[90:95]])[0], slow_logits(longer[:95])[90:])
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 10])
-def test_streaming_overwritten_window_is_fed_again(ahead: int) -> None:
+@pytest.mark.parametrize("overwritten", [0, 1, 2, 10])
+def test_streaming_overwritten_window_is_fed_again(overwritten: int) -> None:
     """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
-    cache, length = view(), 50
+    cache = view()
+    length = 50
     prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
     cache.rewind(ints([length]))
-    prefill(DECODER, cache, 0, IDS[: length + ahead])
-    assert cache.lengths_B.tolist() == [length + ahead]
-    same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
+    prefill(DECODER, cache, 0, IDS[: length + overwritten])
+    assert cache.lengths_B.tolist() == [length + overwritten]
+    same(
+        feed(DECODER, cache, [IDS[length + overwritten : length + overwritten + 5]])[0],
+        SLOW[length + overwritten : length + overwritten + 5],
+    )
 
 
 def test_streaming_resume_after_cut_into_sinks() -> None:
-    cache, other = view(), text(60, seed=11)
+    cache = view()
+    replacement = text(60, seed=11)
     prefill(DECODER, cache, 0, IDS)
     cache.rewind(ints([2]))
-    changed = IDS[:2] + other
+    changed = IDS[:2] + replacement
     prefill(DECODER, cache, 0, changed)
     same(feed(DECODER, cache, [[1, 2]])[0], slow_logits([*changed, 1, 2])[-2:])
 
 
 def test_streaming_rows_are_independent() -> None:
     """Ragged rows, one of them still empty, in one pass: each as if it were alone. Padding harms nobody."""
-    cache, lengths = view(4), [0, 3, 25, 60]
+    cache = view(4)
+    lengths = [0, 3, 25, 60]
     for b, length in enumerate(lengths):
         prefill(DECODER, cache, b, text(70, seed=b)[:length])
     for step in range(8):
@@ -117,8 +124,8 @@ def test_streaming_rows_are_independent() -> None:
         logits = feed(DECODER, cache, fed, padding=2)
         for b in range(4):
             lengths[b] += len(fed[b])
-            wanted = slow_logits(text(70, seed=b)[: lengths[b]])[-len(fed[b]) :] if fed[b] else logits[b]
-            same(logits[b], wanted)
+            expected = slow_logits(text(70, seed=b)[: lengths[b]])[-len(fed[b]) :] if fed[b] else logits[b]
+            same(logits[b], expected)
             assert logits[b].isfinite().all()
 
 
@@ -142,8 +149,8 @@ def test_streaming_fork_copies_state() -> None:
 
 def test_streaming_memory_is_constant() -> None:
     cache = view()
-    before = cache.kv.keys_LGSD.shape
+    initial_shape = cache.kv.keys_LGSD.shape
     in_pieces(cache, IDS, Random(0))
-    assert cache.kv.keys_LGSD.shape == before
-    assert before[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
+    assert cache.kv.keys_LGSD.shape == initial_shape
+    assert initial_shape[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
     assert cache.kv.keys_LGSD.dtype == DTYPE

@@ -55,10 +55,10 @@ class Rewinds(RuleBasedStateMachine):
     def take_back(self, seed: int) -> None:
         chance = Random(seed)
         for b, ids in enumerate(self.texts):
-            least = max(0, self.highest[b] - SLACK)
-            kept = chance.randint(min(least, len(ids)), len(ids))
-            del ids[kept:]
-            self.slow[b].length = kept
+            shortest_length = max(0, self.highest[b] - SLACK)
+            kept_tokens = chance.randint(min(shortest_length, len(ids)), len(ids))
+            del ids[kept_tokens:]
+            self.slow[b].length = kept_tokens
         self.cache.rewind(ints([*map(len, self.texts)]))
         self._spoil()
 
