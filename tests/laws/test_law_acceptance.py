@@ -38,8 +38,10 @@ class Watched:
     """A sampling that notes, where a tier verifies guesses, whether it kept the first, and how likely that was."""
 
     def __init__(self, sampling: TokenSampler, tables: list[Tensor] | None = None) -> None:
-        self.sampling, self.tables = sampling, tables
-        self.coupling, self.vocab_size = sampling.coupling, sampling.vocab_size
+        self.sampling = sampling
+        self.tables = tables
+        self.coupling = sampling.coupling
+        self.vocab_size = sampling.vocab_size
         self.probs_size = sampling.probs_size
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
@@ -53,7 +55,8 @@ class Watched:
                 a_B, b_B = (prefix.ids_BS[rows, prefix.lengths_B - back] for back in (2, 1))
                 p_BV, q_BV = (self.tables[level][a_B, b_B] for level in (tier, tier - 1))
             else:
-                p_BV, q_BV = step.probs_BKV[:, 0], guess.probs_BKV[:, 0]
+                p_BV = step.probs_BKV[:, 0]
+                q_BV = guess.probs_BKV[:, 0]
             overlap = overlap_of_races if isinstance(self.coupling, Seeded) else overlap_of_laws
             self.kept.setdefault(tier, []).append(torch.from_numpy((step.counts_B > 1)[judged_B]).double())
             self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[torch.from_numpy(judged_B)])
@@ -61,9 +64,10 @@ class Watched:
 
     def excess(self, tier: int) -> float:
         """How many standard deviations more first guesses were kept than expected: a sum of independent surprises."""
-        kept, likely = torch.cat(self.kept[tier]), torch.cat(self.likely[tier])
-        assert len(kept) > 500 and 0.1 < likely.mean() < 0.95
-        return float((kept - likely).sum() / (likely * (1 - likely)).sum().sqrt())
+        accepted = torch.cat(self.kept[tier])
+        likely = torch.cat(self.likely[tier])
+        assert len(accepted) > 500 and 0.1 < likely.mean() < 0.95
+        return float((accepted - likely).sum() / (likely * (1 - likely)).sum().sqrt())
 
 
 def watched_stack(coupling: type, gammas: list[int], sampler: Sampler = torch_sampling) -> Watched:

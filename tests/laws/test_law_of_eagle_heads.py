@@ -48,7 +48,8 @@ class GivenNoise:
     """These uniforms, row by row."""
 
     def __init__(self, rows: Sequence[Given]) -> None:
-        self.rows, self.drawn = rows, 0
+        self.rows = rows
+        self.drawn = 0
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         if tier == 0:
@@ -58,44 +59,46 @@ class GivenNoise:
 
 
 @dataclass
-class Seen:
+class ProposalOutcome:
     """What a proposal does: guesses and their laws, laws of the target behind them, new tokens of each row.
 
-    before: tokens of the text until then, the same of all rows.
+    prompt_tokens: tokens of the text until then, the same of all rows.
     """
 
     guesses: list[Text]
     guesses_NKV: Tensor
     targets_NJV: Tensor
     new: list[Text]
-    before: list[int]
+    prompt_tokens: list[int]
 
 
-def proposal(rows: Sequence[Given], coupling: str) -> Seen:
+def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
     """Return what the real tiers do with these uniforms behind the proposals of `BEFORE`."""
     sequences = [TokenSequence(PROMPTS[0], WARPED, seed=1) for _ in rows]
     batch = SequenceBatch(EAGLE_MODELS, MODES["draft"], SETTING, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
     for u in BEFORE:
         step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
-    before = [*sequences[0].tokens]
-    assert len(before) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
+    prompt_tokens = [*sequences[0].tokens]
+    assert len(prompt_tokens) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
     guessed, verified = (told(tier) for tier in batch.tiers)
     step(batch, rows)
     guesses = [tuple(tokens) for tokens in guessed[0].tokens_BK[:, :GAMMA].tolist()]
-    new = [tuple(sequence.tokens[len(before) :]) for sequence in sequences]
-    return Seen(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, before)
+    new = [tuple(sequence.tokens[len(prompt_tokens) :]) for sequence in sequences]
+    return ProposalOutcome(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, prompt_tokens)
 
 
 def told(tier: Any) -> list[Any]:
     """The drafts that a tier returns from now on."""
-    drafts, propose = list[Any](), tier.propose
+    drafts = list[Any]()
+    propose = tier.propose
     tier.propose = lambda *how: drafts.append(propose(*how)) or drafts[-1]
     return drafts
 
 
 def step(batch: SequenceBatch, rows: Sequence[Given]) -> None:
-    lengths, bound = [len(PROMPTS[0])] * len(rows), batch.coupling(GivenNoise(rows))
+    lengths = [len(PROMPTS[0])] * len(rows)
+    bound = batch.coupling(GivenNoise(rows))
     batch.sampling = sampling([WARPED] * len(rows), lengths, V, bound)
     batch.step()
 
@@ -107,20 +110,21 @@ def inside(edges: Sequence[Interval], part: float = 0.5) -> list[float]:
 
 def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
     """Laws of guesses and of the target behind all texts that can be guessed, and what draws each whole guess."""
-    guess_laws, laws_told = dict[Text, list[float]](), dict[Text, list[float]]()
+    guess_laws = dict[Text, list[float]]()
+    target_laws_by_text = dict[Text, list[float]]()
     drawn: dict[Text, list[Interval]] = {(): []}
     for j in range(GAMMA + 1):
         rows = [([*inside(edges), *[0.5] * GAMMA], [0.0] * (GAMMA + 1)) for edges in drawn.values()]
-        seen = proposal(rows, coupling)
-        laws_told |= dict(zip(drawn, seen.targets_NJV[:, j].tolist(), strict=True))
+        outcome = proposal(rows, coupling)
+        target_laws_by_text |= dict(zip(drawn, outcome.targets_NJV[:, j].tolist(), strict=True))
         if j < GAMMA:
-            here = dict(zip(drawn, seen.guesses_NKV[:, j].tolist(), strict=True))
-            guess_laws |= here
+            laws_at_position = dict(zip(drawn, outcome.guesses_NKV[:, j].tolist(), strict=True))
+            guess_laws |= laws_at_position
             drawn = {
                 (*text, v): [*drawn[text], edge]
-                for text, law in here.items() for v, edge in enumerate(draws(law)) if law[v]
+                for text, law in laws_at_position.items() for v, edge in enumerate(draws(law)) if law[v]
             }  # fmt: skip
-    return guess_laws, laws_told, drawn
+    return guess_laws, target_laws_by_text, drawn
 
 
 def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
@@ -130,26 +134,29 @@ def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
     """
     q, p, drawn = guessing(coupling)
     assert {v for law in q.values() for v, weight in enumerate(law) if weight} <= {*TOKENS.tolist()}
-    as_told = []
+    guesses_as_predicted = []
     for part in (EDGE, 1 - EDGE):
-        seen = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
-        as_told.append(seen.guesses == list(drawn))
+        outcome = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
+        guesses_as_predicted.append(outcome.guesses == list(drawn))
     listed = list(cells(p.__getitem__, lambda text: q.get(text, [0.0] * V), GAMMA, cut))
-    seen = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
-    assert {len(text) - 1 for text in seen.new} == {*range(GAMMA + 1)}, "all numbers of guesses are accepted somewhere"
-    dense, found = target_laws(seen.before, GAMMA + 1), dict[Text, float]()
-    for text, cell in zip(seen.new, listed, strict=True):
-        for whole, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
-            found[whole] = found.get(whole, 0.0) + weight
-    return distance(found, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), as_told
+    outcome = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
+    assert {len(text) - 1 for text in outcome.new} == {*range(GAMMA + 1)}, (
+        "all numbers of guesses are accepted somewhere"
+    )
+    dense = target_laws(outcome.prompt_tokens, GAMMA + 1)
+    text_law = dict[Text, float]()
+    for text, cell in zip(outcome.new, listed, strict=True):
+        for full_text, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
+            text_law[full_text] = text_law.get(full_text, 0.0) + weight
+    return distance(text_law, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), guesses_as_predicted
 
 
-def target_laws(before: list[int], most: int) -> dict[Text, list[float]]:
-    """The target's law behind all texts of fewer than `most` tokens, by a dense pass."""
-    texts = [text for length in range(most) for text in product(range(V), repeat=length)]
-    ids_BT = torch.tensor([[*before, *text, *[0] * (most - len(text))] for text in texts])
+def target_laws(prompt_tokens: list[int], length_limit: int) -> dict[Text, list[float]]:
+    """The target's law behind all texts of fewer than `length_limit` tokens, by a dense pass."""
+    texts = [text for length in range(length_limit) for text in product(range(V), repeat=length)]
+    ids_BT = torch.tensor([[*prompt_tokens, *text, *[0] * (length_limit - len(text))] for text in texts])
     laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, EAGLE_MODELS.target)[:: len(PROMPTS)]
-    return {text: laws_BTV[n, len(before) + len(text)].tolist() for n, text in enumerate(texts)}
+    return {text: laws_BTV[n, len(prompt_tokens) + len(text)].tolist() for n, text in enumerate(texts)}
 
 
 each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_by_one), ("block", as_a_block)])
@@ -157,8 +164,8 @@ each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_
 
 @each_coupling
 def test_proposal_over_eagle_head_has_target_law(coupling: str, cut: Cut) -> None:
-    far, as_told = deviation(coupling, cut)
-    assert far < ROUNDED and as_told == [True, True]
+    variation, guesses_as_predicted = deviation(coupling, cut)
+    assert variation < ROUNDED and guesses_as_predicted == [True, True]
 
 
 @each_coupling
@@ -169,10 +176,10 @@ def test_eagle_head_that_tells_another_law_is_detected(
     propose = Tier.propose
 
     def flatter(self: Any, *how: Any) -> Draft:
-        made: Draft = propose(self, *how)
+        draft: Draft = propose(self, *how)
         if self.name == "draft":
-            made.probs_BKV.lerp_((made.probs_BKV > 0).double() / len(TOKENS), 0.1)
-        return made
+            draft.probs_BKV.lerp_((draft.probs_BKV > 0).double() / len(TOKENS), 0.1)
+        return draft
 
     monkeypatch.setattr(Tier, "propose", flatter)
     assert not all(deviation(coupling, cut)[1])

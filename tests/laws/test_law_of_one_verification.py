@@ -95,7 +95,10 @@ def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
             for j, reach in enumerate(reaches_of(p, q, guess)[1:] if weight else []):
                 means[j] += weight * reach
         assert means == pytest.approx(chances, abs=EXACT)
-        assert all(more >= one - EXACT for more, one in zip(chances, single[count], strict=True))
+        assert all(
+            block_chance >= single_chance - EXACT
+            for block_chance, single_chance in zip(chances, single[count], strict=True)
+        )
 
 
 def test_block_example_equals_paper() -> None:

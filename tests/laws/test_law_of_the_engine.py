@@ -49,10 +49,10 @@ class Trial:
     def sample(self, models: ModelSet) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
         batches = range(0, self.texts, ROWS)
-        rows = [min(ROWS, self.texts - first) for first in batches]
+        rows = [min(ROWS, self.texts - first_row) for first_row in batches]
         parts = [
-            finished(started(self.mode, self.coupling, params, n, first, self.setting, models))
-            for first, n in zip(batches, rows, strict=True)
+            finished(started(self.mode, self.coupling, params, n, first_row, self.setting, models))
+            for first_row, n in zip(batches, rows, strict=True)
         ]
         return torch.cat(parts)
 
@@ -62,10 +62,12 @@ class Trial:
         laws_BTV = laws(texts_BT, self.params, models.target)
         likings_BTV = laws_BTV / (laws(texts_BT, self.params, MODELS.draft) + 1e-9)  # where a fault would show most
         ranks_BT = ranks(texts_BT, laws_BTV, likings_BTV)
-        for first, window, bins in ((0, 1, 8), (LATE, 2, 4)):
-            p_value, least = window_surprise(ranks_BT, first, window, bins)
-            print(f"{self.mode}: p = {p_value:.3f}; detectable total variation of {bins}^{window} cells {least:.4f}")
-            assert least < self.bound
+        for first_token, window, bins in ((0, 1, 8), (LATE, 2, 4)):
+            p_value, variation = window_surprise(ranks_BT, first_token, window, bins)
+            print(
+                f"{self.mode}: p = {p_value:.3f}; detectable total variation of {bins}^{window} cells {variation:.4f}"
+            )
+            assert variation < self.bound
             assert p_value > ALPHA
 
 
@@ -145,10 +147,11 @@ def first_window(texts: int, window: int, bound: float) -> None:
 
         trees += [p for _, p in sorted(chain_law(next_law, window).items())]
     expected = torch.tensor(trees, dtype=torch.float64) * texts / len(PROMPTS)
-    df, least = len(trees) - len(PROMPTS), detectable(texts, len(trees) - len(PROMPTS))
+    df = len(trees) - len(PROMPTS)
+    variation = detectable(texts, len(trees) - len(PROMPTS))
     p_value = surprise(torch.bincount(cells_B, minlength=len(trees)), expected, groups=len(PROMPTS))
-    print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {least:.4f}")
-    assert least < bound
+    print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {variation:.4f}")
+    assert variation < bound
     assert p_value > ALPHA
 
 
@@ -169,6 +172,6 @@ def test_engine_selection_drops_most_of_context() -> None:
     draft, middle, _ = batch.tiers
     for row, prompt in enumerate(PROMPTS):
         choice = middle.cache.selections[row].pages
-        seen = choice.tokens + len(prompt) - choice.end
-        assert seen <= SETTING.retrieval.budget.tokens < len(prompt) / 2
+        visible_tokens = choice.tokens + len(prompt) - choice.end
+        assert visible_tokens <= SETTING.retrieval.budget.tokens < len(prompt) / 2
         assert draft.cache.sinks + draft.cache.window < len(prompt) / 2

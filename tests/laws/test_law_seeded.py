@@ -23,7 +23,9 @@ from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings
 
 torch.set_num_threads(1)
-V, NOISES, HORIZON = 3, 3, 6
+V = 3
+NOISES = 3
+HORIZON = 6
 ASSIGNED = torch.tensor([*product(range(NOISES), repeat=HORIZON)])
 SETTINGS = {
     "neutral": SamplingParams(),
@@ -69,7 +71,8 @@ def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sa
 
 def speculated(stack: TierStack) -> Tensor:
     """The first HORIZON tokens under each assignment of noise."""
-    branches, noise = stack.start(HORIZON, len(ASSIGNED)), Assigned(len(stack.prompt), stack.vocab_size)
+    branches = stack.start(HORIZON, len(ASSIGNED))
+    noise = Assigned(len(stack.prompt), stack.vocab_size)
     while branches.live_B.any():
         branches = stack.play(branches, noise)
         branches.live_B = branches.lengths_B < len(stack.prompt) + HORIZON
@@ -134,15 +137,15 @@ def win_probability(p_V: Tensor, i: int, race: Race) -> float:
         assert not (race(p_V, times_NV) == i).any()
         return 0.0
     nodes, weights = map(torch.from_numpy, np.polynomial.laguerre.laggauss(60))
-    others = [j for j in range(len(p_V)) if j != i]
+    competitors = [j for j in range(len(p_V)) if j != i]
     borders_NV = nodes[:, None] * p_V
-    for after in product((False, True), repeat=len(others)):
-        sides = torch.tensor(after, dtype=torch.float64)
+    for signs in product((False, True), repeat=len(competitors)):
+        sides = torch.tensor(signs, dtype=torch.float64)
         times_NV = borders_NV.clone()
-        times_NV[:, others] *= 1 + 1e-12 * (2 * sides - 1)
-        times_NV[:, others] += sides * 2.0**-53  # where p_j = 0, any time is after the border
+        times_NV[:, competitors] *= 1 + 1e-12 * (2 * sides - 1)
+        times_NV[:, competitors] += sides * 2.0**-53  # where p_j = 0, any time is after the border
         possible_N = (times_NV > 0).all(1)  # no time is 0
-        assert ((race(p_V, times_NV) == i) == all(after))[possible_N].all()
-    survival_N = (-borders_NV[:, others]).exp().prod(1)
+        assert ((race(p_V, times_NV) == i) == all(signs))[possible_N].all()
+    survival_N = (-borders_NV[:, competitors]).exp().prod(1)
     density_N = p_V[i] * (nodes - borders_NV[:, i]).exp()  # of t, per ds, over the exp(-s) in the weights
     return float((weights * survival_N * density_N).sum())

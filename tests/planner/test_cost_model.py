@@ -23,9 +23,11 @@ def true(tokens: int, keys: int) -> float:
 
 def learnt(path: Path | None = None) -> CostModel:
     """From noisy passes of several widths and contexts."""
-    dice, costs = random.Random(1), CostModel(path)
+    dice = random.Random(1)
+    costs = CostModel(path)
     for _ in range(400):
-        tokens, keys = dice.choice((1, 2, 5, 9)), dice.choice((1000, 8000, 30_000))
+        tokens = dice.choice((1, 2, 5, 9))
+        keys = dice.choice((1000, 8000, 30_000))
         costs.passes.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
     return costs
 
@@ -107,11 +109,11 @@ def test_costs_from_busy_machine_are_corrected(times: float, tmp_path: Path) -> 
     costs = CostModel(tmp_path / "costs.json")
     busy(costs, times, ("full", "retrieval"))
     costs.save()
-    later = CostModel(costs.path)
-    assert later.passes.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
-    busy(later, 1.0, ("full",), passes=70)
+    reloaded = CostModel(costs.path)
+    assert reloaded.passes.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
+    busy(reloaded, 1.0, ("full",), passes=70)
     for tier in ("full", "retrieval"):  # of which the second was not in use since
-        assert later.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
+        assert reloaded.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
 
 
 def test_costs_of_new_contexts_keep_machine_speed() -> None:
@@ -132,13 +134,13 @@ def test_corrupt_cost_file_is_replaced(damage: str, tmp_path: Path) -> None:
     costs.layers["15"] = Finding([1])
     costs.save()
     assert costs.path and CostModel(costs.path).layers == costs.layers
-    whole = costs.path.read_text()
-    text = {"cut": whole[:-9], "changed": whole.replace("full", "fool"), "earlier": whole.split("\n")[1]}
+    valid_text = costs.path.read_text()
+    text = {"cut": valid_text[:-9], "changed": valid_text.replace("full", "fool"), "earlier": valid_text.split("\n")[1]}
     costs.path.write_text(text.get(damage, damage))
-    found = CostModel(costs.path)
-    assert not (found.layers or found.passes.tiers or found.acceptance.verdicts)
-    found.passes.observe("full", 1, 1, 1, 1.0)
-    assert found.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
+    reloaded = CostModel(costs.path)
+    assert not (reloaded.layers or reloaded.passes.tiers or reloaded.acceptance.verdicts)
+    reloaded.passes.observe("full", 1, 1, 1, 1.0)
+    assert reloaded.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
 def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
@@ -159,13 +161,13 @@ def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = path_of("a")
-    assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
+    native_path = path_of("a")
+    assert "-bfloat16-" in str(native_path) and "-float32-" in str(path_of("a", dtype=torch.float32))
     monkeypatch.setattr(cost_model, "version_of", lambda name: "another")
-    other = path_of("a")
-    assert other != before
+    second_path = path_of("a")
+    assert second_path != native_path
     monkeypatch.setattr(cost_model.dispatch, "native", None)
-    assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
+    assert path_of("a") not in (native_path, second_path) and "-torch-" in str(path_of("a"))
 
 
 def test_unwritable_cost_folder_is_ignored(tmp_path: Path) -> None:

@@ -35,20 +35,22 @@ def judged(world: World, lengths: tuple[int, ...] = LENGTHS, every: int = EVERY)
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_auto_loses_little_in_world(name: str) -> None:
-    found = judged(WORLDS[name])
-    for cell in found:
+    judged_cells = judged(WORLDS[name])
+    for cell in judged_cells:
         print(f"{cell.world:26} {cell.trace:36} {cell.length:5} {cell.plain:5.2f} {cell.best:5.2f}  {cell.plan}")
-    for length, (least, part) in BOUNDS.items():
+    for length, (least_plain, part) in BOUNDS.items():
         part -= ROOM.get(name, 0.0) * (length == 256)
-        some = [cell for cell in found if cell.length == length]
-        assert min(cell.plain for cell in some) >= least and mean(cell.best for cell in some) >= part
+        length_cells = [cell for cell in judged_cells if cell.length == length]
+        assert (
+            min(cell.plain for cell in length_cells) >= least_plain and mean(cell.best for cell in length_cells) >= part
+        )
 
 
 @pytest.mark.slow
 def test_auto_is_near_best_plan_in_all_worlds() -> None:
-    found = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
-    print(summary(found))
-    assert mean(cell.best for cell in found if cell.length > 64) >= 0.94
+    judged_cells = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
+    print(summary(judged_cells))
+    assert mean(cell.best for cell in judged_cells if cell.length > 64) >= 0.94
 
 
 def test_timid_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def test_trace_counts_selections_of_each_page(
     monkeypatch.setattr(SequenceBatch, "take_snapshots", check)
     model = llm(folder, searched_layers=full_layers)
     list(model.stream(ids(400), ask(trace=True), mode="triforce"))
-    assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
+    assert len({tuple(percentages) for percentages in checked}) > 1 or full_layers == "0,1"
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
