@@ -48,9 +48,9 @@ def expected_TV(decoder: Decoder, ids: list[int]) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = dispatch.native.threads()
+    previous_threads = dispatch.native.threads()
     yield
-    dispatch.native.set_threads(before)
+    dispatch.native.set_threads(previous_threads)
 
 
 def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
@@ -58,26 +58,28 @@ def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], pa
     pool = PagePool(decoder.config, len(texts), sum(pages_for(len(text)) for text in texts), decoder.dtype)
     for b, text in enumerate(texts):
         pool.reserve(b, len(text))
-    full, seen = FullView(pool), [0] * len(texts)
+    full = FullView(pool)
+    fed_tokens = [0] * len(texts)
     logits: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(max(map(len, widths))):
         counts = [row[turn] if turn < len(row) else 0 for row in widths]
         width = max(counts) + padding
         fed = [
-            text[at : at + count] + [0] * (width - count) for text, at, count in zip(texts, seen, counts, strict=True)
+            text[at : at + count] + [0] * (width - count)
+            for text, at, count in zip(texts, fed_tokens, counts, strict=True)
         ]
         logits_BTV = decoder(torch.tensor(fed), ints(counts), full)
         for b, count in enumerate(counts):
             logits[b].append(logits_BTV[b, :count])
-            seen[b] += count
+            fed_tokens[b] += count
     return [torch.cat(row) for row in logits]
 
 
 def cut(length: int, chance: Random, widest: int) -> list[int]:
     """Random widths that add up to `length`."""
     widths: list[int] = []
-    while (left := length - sum(widths)) > 0:
-        widths.append(min(left, chance.choice([1, 2, 7, 8, 9, 15, 16, 17, chance.randint(1, widest)])))
+    while (remaining := length - sum(widths)) > 0:
+        widths.append(min(remaining, chance.choice([1, 2, 7, 8, 9, 15, 16, 17, chance.randint(1, widest)])))
     return widths
 
 

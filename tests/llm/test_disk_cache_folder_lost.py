@@ -42,8 +42,8 @@ def test_answers_beside_a_lock_start_from_disk(
     assert len(caplog.records) == 1 and "is locked by another process" in caplog.text
 
 
-@pytest.mark.parametrize("told", [None, "soon", "nan", "-inf", "9" * 400])
-def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, told: str | None) -> None:
+@pytest.mark.parametrize("recorded_cost", [None, "soon", "nan", "-inf", "9" * 400])
+def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, recorded_cost: str | None) -> None:
     """In entries whose checksums hold."""
     answer(started(disk_pair, cache), PROMPT, "ar")
     for file in cache.glob("*.kv"):
@@ -51,8 +51,8 @@ def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, told: s
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         header["__metadata__"].pop("seconds_per_token", None)
-        if told:
-            header["__metadata__"]["seconds_per_token"] = told
+        if recorded_cost:
+            header["__metadata__"]["seconds_per_token"] = recorded_cost
         text = json.dumps(header).encode()
         body = len(text).to_bytes(8, "little") + text + data[8 + length : -32]
         file.write_bytes(body + blake2b(body, digest_size=32).digest())

@@ -33,7 +33,7 @@ def test_full_disk_costs_entries_and_no_answer(disk_pair: Path, tmp_path: Path) 
         pytest.skip("there is no unshare here")
     done = mounted(tmp_path, sys.executable, str(SCRIPT), str(disk_pair), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["same"] and told["found"] == WHOLE
-    assert 1 <= len(told["logged"]) <= 3 and all("No space left" in line for line in told["logged"])
-    assert told["left"] == ["secret", "state"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["same"] and report["found"] == WHOLE
+    assert 1 <= len(report["logged"]) <= 3 and all("No space left" in line for line in report["logged"])
+    assert report["left"] == ["secret", "state"]

@@ -23,15 +23,17 @@ def test_states_of_a_verification_equal_those_of_transformers(head_dim: int, tmp
     view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [40, 40]).full()
     ids_BT = torch.randint(97, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        wanted = model(ids_BT, output_hidden_states=True)
+        expected_output = model(ids_BT, output_hidden_states=True)
     start = 0
     for width in (13, 6, 5):
-        fed_BT, counts_B = ids_BT[:, start : start + width], ints([width, width])
+        fed_BT = ids_BT[:, start : start + width]
+        counts_B = ints([width, width])
         _, output = decoder.observe(fed_BT, counts_B, view, None, (1, 3))
-        logits_BTV, states_SBTC = output.logits_BJV, output.states_SBTC
+        logits_BTV = output.logits_BJV
+        states_SBTC = output.states_SBTC
         assert states_SBTC is not None
         part = slice(start, start + width)
-        torch.testing.assert_close(logits_BTV, wanted.logits[:, part], atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(logits_BTV, expected_output.logits[:, part], atol=2e-4, rtol=2e-4)
         for state_BTC, layers in zip(states_SBTC, (1, 3), strict=True):
-            torch.testing.assert_close(state_BTC, wanted.hidden_states[layers][:, part], atol=2e-4, rtol=2e-4)
+            torch.testing.assert_close(state_BTC, expected_output.hidden_states[layers][:, part], atol=2e-4, rtol=2e-4)
         start += width

@@ -72,5 +72,5 @@ def test_program_end_beside_daemon_thread_is_quiet(pair: Path, way: str) -> None
 
 def test_program_end_by_interrupt_beside_daemon_thread_is_that_of_python(pair: Path) -> None:
     program = f"thread = {BEHIND['stream']}; os.kill(os.getpid(), signal.SIGINT); thread.join()"
-    code, said = ended(pair, program)
-    assert code == -signal.SIGINT and said.strip().endswith("KeyboardInterrupt")
+    code, stderr = ended(pair, program)
+    assert code == -signal.SIGINT and stderr.strip().endswith("KeyboardInterrupt")

@@ -65,17 +65,17 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
 
 
 def ties(
-    llm: LLM, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]], params: SamplingParams
+    llm: LLM, prompts: list[list[int]], plain: list[list[int]], compared: list[list[int]], params: SamplingParams
 ) -> int:
     """How many texts differ, each by a tie; fails on any other difference."""
     count = 0
-    for prompt, a, b in zip(prompts, plain, other, strict=True):
+    for prompt, a, b in zip(prompts, plain, compared, strict=True):
         if a == b:
             continue
         at = next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
-        apart = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
-        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {apart:.1e} apart")
-        assert apart < TIE
+        score_gap = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
+        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {score_gap:.1e} apart")
+        assert score_gap < TIE
         count += 1
     return count
 
@@ -86,10 +86,10 @@ PLAIN: dict[tuple[float, int, int], list[list[int]]] = {}
 
 def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tokens: int, rows: int) -> None:
     params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=tokens, ignore_eos=True)
-    known = (temperature, len(prompts), tokens)
-    if known not in PLAIN:
-        PLAIN[known] = texts(llm, prompts, "ar", params, 1)
-    plain = PLAIN[known]
+    case = (temperature, len(prompts), tokens)
+    if case not in PLAIN:
+        PLAIN[case] = texts(llm, prompts, "ar", params, 1)
+    plain = PLAIN[case]
     assert all(len(text) == tokens for text in plain)
     allowed = 0 if llm.target.decoder.model.width_independent else max(1, len(prompts) // 20)
     assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= allowed

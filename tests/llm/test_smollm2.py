@@ -46,27 +46,27 @@ def book(llm: LLM) -> list[int]:
     return tokenizer_of(llm).encode(text)
 
 
-def certify(tmp_path: Path, texts: int, tokens: int, *more: str) -> tuple[int, int]:
+def certify(tmp_path: Path, texts: int, tokens: int, *options: str) -> tuple[int, int]:
     """Compare so many texts of each mode with plain decoding: how many tokens were, and how many texts differ."""
     file = tmp_path / "certificate.json"
     sizes = ["--batches", str(texts), "--tokens", str(tokens), "--json", str(file), "-q"]
-    code = main(["bench", "lossless", str(SMOLLM2), *sizes, *TEMPERATURES, *more])
+    code = main(["bench", "lossless", str(SMOLLM2), *sizes, *TEMPERATURES, *options])
     report = json.loads(file.read_text())
     assert code == (report["differing"] > 0)
     return sum(row["tokens"] for row in report["rows"] if row["mode"] != "ar"), report["differing"]
 
 
 def test_smollm2_modes_write_plain_decodings_text(tmp_path: Path) -> None:
-    few = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", "books", "--draft", "none"]
-    assert certify(tmp_path, 2, 48, *few) == (2 * 48 * 2 * 4, 0)
+    sizes = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", "books", "--draft", "none"]
+    assert certify(tmp_path, 2, 48, *sizes) == (2 * 48 * 2 * 4, 0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
 def test_smollm2_modes_write_plain_decodings_texts_of_50_prompts(kv_dtype: str, tmp_path: Path) -> None:
-    many = ["--contexts", "1024", "--retrieval-budget", "256", "--workloads", ",".join(ALL), "--kv-dtype", kv_dtype]
-    many += ["--draft", "none"]
-    assert certify(tmp_path, 10, 256, *many) == (50 * 256 * 2 * 4, 0)
+    sizes = ["--contexts", "1024", "--retrieval-budget", "256", "--workloads", ",".join(ALL), "--kv-dtype", kv_dtype]
+    sizes += ["--draft", "none"]
+    assert certify(tmp_path, 10, 256, *sizes) == (50 * 256 * 2 * 4, 0)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,8 @@ def test_smollm2_lower_tiers_keep_texts(tmp_path: Path, lower: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("texts", "tokens"), [(2, 40), (50, 256)], ids=["few", "many"])
 def test_smollm2_float32_text_equals_transformers(book: list[int], texts: int, tokens: int) -> None:
-    llm, theirs = LLM(SMOLLM2, None, dtype="float32"), dequantised(SMOLLM2)
+    llm = LLM(SMOLLM2, None, dtype="float32")
+    theirs = dequantised(SMOLLM2)
     prompts = [book[start : start + 100] for start in range(0, len(book) - 100, len(book) // texts)][:texts]
     greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
     for prompt, output in zip(prompts, llm.generate(prompts, greedy, mode="ar"), strict=True):
@@ -107,7 +108,7 @@ def test_smollm2_float32_text_equals_transformers(book: list[int], texts: int, t
 
 @pytest.fixture(scope="module")
 def decoders(llm: LLM) -> dict[str, Decoder]:
-    return {name: each for name, each in precisions(llm).items() if name in ("default", EXACT)}
+    return {name: decoder for name, decoder in precisions(llm).items() if name in ("default", EXACT)}
 
 
 def windows(book: list[int], count: int) -> list[torch.Tensor]:
@@ -125,8 +126,11 @@ def test_smollm2_predictions_of_default_precision_stray_little(book: list[int], 
 
 @pytest.mark.slow
 def test_smollm2_perplexity_of_default_precision_is_float32s(book: list[int], decoders: dict[str, Decoder]) -> None:
-    found = [losses(decoders, ids_N) for ids_N in windows(book, 64)]
-    mean = {name: torch.cat([each[name][0] for each in found]).double().mean() for name in decoders}
+    window_losses = [losses(decoders, ids_N) for ids_N in windows(book, 64)]
+    mean = {
+        name: torch.cat([losses_by_name[name][0] for losses_by_name in window_losses]).double().mean()
+        for name in decoders
+    }
     increase = (mean["default"] - mean[EXACT]).expm1().item()
     print(f"{increase:+.2%}")
     assert abs(increase) < DEAREST

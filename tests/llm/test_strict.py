@@ -50,16 +50,16 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
 def swapped_out_and_in(llm: LLM, mode: str) -> None:
     """Two texts; in the middle of the first one the other has its room."""
     texts = llm.open(1, 240)
-    first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
-    texts.submit([first])
-    while len(first.sequences[0].tokens) < 4:
+    first_request, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
+    texts.submit([first_request])
+    while len(first_request.sequences[0].tokens) < 4:
         texts.step()
     texts.submit([second])
-    texts.core.swap_out(first.groups[0])
-    assert not first.done and texts.core.scheduler.groups[-1].swapped
+    texts.core.swap_out(first_request.groups[0])
+    assert not first_request.done and texts.core.scheduler.groups[-1].swapped
     while texts.busy:
         texts.step()
-    assert first.done and second.done
+    assert first_request.done and second.done
 
 
 def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +100,7 @@ def test_strict_prefixes_are_shared_in_whole_chunks(folder: Path) -> None:
     pool = PagePool(target.config, 1, 40, target.dtype)
     pool.reserve(0, 320)
     text = ids(320)
-    for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
-        prefixes = PrefixCache(pool, whole)
+    for chunk, page_count in ((PAGE, 15), (64, 12), (256, 0)):
+        prefixes = PrefixCache(pool, chunk)
         prefixes.insert("", text, pool.tables[0])
-        assert len(prefixes.find("", text[:270]).prefix.pages) == found
+        assert len(prefixes.find("", text[:270]).prefix.pages) == page_count

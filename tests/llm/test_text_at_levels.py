@@ -27,13 +27,13 @@ FILES: dict[str, dict[str, Any]] = {
 
 def texts(llm: LLM, level: str) -> list[Any]:
     """Ids and logprobs: greedy and sampled, plain and with lower tiers that have other numbers."""
-    found = []
+    results = []
     with at_level(level):
         for mode, temperature in product(("ar", "triforce"), (0.0, 1.0)):
             params = ask(temperature=temperature, logprobs=1)
             (text,) = llm.generate(ids(250, seed=2), params, mode=mode)[0].outputs
-            found.append((text.token_ids, text.logprobs))
-    return found
+            results.append((text.token_ids, text.logprobs))
+    return results
 
 
 @pytest.mark.parametrize("name", FILES)

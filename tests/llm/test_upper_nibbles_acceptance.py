@@ -23,7 +23,8 @@ from triforce.ragged import Ints, ints
 if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
-KNOWN, NEW = 1024, 64
+KNOWN = 1024
+NEW = 64
 
 
 class Lower(FullView):
@@ -60,14 +61,14 @@ def probabilities(scene: tuple[Any, FullView, Tensor], view: type[FullView] = Fu
 def without_lower_nibbles(scene: tuple[Any, FullView, Tensor], added: int) -> Tensor:
     """Probabilities where so much stands in the place of lower nibbles; KV is afterwards what it was."""
     pool = scene[1].pool
-    kept = [tuple(x.clone() for x in pool.span(layer, 0, 0, KNOWN)) for layer in range(pool.config.layers)]
+    original_kv = [tuple(x.clone() for x in pool.span(layer, 0, 0, KNOWN)) for layer in range(pool.config.layers)]
     slots_N = pool.slots(0, 0, KNOWN)
-    for layer, rows in enumerate(kept):
+    for layer, rows in enumerate(original_kv):
         pool.kv.write(layer, slots_N, *(from_upper(x_GNR, added) for x_GNR in rows))
-    found = probabilities(scene)
-    for layer, rows in enumerate(kept):
+    probs = probabilities(scene)
+    for layer, rows in enumerate(original_kv):
         pool.kv.write(layer, slots_N, *rows)
-    return found
+    return probs
 
 
 def accepted(p_TV: Tensor, q_TV: Tensor) -> float:
