@@ -21,7 +21,7 @@ FEW, SOME = 5, 300
 def faults(kind: str, count: int, seed: int = 0) -> list[str]:
     """What is wrong with some cases of a kind, with their seeds."""
     outcomes = run_kind(kind, count, seed)
-    return [f"seed {each.seed}: {each.fault}\n{each.said}" for each in outcomes if each.fault]
+    return [f"seed {each.seed}: {each.fault}\n{each.stderr_end}" for each in outcomes if each.fault]
 
 
 @pytest.mark.parametrize("kind", KINDS)

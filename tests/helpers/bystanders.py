@@ -69,13 +69,13 @@ class Bystanders:
         time.sleep(5 * PAUSE)
 
     def _stream(self, web: httpx.Client) -> None:
-        before = None
+        previous_arrival = None
         with web.stream("POST", "/v1/completions", json=STREAM) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     assert "error" not in json.loads(line[6:])
-                    now = time.monotonic()
-                    self.gaps.append(now - (before or now))
-                    before = now
+                    arrival = time.monotonic()
+                    self.gaps.append(arrival - (previous_arrival or arrival))
+                    previous_arrival = arrival
                 if self._over.is_set():
                     return

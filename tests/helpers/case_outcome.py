@@ -21,12 +21,12 @@ class Limits:
 
 
 class Outcome(NamedTuple):
-    """What came of a case. fault: what is wrong with that; "" where nothing is. said: the end of stderr."""
+    """What came of a case. fault: what is wrong with that; "" where nothing is. stderr_end: the end of stderr."""
 
     seed: int
     code: int
     fault: str
-    said: str
+    stderr_end: str
     seconds: float
     bytes: int
 
@@ -41,5 +41,5 @@ def fault(code: int, out: str, err: str, used: int, limits: Limits) -> str:
         return f"it ended with {code}"
     if not all(character.isprintable() or character == "\n" for character in out + err):
         return "it printed what is not to be printed"
-    one = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
-    return "" if code == 0 or one else "its refusal is not one line"
+    is_one_line = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
+    return "" if code == 0 or is_one_line else "its refusal is not one line"

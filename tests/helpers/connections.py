@@ -30,7 +30,9 @@ class Scene:
     """A server of its own, with four addresses: /quick, /large, /wait until `release` is set, and /endless."""
 
     def __init__(self, **limits: Any) -> None:
-        self.release, self.held, self.app = asyncio.Event(), 0, FastAPI()
+        self.release = asyncio.Event()
+        self.held = 0
+        self.app = FastAPI()
         engine: Any = SimpleNamespace(load=lambda: EngineLoad(0, 0, 0), failure=None, close=self.close)
         self.metrics = Metrics(engine, "tiny")
         self.app.state.service = SimpleNamespace(limits=Limits(**limits), metrics=self.metrics)
@@ -101,8 +103,8 @@ def scene(play: Callable[[Scene], Awaitable[None]], **limits: Any) -> None:
     """Play it, and see that it ends."""
 
     async def whole() -> None:
-        it = Scene(**limits)
-        async with asyncio.timeout(60), it.run():
-            await play(it)
+        server_scene = Scene(**limits)
+        async with asyncio.timeout(60), server_scene.run():
+            await play(server_scene)
 
     asyncio.run(whole())

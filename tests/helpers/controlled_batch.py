@@ -49,9 +49,10 @@ def with_random_budgets(plan: Plan, dice: random.Random, lengths: list[int]) -> 
 @pytest.fixture
 def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
-    dice, drawn = random.Random(3), list[Plan]()
+    dice = random.Random(3)
+    drawn = list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], left: int) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], remaining_tokens: int) -> Choice:
         drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
         return Choice(drawn[-1])
 
@@ -80,8 +81,9 @@ def steered(
     costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
-    it = PlanController(unlinked(batch.top), costs, clock=clock)
-    batch.controller, batch.tiers = it, it.tiers
+    controller = PlanController(unlinked(batch.top), costs, clock=clock)
+    batch.controller = controller
+    batch.tiers = controller.tiers
     for _ in range(steps):
-        steer(it, batch.prefix)
-    return it, batch
+        steer(controller, batch.prefix)
+    return controller, batch

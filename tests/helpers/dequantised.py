@@ -17,7 +17,7 @@ def dequantised(file: Path, **config: Any) -> LlamaForCausalLM:
     """The Llama in a file whose embedding is its head, too; `config` is what the file does not say."""
     reader = GGUFReader(file)
     values = config_of({name: field.contents() for name, field in reader.fields.items()} | config)
-    state = dict(tensor(each, values) for each in reader.tensors)
+    state = dict(tensor(entry, values) for entry in reader.tensors)
     return LlamaForCausalLM.from_pretrained(None, config=LlamaConfig(**values), state_dict=state, dtype=torch.float32)
 
 
@@ -28,5 +28,5 @@ def greedy_like(model: LlamaForCausalLM, prompt: Sequence[int], text: Sequence[i
     vocab_size: ids from there on stand for nothing.
     """
     logits_1TV = model(torch.tensor([[*prompt, *text]])).logits
-    found: list[int] = logits_1TV[0, len(prompt) - 1 : -1, :vocab_size].argmax(-1).tolist()
-    return found
+    best_ids: list[int] = logits_1TV[0, len(prompt) - 1 : -1, :vocab_size].argmax(-1).tolist()
+    return best_ids

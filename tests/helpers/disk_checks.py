@@ -34,23 +34,23 @@ def texts(folder: Path, cache: Path) -> None:
 @contextmanager
 def spied_reads() -> Iterator[list[bool]]:
     """Whether each entry that is looked for is there."""
-    found: list[bool] = []
+    hits: list[bool] = []
     read = EntryStore.read
 
     def spy(store: EntryStore, name: str) -> Entry | None:
         entry = read(store, name)
-        found.append(entry is not None)
+        hits.append(entry is not None)
         return entry
 
     with patch.object(EntryStore, "read", spy):
-        yield found
+        yield hits
 
 
 def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
     """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
-    with spied_reads() as found:
+    with spied_reads() as hits:
         output = answer(started(folder, cache), PROMPT, scope=scope)
-    return output.outputs[0].token_ids, output.cached_tokens, output.exactness, found
+    return output.outputs[0].token_ids, output.cached_tokens, output.exactness, hits
 
 
 def scopes(folder: Path, cache: Path) -> None:
@@ -64,24 +64,24 @@ def scopes(folder: Path, cache: Path) -> None:
 
 def chains(folder: Path, cache: Path) -> None:
     """A segment is found behind the tokens before it, and behind no others."""
-    other = [*ids(SEGMENT, seed=9), *PROMPT[SEGMENT:]]
+    branch = [*ids(SEGMENT, seed=9), *PROMPT[SEGMENT:]]
     answer(started(folder, cache), PROMPT, "ar")
-    first = answer(started(folder, cache), other, "ar")
-    answer(started(folder, cache), other, "ar")
-    again = answer(started(folder, cache), other, "ar")
-    assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
-    fresh = answer(llm(folder), other, "ar").outputs[0].token_ids
-    assert first.outputs[0].token_ids == again.outputs[0].token_ids == fresh
+    first_output = answer(started(folder, cache), branch, "ar")
+    answer(started(folder, cache), branch, "ar")
+    again = answer(started(folder, cache), branch, "ar")
+    assert (first_output.cached_tokens, again.cached_tokens) == (0, WHOLE)
+    expected_ids = answer(llm(folder), branch, "ar").outputs[0].token_ids
+    assert first_output.outputs[0].token_ids == again.outputs[0].token_ids == expected_ids
 
 
 def forks(folder: Path, cache: Path) -> None:
     """A text that goes on differently within a segment begins with the whole pages before that, and no more."""
-    for same in (SEGMENTS + 40, SEGMENTS + 5):
-        other = [*PROMPT[:same], *ids(60, seed=9)]
+    for common in (SEGMENTS + 40, SEGMENTS + 5):
+        branch = [*PROMPT[:common], *ids(60, seed=9)]
         answer(started(folder, cache), PROMPT)
-        first = answer(started(folder, cache), other)
-        assert first.cached_tokens == same // PAGE * PAGE
-        check_same(first.outputs, answer(llm(folder, **HOW), other).outputs)
+        first_output = answer(started(folder, cache), branch)
+        assert first_output.cached_tokens == common // PAGE * PAGE
+        check_same(first_output.outputs, answer(llm(folder, **HOW), branch).outputs)
 
 
 def damage(folder: Path, cache: Path) -> None:
@@ -131,7 +131,8 @@ def slowness(folder: Path, cache: Path) -> None:
 
 def kills(folder: Path, cache: Path) -> None:
     """A process that ends in the middle of a write leaves nothing under the name of an entry."""
-    store, plain = store_in(cache), os.write
+    store = store_in(cache)
+    plain = os.write
 
     def half(descriptor: int, data: memoryview) -> int:
         plain(descriptor, data[: len(data) // 2])
@@ -148,35 +149,42 @@ def size(folder: Path, cache: Path) -> None:
     store = store_in(cache, limit=20_000)
     texts = [write(store, text, 4) for text in range(12)]
     assert sum(entry.bytes for entry in store.entries()) <= 20_000
-    found = [present(store, names) for names in texts]
-    assert found[-1] == [True] * 4 and all(kept == sorted(kept, reverse=True) for kept in found)
+    presence = [present(store, names) for names in texts]
+    assert presence[-1] == [True] * 4 and all(
+        segment_presence == sorted(segment_presence, reverse=True) for segment_presence in presence
+    )
 
 
 def together(folder: Path, cache: Path) -> None:
     """What a process is about to have written counts where another fills the folder meanwhile."""
-    one, other, fsync, nested = store_in(cache, 20_000), store_in(cache, 20_000), os.fsync, list[int]()
-    write(one, 1, 1)
+    first_store = store_in(cache, 20_000)
+    second_store = store_in(cache, 20_000)
+    fsync = os.fsync
+    nested = list[int]()
+    write(first_store, 1, 1)
 
     def meanwhile(descriptor: int) -> None:
         if not nested:
             nested.append(1)
-            write(other, 2, 40)
+            write(second_store, 2, 40)
         fsync(descriptor)
 
     with patch.object(os, "fsync", meanwhile):
-        write(one, 3, 1, size=9000)
-    assert nested and sum(entry.bytes for entry in one.entries()) <= 20_000
+        write(first_store, 3, 1, size=9000)
+    assert nested and sum(entry.bytes for entry in first_store.entries()) <= 20_000
 
 
 def writers(folder: Path, cache: Path) -> None:
     """A file of a writer that lives is no remainder, and that of one which is gone is."""
-    store, other, fsync = store_in(cache), store_in(cache), os.fsync
+    store = store_in(cache)
+    clearing_store = store_in(cache)
+    fsync = os.fsync
     (cache / f"left{PARTIAL}").write_bytes(b"half")
     (cache / f"left{PARTIAL}").chmod(0o600)
     cleared: list[tuple[int, int]] = []
 
     def meanwhile(descriptor: int) -> None:
-        cleared[:] = cleared or [other.clear()]
+        cleared[:] = cleared or [clearing_store.clear()]
         fsync(descriptor)
 
     with patch.object(os, "fsync", meanwhile):

@@ -68,11 +68,11 @@ def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str
 def check_restored(folder: Path, cache: Path, mode: str, coupling: str = "seeded", **how: Any) -> None:
     """What a fresh process makes of a prompt on disk is, guesses and all, what one without a disk cache makes."""
     plain = llm(folder, coupling=coupling, **how).generate(PROMPT, ask(), mode=mode)[0]
-    first = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
+    first_output = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
     again = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
-    assert (first.cached_tokens, again.cached_tokens) == (0, SEGMENTS if how.get("strict") else WHOLE)
-    assert first.exactness == again.exactness == plain.exactness
-    for output in (first, again):
+    assert (first_output.cached_tokens, again.cached_tokens) == (0, SEGMENTS if how.get("strict") else WHOLE)
+    assert first_output.exactness == again.exactness == plain.exactness
+    for output in (first_output, again):
         if mode == "auto":
             assert output.outputs[0].token_ids == plain.outputs[0].token_ids
         else:

@@ -38,11 +38,11 @@ def _members(parent: ast.Module | ast.ClassDef, name: str, errors: frozenset[str
 
 def _function(node: Function, name: str, errors: frozenset[str], *, public: bool) -> Iterator[Fault]:
     yield from _first_word(node, name)
-    said = ast.get_docstring(node) or ""
-    if public and _gives_tensor(node) and said and not (SHAPE.search(said) or _is_protocol(node)):
+    docstring = ast.get_docstring(node) or ""
+    if public and _gives_tensor(node) and docstring and not (SHAPE.search(docstring) or _is_protocol(node)):
         yield "shape", name
-    missing = {error for error in raised(node) & errors if error not in said}
-    if public and said and missing and "TriforceError" not in said:
+    missing = {error for error in raised(node) & errors if error not in docstring}
+    if public and docstring and missing and "TriforceError" not in docstring:
         yield "raises", name
     for inner in node.body:
         if isinstance(inner, Function):
@@ -61,11 +61,13 @@ def _gives_tensor(node: Function) -> bool:
 
 def _is_protocol(node: Function) -> bool:
     """Whether there is no body: its implementations say more."""
-    rest = node.body[1:]
-    return all(isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in rest)
+    statements = node.body[1:]
+    return all(
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) for statement in statements
+    )
 
 
 def raised(node: Function) -> set[str]:
     """Return names of exceptions that a function raises itself."""
-    calls = (each.exc for each in ast.walk(node) if isinstance(each, ast.Raise))
+    calls = (descendant.exc for descendant in ast.walk(node) if isinstance(descendant, ast.Raise))
     return {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}

@@ -18,7 +18,8 @@ class Eagle3:
 
     def __init__(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], embedding_VC: Tensor) -> None:
         self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
-        self.config, self.embedding_VC = config, embedding_VC.double()
+        self.config = config
+        self.embedding_VC = embedding_VC.double()
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
@@ -45,7 +46,7 @@ class Eagle3:
         q_HD = self.turn(q_HD, position)
         mixed = []
         for h in range(H):
-            keys_TD, values_TD = (torch.stack([x[h * G // H] for x in held]) for held in (self.keys, self.values))
+            keys_TD, values_TD = (torch.stack([x[h * G // H] for x in cached]) for cached in (self.keys, self.values))
             mixed.append((keys_TD @ q_HD[h] / len(q_HD[h]) ** 0.5).softmax(0) @ values_TD)
         residual_C = normed_C if self.config.get("norm_before_residual") else state_C
         x_C = residual_C + self.tensors[f"{layer}self_attn.o_proj.weight"] @ torch.cat(mixed)
@@ -80,7 +81,8 @@ def random_checkpoint(seed: int = 0, **changes: Any) -> tuple[dict[str, Tensor],
     } | changes  # fmt: skip
     C, I, M = config["hidden_size"], config["intermediate_size"], config["draft_vocab_size"]  # noqa: E741
     Q, P = (config[f"num_{name}_heads"] * config["head_dim"] for name in ("attention", "key_value"))
-    draw, layer = torch.Generator().manual_seed(seed), "midlayer."
+    draw = torch.Generator().manual_seed(seed)
+    layer = "midlayer."
     shapes = {
         "fc.weight": (C, 3 * C), "norm.weight": (C,), "lm_head.weight": (M, C),
         f"{layer}self_attn.q_proj.weight": (Q, 2 * C), f"{layer}self_attn.k_proj.weight": (P, 2 * C),

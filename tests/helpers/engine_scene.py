@@ -12,8 +12,12 @@ from triforce.engine.scheduler import PrefillPacer
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.llm import LLM
 
-ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
-CHUNK, READ = 64, 48
+ROWS = 4
+KV_TOKENS = 700
+TOKENS = 20
+LATE = 40
+CHUNK = 64
+READ = 48
 """A chunk of a prompt, and how much of one is read in a step: so small that prompts are read in several."""
 
 
@@ -46,13 +50,17 @@ def alone(
     return model.generate(prompt(length), params, mode=mode)[0].outputs
 
 
-def check_same(outputs: Sequence[CompletionOutput], wanted: Sequence[CompletionOutput]) -> None:
+def check_same(outputs: Sequence[CompletionOutput], expected_outputs: Sequence[CompletionOutput]) -> None:
     """The text, and which tier proposed what, how often and with what success: a wrong guess shows in no text."""
-    for one, other in zip(outputs, wanted, strict=False):
-        assert one.token_ids == other.token_ids and one.origins == other.origins
-        for tier, own in zip(one.tiers, other.tiers, strict=True):
-            assert tier.histogram == own.histogram
-            assert (tier.proposed, tier.accepted, tier.passes) == (own.proposed, own.accepted, own.passes)
+    for completion, expected in zip(outputs, expected_outputs, strict=False):
+        assert completion.token_ids == expected.token_ids and completion.origins == expected.origins
+        for tier, expected_tier in zip(completion.tiers, expected.tiers, strict=True):
+            assert tier.histogram == expected_tier.histogram
+            assert (tier.proposed, tier.accepted, tier.passes) == (
+                expected_tier.proposed,
+                expected_tier.accepted,
+                expected_tier.passes,
+            )
 
 
 def request(model: LLM, length: int, mode: str | None = None, scope: str = "", **changes: Any) -> Request:
@@ -62,10 +70,10 @@ def request(model: LLM, length: int, mode: str | None = None, scope: str = "", *
 def finish(texts: Engine) -> dict[Request, RequestOutput]:
     outputs = {}
     while texts.busy:
-        for one, event in texts.step():
+        for request, event in texts.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
-                outputs[one] = event
+                outputs[request] = event
     return outputs
 
 

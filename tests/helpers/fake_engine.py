@@ -30,8 +30,8 @@ def answer(task: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(behaviour: str, *rest: str) -> None:
-    if rest[0] == "-c":
+def main(behaviour: str, *arguments: str) -> None:
+    if arguments[0] == "-c":
         sys.exit("ModuleNotFoundError: No module named 'it'" if behaviour == "missing" else 0)
     task = json.loads(sys.stdin.readline())
     if behaviour == "unreadable":

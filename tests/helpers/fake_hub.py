@@ -24,7 +24,10 @@ class FakeHub(ThreadingHTTPServer):
 
     def __init__(self, files: Mapping[str, bytes], repository: str = "user/repo", seconds: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
-        self.files, self.repository, self.seconds, self.asked = files, repository, seconds, list[str]()
+        self.files = files
+        self.repository = repository
+        self.seconds = seconds
+        self.asked = list[str]()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def fetched(self) -> list[str]:
@@ -42,7 +45,8 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        hub, path = self.server, urlsplit(self.path).path
+        hub = self.server
+        path = urlsplit(self.path).path
         hub.asked.append(f"{self.command} {path}")
         begins = (f"/api/models/{hub.repository}", f"/{hub.repository}/resolve/")
         if path.startswith(f"{begins[0]}/tree/"):
@@ -98,18 +102,18 @@ def fake_hub(files: Mapping[str, bytes], repository: str = "user/repo", seconds:
 
 def started(code: str, home: Path, endpoint: str = UNREACHABLE, **environment: str) -> subprocess.Popen[str]:
     """A process of its own, as the hub's client reads its variables once; no index and no hub but those given."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PIP_", "TRIFORCE_"))}
-    found |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home / "cache")}
-    found |= {
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PIP_", "TRIFORCE_"))}
+    variables |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home / "cache")}
+    variables |= {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
     }
     path = os.pathsep.join([str(SOURCE), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
-    found |= {"PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+    variables |= {"PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
     command = [sys.executable, "-c", code]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=found)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:

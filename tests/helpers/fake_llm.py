@@ -36,7 +36,9 @@ class Characters:
 
 class Piece:
     def __init__(self, text: str, origins: list[str]) -> None:
-        self.text, self.token_ids, self.origins = text, [ord(c) for c in text], origins
+        self.text = text
+        self.token_ids = [ord(c) for c in text]
+        self.origins = origins
 
 
 def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
@@ -66,7 +68,8 @@ class FakeLLM:
     made: dict[str, Any]
     called: dict[str, Any]
     fault: Exception | None = None
-    tokenizer, grammars = Characters(), NoGrammars()
+    tokenizer = Characters()
+    grammars = NoGrammars()
     target = SimpleNamespace(config=SimpleNamespace(context=131_072))
 
     def __init__(self, model: str | None, **settings: Any) -> None:
@@ -80,9 +83,9 @@ class FakeLLM:
 
     sampling_defaults: Mapping[str, Any] = {}
 
-    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+    def sampling_params(self, *, chat: bool = False, **changes: Any) -> SamplingParams:
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
-        return SamplingParams(**{**defaults, **given})
+        return SamplingParams(**{**defaults, **changes})
 
     def break_even(self) -> BreakEvenPoint:
         return BreakEvenPoint(4096, "pays from 4,096 tokens on", "as this one says")

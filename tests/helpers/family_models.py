@@ -107,10 +107,10 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def family_model(name: str, **more: Any) -> Any:
+def family_model(name: str, **added: Any) -> Any:
     """A model of transformers."""
     family, changes = FAMILY_MODELS[name]
-    model = tiny_model(family, **(SIZES | changes | more))
+    model = tiny_model(family, **(SIZES | changes | added))
     for layer in model.model.layers if name == "gpt-oss" else []:
         layer.self_attn.sinks.data = torch.linspace(-1, 4, len(layer.self_attn.sinks))
         layer.mlp.experts.gate_up_proj.data *= 5  # so that the bounds of the activation count
@@ -131,7 +131,8 @@ def paged_logits(
     pool = PagePool(decoder.config, len(ids_BT), 64, decoder.dtype, decoder.device, windows=windows)
     for b in range(len(ids_BT)):
         pool.reserve(b, ids_BT.shape[1])
-    view, at = FullView(pool), [0] * len(ids_BT)
+    view = FullView(pool)
+    at = [0] * len(ids_BT)
     view.observe(0)
     rows: list[list[Tensor]] = [[] for _ in ids_BT]
     for counts in pieces:

@@ -37,7 +37,8 @@ class CaseProcess:
     """A fork of this process that opens cases, until one of them has a fault."""
 
     def __init__(self, open_case: Opener, limits: Limits) -> None:
-        self._limits, pipes = limits, [os.pipe() for _ in range(4)]
+        self._limits = limits
+        pipes = [os.pipe() for _ in range(4)]
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
@@ -53,7 +54,8 @@ class CaseProcess:
         self._reading = [reading for reading, _ in answers]
         for end in self._reading:
             os.set_blocking(end, False)
-        self.opened, self.ended = 0, False
+        self.opened = 0
+        self.ended = False
 
     def open(self, seed: int, folder: Path) -> Outcome:
         """Open a case. What has a fault ends this process, and whatever that leaves running is killed."""
@@ -62,10 +64,11 @@ class CaseProcess:
         os.write(self._tasks, f"{folder}\n".encode())
         (answer, out, err), in_time = self._listen(began + self._limits.seconds)
         if answer.endswith("\n"):
-            code, used, left = json.loads(answer)
-            wrong = "it has left a process" if left else fault(code, out, err, used, self._limits)
+            code, used, process_is_left = json.loads(answer)
+            wrong = "it has left a process" if process_is_left else fault(code, out, err, used, self._limits)
         else:
-            code, used = self.end(), 0
+            code = self.end()
+            used = 0
             wrong = f"it ended with {code}" if in_time else f"it was not done after {self._limits.seconds:g} s"
         if wrong:
             self.end()
@@ -73,21 +76,24 @@ class CaseProcess:
 
     def _listen(self, deadline: float) -> tuple[list[str], bool]:
         """Return what comes out of the pipes until there is an answer, and whether that was before the deadline."""
-        held = {end: b"" for end in self._reading}
-        answers, closed = self._reading[0], False
+        received = {end: b"" for end in self._reading}
+        answers = self._reading[0]
+        closed = False
         with selectors.DefaultSelector() as selector:
             for end in self._reading:
                 selector.register(end, selectors.EVENT_READ)
-            while not (closed or held[answers].endswith(b"\n")) and (left := deadline - monotonic()) > 0:
-                for end in [key.fd for key, _ in selector.select(left)]:
+            while (
+                not (closed or received[answers].endswith(b"\n")) and (remaining_seconds := deadline - monotonic()) > 0
+            ):
+                for end in [key.fd for key, _ in selector.select(remaining_seconds)]:
                     piece = os.read(end, MOST_SAID)
-                    held[end] = (held[end] + piece)[-MOST_SAID:]
+                    received[end] = (received[end] + piece)[-MOST_SAID:]
                     closed |= end == answers and not piece
-        in_time = closed or held[answers].endswith(b"\n")
+        in_time = closed or received[answers].endswith(b"\n")
         for end in self._reading[1:]:  # all that was said before the answer
             while piece := _available(end):
-                held[end] = (held[end] + piece)[-MOST_SAID:]
-        return [data.decode("utf-8", "replace") for data in held.values()], in_time
+                received[end] = (received[end] + piece)[-MOST_SAID:]
+        return [data.decode("utf-8", "replace") for data in received.values()], in_time
 
     def end(self) -> int:
         """End the process and what it has begun; return its exit code: 0, or that of what ended it before."""
@@ -143,7 +149,8 @@ def _serve(open_case: Opener, limits: Limits, tasks: int, ends: list[int]) -> No
 def _opened(open_case: Opener, folder: Path, limits: Limits) -> tuple[int, int, bool]:
     """Return exit code, bytes at most beyond those before, and whether a process is left."""
     _bound_memory(limits)
-    own, trials = _forget_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    own_peak = _forget_peak()
+    trials = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     try:
         code = open_case(folder)
     except BaseException as error:  # Rust's panics are no Exception
@@ -152,14 +159,15 @@ def _opened(open_case: Opener, folder: Path, limits: Limits) -> tuple[int, int, 
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    most, most_of_trials = _peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    peak = _peak()
+    most_of_trials = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     if most_of_trials > trials:
-        most = max(most, most_of_trials * _UNIT)
+        peak = max(peak, most_of_trials * _UNIT)
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return code, max(most - own, 0), False
-    return code, max(most - own, 0), True
+        return code, max(peak - own_peak, 0), False
+    return code, max(peak - own_peak, 0), True
 
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
@@ -188,7 +196,8 @@ def compute_alone() -> None:
 @contextmanager
 def computing_alone() -> Iterator[None]:
     """Do so for a while."""
-    threads, native = torch.get_num_threads(), dispatch.native
+    threads = torch.get_num_threads()
+    native = dispatch.native
     native_threads = native.threads() if native else 0
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
@@ -208,6 +217,6 @@ def _bound_memory(limits: Limits) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stacks
     except OSError:
         return
-    most = pages * resource.getpagesize() + limits.bytes
+    limit = pages * resource.getpagesize() + limits.bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

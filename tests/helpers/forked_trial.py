@@ -25,7 +25,7 @@ def forked(function: str, task: Any, limits: TrialLimits) -> Any:
 
 def said_in_fork(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
     """Return what a fork says of a function, nothing if it dies or stands still."""
-    return next((said for _ in range(3) if (said := _said(called, task, limits)) is not None), "")
+    return next((answer for _ in range(3) if (answer := _said(called, task, limits)) is not None), "")
 
 
 def _said(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str | None:
@@ -42,6 +42,6 @@ def _said(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str |
         stands_still = not select([answers], [], [], SECONDS)[0]
         if stands_still:
             os.kill(child, signal.SIGKILL)
-        said = answers.read()
+        answer = answers.read()
     os.waitpid(child, 0)
-    return None if stands_still else said
+    return None if stands_still else answer

@@ -54,9 +54,9 @@ def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0
         numbers[M // 2] = 0
         return Blocks(kind, torch.from_numpy(as_bytes(numbers, kind)), narrow)
     inputs, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    found = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
+    block_bytes = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        halves = (draw.standard_normal(found.shape[:2]) * size).astype(np.float16)
+        halves = (draw.standard_normal(block_bytes.shape[:2]) * size).astype(np.float16)
         halves[M // 2] = 0
-        found[:, :, at : at + 2] = halves[..., None].view(np.uint8)
-    return Blocks(kind, torch.from_numpy(found.reshape(M, -1)), narrow)
+        block_bytes[:, :, at : at + 2] = halves[..., None].view(np.uint8)
+    return Blocks(kind, torch.from_numpy(block_bytes.reshape(M, -1)), narrow)

@@ -42,9 +42,9 @@ def byte_level_values(**changes: Any) -> Values:
 def score_values(pieces: list[str], scores: list[float] | None = None, kinds: Values | None = None) -> Values:
     """Metadata of a tokenizer by scores: three special tokens, 256 bytes, then `pieces`, the first of which is best."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    given = [-float(i) for i in range(len(pieces))] if scores is None else scores
+    score_list = [-float(i) for i in range(len(pieces))] if scores is None else scores
     types = [2, 3, 3] + [6] * 256 + [(kinds or {}).get(piece, 1) for piece in pieces]
-    values = {"model": "llama", "tokens": tokens, "scores": np.array([0.0] * 259 + given, np.float32),
+    values = {"model": "llama", "tokens": tokens, "scores": np.array([0.0] * 259 + score_list, np.float32),
               "token_type": np.array(types, np.int32)}  # fmt: skip
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 

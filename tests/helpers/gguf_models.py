@@ -40,18 +40,21 @@ class Written(NamedTuple):
 
 
 def write_model(
-    folder: Path, kind: str, others: Mapping[str, str] | None = None, family: str = "llama", **sizes: Any
+    folder: Path, kind: str, part_kinds: Mapping[str, str] | None = None, family: str = "llama", **sizes: Any
 ) -> Written:
-    """Write a model whose matrices have a type, but for parts that `others` names, such as attn_v or ffn_norm."""
+    """Write a model whose matrices have a type, but for parts that `part_kinds` names, such as attn_v or ffn_norm."""
     model = tiny_model(CLASSES[family], **(SIZES | sizes))
     names = {theirs: ours for theirs, ours in ENDS.items()}
     for i in range(model.config.num_hidden_layers):
         names |= {f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in FAMILIES[family].items()}
-    tensors, numbers = {}, model.state_dict()
+    tensors = {}
+    numbers = model.state_dict()
     for seed, (name, array) in enumerate(tensors_of(model, family).items()):
         part = name.split(".")[-2]
-        usual = kind if array.ndim == 2 else "F32"
-        tensors[name] = packed(array, usual if name.endswith(".bias") else (others or {}).get(part, usual), seed)
+        default_kind = kind if array.ndim == 2 else "F32"
+        tensors[name] = packed(
+            array, default_kind if name.endswith(".bias") else (part_kinds or {}).get(part, default_kind), seed
+        )
         plain = torch.from_numpy(numbers_of(*tensors[name]).reshape(array.shape))
         numbers[names[name]].copy_(unwoven(plain) if family == "llama" and part in PERMUTED else plain)
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+TOKENIZE = "/tokenize"
 MEBIBYTES = 15
 """Of a body that a server takes by default, nearly all."""
 
@@ -31,14 +33,14 @@ def schema(kind: dict[str, Any]) -> bytes:
     return json.dumps({"prompt": "the cat", "max_tokens": 2, "response_format": form}).encode()
 
 
-def repeated(before: str, piece: str, after: str, size: int) -> bytes:
+def repeated(head: str, piece: str, tail: str, size: int) -> bytes:
     """Return pieces with commas between, and something around them."""
     count = max(1, size // (len(piece) + 1))
-    return (before + ",".join([piece] * count) + after).encode()
+    return (head + ",".join([piece] * count) + tail).encode()
 
 
-def long_text(before: str, after: str, size: int) -> bytes:
-    return (before + 'the cat, [sat] {on} \\"the\\" mat. ' * (size // 36) + after).encode()
+def long_text(head: str, tail: str, size: int) -> bytes:
+    return (head + 'the cat, [sat] {on} \\"the\\" mat. ' * (size // 36) + tail).encode()
 
 
 HOSTILE = {

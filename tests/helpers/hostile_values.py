@@ -67,7 +67,7 @@ def spoiled(random: Random, values: dict[str, Any], names: list[str]) -> dict[st
     values = copy.deepcopy(values)
     for _ in range(random.choice([1, 1, 1, 2, 3])):
         place = values
-        while (inner := [each for each in place.values() if isinstance(each, dict)]) and random.random() < 0.4:
+        while (inner := [value for value in place.values() if isinstance(value, dict)]) and random.random() < 0.4:
             place = random.choice(inner)
         name = random.choice([*place, *names]) if place else random.choice(names)
         if random.random() < 0.1:

@@ -63,13 +63,13 @@ def keywords(schema: Any) -> set[str]:
         return set().union(*map(keywords, schema))
     if not isinstance(schema, dict):
         return set()
-    found = set(schema)
+    names = set(schema)
     for key, value in schema.items():
         if key in ("properties", "patternProperties", "$defs", "definitions"):
-            found |= keywords([*value.values()])
+            names |= keywords([*value.values()])
         elif key not in ("const", "enum", "default"):
-            found |= keywords(value)
-    return found
+            names |= keywords(value)
+    return names
 
 
 def two_hundred() -> list[Schema]:
@@ -77,6 +77,6 @@ def two_hundred() -> list[Schema]:
 
     They are kept, as hypothesis-jsonschema does not run with the hypothesis of the other tests.
     """
-    found = json.loads((Path(__file__).parents[1] / "data" / "json_schema_suite.json").read_text(encoding="utf-8"))
-    suite = [case["schema"] for case in found["JSON-Schema-Test-Suite"]["schemas"]]
-    return [*suite, *found["hypothesis-jsonschema"]["schemas"]]
+    suites = json.loads((Path(__file__).parents[1] / "data" / "json_schema_suite.json").read_text(encoding="utf-8"))
+    suite = [case["schema"] for case in suites["JSON-Schema-Test-Suite"]["schemas"]]
+    return [*suite, *suites["hypothesis-jsonschema"]["schemas"]]

@@ -30,11 +30,12 @@ def ask(what: str, *arguments: object) -> None:
 def logits(model: Path, texts: Sequence[list[int]]) -> list[Tensor]:
     """The logits (T, V) behind each token of each text."""
     with TemporaryDirectory() as folder:
-        given, out = Path(folder, "texts.json"), Path(folder, "logits.npz")
-        given.write_text(json.dumps(texts))
-        ask("logits", model, given, out)
-        with np.load(out) as found:
-            return [torch.from_numpy(found[name]) for name in found.files]
+        texts_file = Path(folder, "texts.json")
+        out = Path(folder, "logits.npz")
+        texts_file.write_text(json.dumps(texts))
+        ask("logits", model, texts_file, out)
+        with np.load(out) as arrays:
+            return [torch.from_numpy(arrays[name]) for name in arrays.files]
 
 
 def quantized(model: Path, kind: str) -> Path:
@@ -47,8 +48,9 @@ def quantized(model: Path, kind: str) -> Path:
 def tokenized(model: Path, texts: Sequence[str]) -> dict[str, Any]:
     """Ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
     with TemporaryDirectory() as folder:
-        given, out = Path(folder, "texts.json"), Path(folder, "ids.json")
-        given.write_text(json.dumps(texts))
-        ask("tokenize", model, given, out)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        texts_file = Path(folder, "texts.json")
+        out = Path(folder, "ids.json")
+        texts_file.write_text(json.dumps(texts))
+        ask("tokenize", model, texts_file, out)
+        report: dict[str, Any] = json.loads(out.read_text())
+        return report

@@ -16,21 +16,22 @@ import numpy as np
 
 def logits(model: str, texts: str, out: str) -> None:
     """Write the logits (T, V) behind each token of each of the texts, lists of ids in a JSON file."""
-    given = json.loads(Path(texts).read_text())
-    options = dict(n_ctx=max(map(len, given)), n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True)
+    prompts = json.loads(Path(texts).read_text())
+    options = dict(n_ctx=max(map(len, prompts)), n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True)
     engine = llama_cpp.Llama(model, verbose=False, **options)
-    found = []
-    for ids in given:
+    scores = []
+    for ids in prompts:
         engine.reset()
         engine.eval(ids)
-        found.append(np.array(engine.scores[: len(ids)]))
-    np.savez(out, *found)
+        scores.append(np.array(engine.scores[: len(ids)]))
+    np.savez(out, *scores)
 
 
 def quantize(model: str, kind: str, out: str) -> None:
     """Write a file of f16 weights as one of another type, such as Q4_K_M."""
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype, params.nthread = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}"), 1
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    params.nthread = 1
     if llama_cpp.llama_model_quantize(model.encode(), out.encode(), ctypes.byref(params)):
         raise SystemExit(f"{model} cannot be quantised to {kind}")
 
@@ -44,14 +45,14 @@ def tokenize(model: str, texts: str, out: str) -> None:
         raise SystemExit(f"{model} cannot be loaded")
     vocab = llama_cpp.llama_model_get_vocab(loaded)
     tokens = range(llama_cpp.llama_vocab_n_tokens(vocab))
-    found = {
+    report = {
         "ids": [_ids(vocab, text.encode()) for text in json.loads(Path(texts).read_text())],
         "pieces": [_piece(vocab, token) for token in tokens],
         "eos_ids": [token for token in tokens if llama_cpp.llama_vocab_is_eog(vocab, token)],
         "adds_bos": bool(llama_cpp.llama_vocab_get_add_bos(vocab)),
         "adds_eos": bool(llama_cpp.llama_vocab_get_add_eos(vocab)),
     }
-    Path(out).write_text(json.dumps(found))
+    Path(out).write_text(json.dumps(report))
 
 
 def _ids(vocab: object, text: bytes) -> list[int]:

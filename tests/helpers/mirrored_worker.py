@@ -38,16 +38,16 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def mirrors(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
     """All that are made."""
-    made: list[TPMirror] = []
+    created: list[TPMirror] = []
 
     class Known(TPMirror):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            made.append(self)
+            created.append(self)
 
     for module in (mirror, worker):
         monkeypatch.setattr(module, "TPMirror", Known)
-    return made
+    return created
 
 
 def prompt(step: int, length: int = 120) -> list[int]:
@@ -88,7 +88,7 @@ async def results(worker: Worker, *asks: GenerationRequest) -> list[Any]:
 
 
 def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
-    return [(each.text, each.token_ids, each.finish_reason) for each in output.outputs]
+    return [(completion.text, completion.token_ids, completion.finish_reason) for completion in output.outputs]
 
 
 def held(mirror: TPMirror) -> int:

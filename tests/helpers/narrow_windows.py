@@ -21,7 +21,8 @@ from triforce.kvcache import pool as kvcache_pool
 from triforce.kvcache.views import full
 from triforce.llm import LLM
 
-CHUNK, SLACK = 32, 40
+CHUNK = 32
+SLACK = 40
 PLAYED = "gemma-3"
 SPOILT = 90
 """Finite, as what a window hides has weight 0 on the torch path."""
@@ -52,7 +53,7 @@ def spoiling(cover: Any) -> Any:
             slots_N = (torch.tensor(free)[:, None] * PAGE + torch.arange(PAGE)).flatten()
             shape = pool.config.kv_heads, len(slots_N), pool.config.row_size
             rows_GND = torch.full(shape, SPOILT).to(pool.dtype)
-            for layer in (n for n, apart in enumerate(pool.uses_window_pages) if apart):
+            for layer in (n for n, has_window_pages in enumerate(pool.uses_window_pages) if has_window_pages):
                 pool.kv.write(layer, slots_N, rows_GND, rows_GND)
 
     return covered

@@ -15,4 +15,4 @@ def said_of(folder: Path, open_case: Callable[[Path], int]) -> str:
     """The one line of a refusal."""
     outcome = run_case(0, folder, open_case, LIMITS)
     assert not outcome.fault and outcome.code == 2, outcome
-    return outcome.said
+    return outcome.stderr_end

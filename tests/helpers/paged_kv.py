@@ -28,10 +28,11 @@ def usable() -> list[tuple[str, torch.dtype]]:
 @contextmanager
 def at_level(name: str) -> Iterator[None]:
     """Level and number of threads are afterwards what they were."""
-    before, threads = native.level(), native.threads()
+    previous_level = native.level()
+    threads = native.threads()
     native.use(name)
     yield
-    native.use(before)
+    native.use(previous_level)
     native.set_threads(threads)
 
 
@@ -58,16 +59,20 @@ class Paged:
         cap: float = 0.0,
     ) -> None:
         assert native is not None
-        self.G, self.D, self.dtype, self.codes, self.hadamard = G, D, dtype, codes, hadamard
+        self.G = G
+        self.D = D
+        self.dtype = dtype
+        self.codes = codes
+        self.hadamard = hadamard
         self.draw = torch.Generator().manual_seed(seed)
         self.free = torch.randperm(pages, generator=self.draw) + 1
         rules = {"attention_sink_logits": attention_sink_logits, "score_cap": cap}
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
-            more = rules | {"rotation": None if hadamard else turn, "sketches": sketches}
-            more |= {"is_bf16": dtype == torch.bfloat16}
-            self.pages = native.Pages(self.memory, D, hadamard=hadamard, **more)
+            options = rules | {"rotation": None if hadamard else turn, "sketches": sketches}
+            options |= {"is_bf16": dtype == torch.bfloat16}
+            self.pages = native.Pages(self.memory, D, hadamard=hadamard, **options)
             return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
@@ -80,7 +85,8 @@ class Paged:
     def take(self, tokens: int) -> Tensor:
         """A list of pages for so many tokens, int32."""
         count = -(-tokens // PAGE)
-        taken, self.free = self.free[:count], self.free[count:]
+        taken = self.free[:count]
+        self.free = self.free[count:]
         assert len(taken) == count
         return taken.int()
 
@@ -115,12 +121,18 @@ def slots(list_P: Tensor, count: int) -> Tensor:
 
 
 def attend(
-    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
+    kv: Paged,
+    q_BTHD: Tensor,
+    starts: list[int],
+    counts: list[int],
+    lists: Tensor,
+    weigh: bool = True,
+    **options: object,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (B, T, H, D), and mass (B, G, P), which is NaN unless asked for; both were NaN before."""
     mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
     mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
-    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
+    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **options)
     return mixed_BTHD, mass_BGP
 
 
@@ -131,7 +143,8 @@ def pad_lists(lists: list[Tensor]) -> Tensor:
 
 def visible(start: int, T: int, S: int, sinks: int = 0, window: int = 0) -> Tensor:
     """Which keys each query sees, (T, S)."""
-    place_T1, key_S = start + torch.arange(T)[:, None], torch.arange(S)
+    place_T1 = start + torch.arange(T)[:, None]
+    key_S = torch.arange(S)
     seen_TS = key_S <= place_T1
     return seen_TS & ((key_S < sinks) | (key_S > place_T1 - window)) if window else seen_TS
 
@@ -147,7 +160,8 @@ def by_the_book(
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """Mixed values (T, H, D) and the mass of each page (G, P), in float64."""
-    G, h = k_SGD.shape[1], q_THD.shape[1] // k_SGD.shape[1]
+    G = k_SGD.shape[1]
+    h = q_THD.shape[1] // k_SGD.shape[1]
     k_SHD, v_SHD = (x.double().repeat_interleave(h, 1) for x in (k_SGD, v_SGD))
     scores_HTS = torch.einsum("thd,shd->hts", q_THD.double(), k_SHD)
     if q_sinks_THD is not None:

@@ -62,10 +62,10 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     assert not [line for line in wrong if "Failed to load resource" not in line]  # which the page has shown
 
 
-def expect(found: Locator) -> LocatorAssertions:
+def expect(locator: Locator) -> LocatorAssertions:
     from playwright import sync_api
 
-    return sync_api.expect(found)
+    return sync_api.expect(locator)
 
 
 def compare(page: Page) -> None:
@@ -77,16 +77,16 @@ def headline(page: Page, pattern: str) -> None:
 
 
 def spans(page: Page, selector: str) -> list[list[str]]:
-    found: Any = page.eval_on_selector_all(f"{selector} span", "all => all.map(s => [s.className, s.textContent])")
-    return list(found)
+    pairs: Any = page.eval_on_selector_all(f"{selector} span", "all => all.map(s => [s.className, s.textContent])")
+    return list(pairs)
 
 
 def answer(page: Page, events: list[dict[str, Any]], plain: list[dict[str, Any]] | None = None) -> None:
     """Have streams say this, and those of plain decoding perhaps something else: a server as fast as a test likes."""
 
     def stream(route: Any) -> None:
-        said = plain if plain and '"mode":"ar"' in route.request.post_data else events
-        body = "".join(f"data: {json.dumps(event)}\n\n" for event in said) + "data: [DONE]\n\n"
+        sent_events = plain if plain and '"mode":"ar"' in route.request.post_data else events
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in sent_events) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
     page.route("**/v1/completions", stream)
@@ -96,8 +96,8 @@ def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str 
     """A piece of as many tokens as characters."""
     tiers = [{"name": name, "proposed": 50, "accepted": 10, "passes": 1} for name in ("retrieval", "full")]
     look = {"tokens": 9000, "seconds": seconds, "seen": seen, "tiers": tiers}
-    many = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
-    return {"choices": [{"index": 0, "text": text, "trace": look, **many}]}
+    token_fields = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
+    return {"choices": [{"index": 0, "text": text, "trace": look, **token_fields}]}
 
 
 def read(tokens: int, repeated: float = 0.0) -> dict[str, Any]:
@@ -109,9 +109,9 @@ def card(page: Page, pays_from: int | None, pays: str) -> None:
 
     def changed(route: Any) -> None:
         response = route.fetch()
-        found = response.json()
-        found["data"][0]["triforce"] |= {"pays_from": pays_from, "pays": pays}
-        route.fulfill(response=response, json=found)
+        body = response.json()
+        body["data"][0]["triforce"] |= {"pays_from": pays_from, "pays": pays}
+        route.fulfill(response=response, json=body)
 
     page.route("**/v1/models", changed)
     page.get_by_label("Key of this server").dispatch_event("change")

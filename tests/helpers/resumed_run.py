@@ -25,22 +25,23 @@ def digest(folders: Sequence[str] = FOLDERS) -> str:
     """Of the files in these folders, of Python, torch and the kernels, whose instructions differ between machines."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
     files += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
-    known = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
+    checksum = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
     for path in sorted(path for path in files if path.is_file()):
-        known.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
-    return known.hexdigest()
+        checksum.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
+    return checksum.hexdigest()
 
 
 class ResumedRun:
     """Leaves out tests that are in the file; the process that gives out the tests adds those that pass."""
 
     def __init__(self, file: Path, *, writes: bool) -> None:
-        self._file, self._writes = file, writes
+        self._file = file
+        self._writes = writes
         self._called: set[str] = set()
         tested = digest()
-        first, *passed = file.read_text().splitlines() if file.exists() else [""]
-        self._passed = set(passed) if first == tested else set()
-        if writes and first != tested:
+        recorded_digest, *passed = file.read_text().splitlines() if file.exists() else [""]
+        self._passed = set(passed) if recorded_digest == tested else set()
+        if writes and recorded_digest != tested:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(tested + "\n")
 

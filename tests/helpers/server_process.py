@@ -21,8 +21,8 @@ KEY = "a-key-of-many-letters"
 def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process of a target and a draft, and its address."""
     models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64")
-    with serving(*models, *arguments) as both:
-        yield both
+    with serving(*models, *arguments) as process_and_url:
+        yield process_and_url
 
 
 @contextmanager

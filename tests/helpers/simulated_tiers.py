@@ -23,10 +23,10 @@ def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
     yield from plan_space(draft, retrieval).plans
 
 
-def values(it: Estimates) -> dict[Plan, float]:
+def values(expected: Estimates) -> dict[Plan, float]:
     """Tokens per second of each row that are to be expected of each plan, by the mean of the beliefs."""
     space = plan_space(True, True)
-    tokens_KZN, seconds_KZN = proposals(space, it)
+    tokens_KZN, seconds_KZN = proposals(space, expected)
     return dict(zip(space.plans, (tokens_KZN / seconds_KZN)[0, 1].tolist(), strict=True))
 
 
@@ -34,7 +34,7 @@ def estimates(
     seconds: Callable[[str, int], float],
     shares: Mapping[str, float],
     rows: int = 1,
-    found: float = 0.0,
+    match_probability: float = 0.0,
 ) -> Estimates:
     """Estimates that are certain; what n-grams predict, in a share of places, is accepted by its share, too.
 
@@ -44,9 +44,9 @@ def estimates(
     of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in (*lower, "full")}
     certain = {tier: np.full((1, 3), 1.0 if tier == "ngram" else shares.get(tier, 1.0)) for tier in lower}
     gammas_AG = np.tile(np.arange(17.0), (2, 1))
-    accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
+    accepted_AG = match_probability * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
     of_loops = np.zeros(2), np.zeros_like(gammas_AG), np.zeros_like(gammas_AG)
-    odds = NgramOdds(np.full(2, found), found * gammas_AG, accepted_AG, *of_loops)
+    odds = NgramOdds(np.full(2, match_probability), match_probability * gammas_AG, accepted_AG, *of_loops)
     return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, odds)
 
 
@@ -67,10 +67,10 @@ class SimulatedTiers:
     times: float = 1.0
 
     def cost(self, tier: str, tokens: int) -> float:
-        base, each = self.costs[tier]
+        base, per_token = self.costs[tier]
         if tier == "retrieval" and self.budgets:
             base += self.budgets[self.times][0]
-        return base + each * tokens
+        return base + per_token * tokens
 
     def seen(self, tier: str, tokens: int) -> float:
         """Seconds that counters tell of: a pass, or a fused draft."""
@@ -88,7 +88,8 @@ class SimulatedTiers:
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
         """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
-        spent, self.times = 0.0, dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
+        spent = 0.0
+        self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
 
         def passed(tier: str, tokens: int, goes_on: bool = False) -> None:
             nonlocal spent
@@ -98,37 +99,41 @@ class SimulatedTiers:
                 parts[tier].counters.record_passes(LIVE, took, tokens, continued=tier == "draft" and goes_on)
 
         def propose(level: int) -> int:
-            tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""
+            tier = plan.tiers[level]
+            below = plan.tiers[level - 1] if level else ""
             if tier == "ngram":
                 passed(tier, 1)
                 return propose(level - 1) if level else 0
-            held = 0
-            while held < (*plan.gammas, 1)[level]:
+            proposed = 0
+            while proposed < (*plan.gammas, 1)[level]:
                 guesses = propose(level - 1) if level else 0
                 guesser = "draft" if below == "ngram" and level > 1 else below
-                kept = 0
-                while kept < guesses and self.dice.random() < self.acceptance(guesser):
-                    kept += 1
-                passed(tier, guesses + 1, goes_on=held > 0)
+                accepted = 0
+                while accepted < guesses and self.dice.random() < self.acceptance(guesser):
+                    accepted += 1
+                passed(tier, guesses + 1, goes_on=proposed > 0)
                 if parts and guesses:
-                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([kept]), LIVE)
-                held += kept + 1
-            return held
+                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([accepted]), LIVE)
+                proposed += accepted + 1
+            return proposed
 
         return propose(len(plan.tiers) - 1), spent
 
 
 def steer(
-    it: PlanController, prefix: Any, live_B: Any = LIVE, left: Callable[[], int] = lambda: UNKNOWN_LENGTH
+    controller: PlanController,
+    prefix: Any,
+    live_B: Any = LIVE,
+    remaining_tokens: Callable[[], int] = lambda: UNKNOWN_LENGTH,
 ) -> None:
     """Let a controller plan the next proposal, and its tiers go by that."""
-    apply_plan(it.steer(prefix, live_B, left), it.tiers, prefix, live_B)
+    apply_plan(controller.steer(prefix, live_B, remaining_tokens), controller.tiers, prefix, live_B)
 
 
-def force(it: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
+def force(controller: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
     """Let a controller and its tiers go by this plan."""
-    it.switch(plan)
-    apply_plan(it.planned, it.tiers, prefix, live_B)
+    controller.switch(plan)
+    apply_plan(controller.planned, controller.tiers, prefix, live_B)
 
 
 class NoHindsight:
@@ -141,20 +146,21 @@ class NoHindsight:
         return estimates(lambda tier, width: 1.0, {}).odds
 
 
-def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
+def simulated_rate(controller: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
     """Tokens per second of simulated tiers under a controller."""
-    it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
+    controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
-        steer(it, prefix)
-        new, took = simulated.play(it.plan, it.by_name)
-        it.observe([int(prefix.lengths_B[0])], new, took)
-        tokens, seconds = tokens + new, seconds + took
+        steer(controller, prefix)
+        new, took = simulated.play(controller.plan, controller.by_name)
+        controller.observe([int(prefix.lengths_B[0])], new, took)
+        tokens = tokens + new
+        seconds = seconds + took
     return tokens / seconds
 
 
 def fixed(plan: Plan, simulated: SimulatedTiers, proposals: int = 4000) -> float:
     """Tokens per second of simulated tiers under one plan, with dice of their own."""
     simulated = replace(simulated, dice=random.Random(7))
-    tokens, seconds = (sum(each) for each in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
+    tokens, seconds = (sum(series) for series in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

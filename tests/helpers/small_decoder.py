@@ -137,9 +137,11 @@ class Dense:
         self.mass: dict[int, Tensor] = {}
 
     def copy(self) -> Dense:
-        other = Dense(self.config)
-        other.length, other.keys, other.values = self.length, list(self.keys), list(self.values)
-        return other
+        copied = Dense(self.config)
+        copied.length = self.length
+        copied.keys = list(self.keys)
+        copied.values = list(self.values)
+        return copied
 
     @property
     def kv(self) -> Dense:
@@ -199,6 +201,6 @@ def assert_holds(full: FullView, b: int, expected: Dense) -> None:
     row = full.rows[b]
     assert int(full.lengths_B[b]) == expected.length
     for layer in range(full.pool.config.layers):
-        held = full.pool.span(layer, row, 0, expected.length)
-        for got_GND, wanted_NGD in zip(held, (expected.keys[layer], expected.values[layer]), strict=True):
+        stored = full.pool.span(layer, row, 0, expected.length)
+        for got_GND, wanted_NGD in zip(stored, (expected.keys[layer], expected.values[layer]), strict=True):
             torch.testing.assert_close(got_GND.double(), wanted_NGD[: expected.length].transpose(0, 1), **CLOSE)

@@ -38,7 +38,9 @@ class FuzzRun:
     """Cases of one kind, made and opened one by one."""
 
     def __init__(self, kind: str, make_case: Maker, open_case: Opener, limits: Limits | None = None) -> None:
-        self.kind, self._make_case, self._open_case = kind, make_case, open_case
+        self.kind = kind
+        self._make_case = make_case
+        self._open_case = open_case
         self._limits = limits or Limits()
         self._process: CaseProcess | None = None
 
@@ -47,26 +49,26 @@ class FuzzRun:
 
         file: has the outcomes of an earlier run of this kind and this code; those cases are not run again.
         """
-        known = _known(file, self.kind) if file else {}
+        outcomes_by_number = _known(file, self.kind) if file else {}
         try:
             for number in range(seed, seed + count):
-                if number not in known:
-                    known[number] = self._outcome(number)
+                if number not in outcomes_by_number:
+                    outcomes_by_number[number] = self._outcome(number)
                     if file:
                         with file.open("a") as lines:
-                            lines.write(json.dumps(known[number]._asdict()) + "\n")
-                yield known[number]
+                            lines.write(json.dumps(outcomes_by_number[number]._asdict()) + "\n")
+                yield outcomes_by_number[number]
         finally:
             if self._process:
                 self._process.end()
 
     def _outcome(self, number: int) -> Outcome:
         """Make and open a case; once more where it took too long, as a machine may stall."""
-        for last in (False, True):
+        for is_retry in (False, True):
             with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
                 self._make_case(Random(f"{self.kind} {number}"), Path(folder))
                 outcome = self._next_process().open(number, Path(folder))
-            if last or outcome.seconds < self._limits.seconds:
+            if is_retry or outcome.seconds < self._limits.seconds:
                 break
         return outcome
 
@@ -103,11 +105,13 @@ def open_wholes(wholes: Sequence[Callable[[Path], object]], open_case: Opener) -
 def _known(file: Path, kind: str) -> dict[int, Outcome]:
     """Return outcomes by seed; begin the file anew where it is of another kind or of other code."""
     head = f"{kind} {digest(['src', 'csrc', 'tests'])}"
-    first, *lines = file.read_text().splitlines() if file.exists() else [""]
-    kept = [line for line in lines if line.endswith("}")] if first == head else []  # the last may be cut off
+    recorded_head, *lines = file.read_text().splitlines() if file.exists() else [""]
+    complete_lines = (
+        [line for line in lines if line.endswith("}")] if recorded_head == head else []
+    )  # the last may be cut off
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("\n".join([head, *kept, ""]))
-    outcomes = [Outcome(**json.loads(line)) for line in kept]
+    file.write_text("\n".join([head, *complete_lines, ""]))
+    outcomes = [Outcome(**json.loads(line)) for line in complete_lines]
     return {outcome.seed: outcome for outcome in outcomes}
 
 
@@ -124,13 +128,14 @@ def main(argv: list[str] | None = None) -> int:
     for outcome in run_kind(options.kind, options.count, options.first, file):
         outcomes.append(outcome)
         if outcome.fault:
-            print(f"seed {outcome.seed}: {outcome.fault}\n{outcome.said}", flush=True)
+            print(f"seed {outcome.seed}: {outcome.fault}\n{outcome.stderr_end}", flush=True)
         if sys.stderr.isatty():
             print(f"\r{len(outcomes):,} of {options.count:,}", end="", file=sys.stderr, flush=True)
     faults, refused = (
-        sum(map(bool, told)) for told in zip(*((each.fault, each.code) for each in outcomes), strict=True)
+        sum(map(bool, column)) for column in zip(*((outcome.fault, outcome.code) for outcome in outcomes), strict=True)
     )
-    slowest, largest = max(each.seconds for each in outcomes), max(each.bytes for each in outcomes) >> 20
+    slowest = max(outcome.seconds for outcome in outcomes)
+    largest = max(outcome.bytes for outcome in outcomes) >> 20
     print(f"{len(outcomes):,} cases: {refused:,} refused, {slowest:g} s and {largest} MiB at most, {faults:,} faults")
     return 1 if faults else 0
 

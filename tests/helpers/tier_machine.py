@@ -41,13 +41,15 @@ LENGTHS = [1, 2, 15, 16, 17, 40, 95, 100, 111, 112, 113, 128, 130, 140, 150]
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def some_tokens(chance: Random, most: int) -> list[int]:
-    return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, most)))]
+def some_tokens(chance: Random, max_count: int) -> list[int]:
+    return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, max_count)))]
 
 
 def seen_by(lower: RetrievalView, b: int) -> Seen:
     """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
-    choice, pool, row = lower.selections[b].pages, lower.full.pool, lower.full.rows[b]
+    choice = lower.selections[b].pages
+    pool = lower.full.pool
+    row = lower.full.rows[b]
     if choice is None:
         return everything
     token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
@@ -80,8 +82,8 @@ class Tiers(RuleBasedStateMachine):
         rows = len(lengths) + twin
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
         self.full = FullView(self.pool)
-        whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
-        setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
+        searched_layers = frozenset(layer for layer in range(2) if chance.random() < 0.2)
+        setting = RetrievalConfig(Budget(budget), chunk, refresh, searched_layers)
         self.view = lower_view(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)
@@ -105,10 +107,10 @@ class Tiers(RuleBasedStateMachine):
         if not any(fed):
             return
         committed = [self.pool.slots(b, 0, len(self.texts[b])) for b in self.rows]
-        before = [self._memory(slots_N) for slots_N in committed]
+        memory_before = [self._memory(slots_N) for slots_N in committed]
         logits = feed(DECODER, self.view, fed, padding=chance.randint(0, 2))
         for b in self.rows:
-            assert torch.equal(self._memory(committed[b]), before[b]), "a lower view wrote a committed slot"
+            assert torch.equal(self._memory(committed[b]), memory_before[b]), "a lower view wrote a committed slot"
             if fed[b]:
                 self.ahead[b] += [(token, seen_by(self.view, b)) for token in fed[b]]
                 torch.testing.assert_close(logits[b], self._ahead_logits(b)[-len(fed[b]) :], **CLOSE)
@@ -117,8 +119,8 @@ class Tiers(RuleBasedStateMachine):
     def refuse_inside(self, seed: int) -> None:
         """The lower view's own verification refuses some of what was guessed below it."""
         chance = Random(seed)
-        for ahead in self.ahead:
-            del ahead[chance.randint(0, len(ahead)) :]
+        for guesses in self.ahead:
+            del guesses[chance.randint(0, len(guesses)) :]
         self.view.rewind(ints([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
         self._poison()
 
@@ -127,8 +129,8 @@ class Tiers(RuleBasedStateMachine):
         """The exact view verifies the guesses, and some that were drawn but not fed below; any number is kept."""
         chance = Random(seed)
         fed: list[list[int]] = []
-        for ids, ahead in zip(self.texts, self.ahead, strict=True):
-            tokens = [token for token, _ in ahead]
+        for ids, guesses in zip(self.texts, self.ahead, strict=True):
+            tokens = [token for token, _ in guesses]
             tokens += some_tokens(chance, min(3, LONGEST - len(ids) - len(tokens)))
             fed.append(tokens if chance.random() < 0.8 else [])
         if not any(fed):
@@ -137,11 +139,11 @@ class Tiers(RuleBasedStateMachine):
         for b in self.rows:
             truth = self.truths[b]
             if fed[b]:
-                wanted = feed(DECODER, truth, [fed[b]])[0]
-                torch.testing.assert_close(logits[b], wanted, **CLOSE)
-            kept = chance.choice([len(fed[b]), chance.randint(0, len(fed[b]))])
-            truth.cut(len(self.texts[b]) + kept)
-            self.texts[b] += fed[b][:kept]
+                expected = feed(DECODER, truth, [fed[b]])[0]
+                torch.testing.assert_close(logits[b], expected, **CLOSE)
+            accepted = chance.choice([len(fed[b]), chance.randint(0, len(fed[b]))])
+            truth.cut(len(self.texts[b]) + accepted)
+            self.texts[b] += fed[b][:accepted]
             if fed[b]:
                 self.ahead[b] = []
         lengths_B = ints([*map(len, self.texts)])
@@ -174,7 +176,8 @@ class Tiers(RuleBasedStateMachine):
 
     def _ahead_logits(self, b: int) -> Tensor:
         """One guess after the other, each with what it could read, on top of an exact prefill."""
-        cache, logits = self.truths[b].copy(), []
+        cache = self.truths[b].copy()
+        logits = []
         for token, cache.seen in self.ahead[b]:
             logits.append(feed(DECODER, cache, [[token]])[0])
         return torch.cat(logits)

@@ -52,7 +52,8 @@ def ask(**changes: Any) -> SamplingParams:
     return SamplingParams(**(dict(temperature=0.8, seed=11, max_tokens=24, ignore_eos=True) | changes))
 
 
-GREEDY, SEEDED = dict(temperature=0.0), dict(temperature=0.8)
+GREEDY = dict(temperature=0.0)
+SEEDED = dict(temperature=0.8)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -63,17 +64,18 @@ def ids(length: int, seed: int = 0) -> list[int]:
 def counted(model: Decoder) -> Iterator[list[int]]:
     """The number of tokens of each pass through `model`."""
     passes: list[int] = []
-    plain, plain_parts = Decoder.__call__, Decoder.observe_parts
+    plain = Decoder.__call__
+    plain_parts = Decoder.observe_parts
 
-    def call(self: Decoder, ids_BT: Tensor, *rest: Any, **more: Any) -> Tensor:
+    def call(self: Decoder, ids_BT: Tensor, *arguments: Any, **options: Any) -> Tensor:
         if self is model:
             passes.append(ids_BT.numel())
-        return plain(self, ids_BT, *rest, **more)
+        return plain(self, ids_BT, *arguments, **options)
 
-    def observe_parts(self: Decoder, ids_1T: Tensor, *rest: Any) -> Any:
+    def observe_parts(self: Decoder, ids_1T: Tensor, *arguments: Any) -> Any:
         if self is model:
             passes.append(ids_1T.numel())
-        return plain_parts(self, ids_1T, *rest)
+        return plain_parts(self, ids_1T, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "__call__", call)

@@ -35,6 +35,8 @@ def text(words: int = 3000, seed: int = 0) -> str:
 def trainer(target: Path, folder: Path, texts: dict[str, str] | None = None, **changes: Any) -> Trainer:
     """A training whose clock is one second an update, as far as `run` looks."""
     folder.mkdir(exist_ok=True)
-    made = Trainer(LLM(target, None, mode="ar"), texts or {"a": text()}, folder, CONFIG, clock=lambda: 0.0, **changes)
-    made.clock = lambda: float(made.state.updates)
-    return made
+    tiny_trainer = Trainer(
+        LLM(target, None, mode="ar"), texts or {"a": text()}, folder, CONFIG, clock=lambda: 0.0, **changes
+    )
+    tiny_trainer.clock = lambda: float(tiny_trainer.state.updates)
+    return tiny_trainer

@@ -32,9 +32,9 @@ def asked_for_bos(folder: Path) -> None:
 
 def with_tokens_in_the_config(folder: Path) -> None:
     byte_level(folder)
-    late = {"content": "<|late|>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-    call = late | {"content": "<|call|>", "special": True, "lstrip": False}
-    decoder = {"300": call, "0": call | {"content": "<s>"}, "299": late}
+    late_token = {"content": "<|late|>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+    call = late_token | {"content": "<|call|>", "special": True, "lstrip": False}
+    decoder = {"300": call, "0": call | {"content": "<s>"}, "299": late_token}
     edit(folder / "tokenizer_config.json", added_tokens_decoder=decoder, pad_token="<pad>", image_token="<|im_end|>")
 
 
@@ -104,7 +104,8 @@ def of_class(name: str) -> Callable[[Path], None]:
         model = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
         if name == "LlamaTokenizer":
             pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "東"]
-            vocab, model = {p: i for i, p in enumerate(pieces)}, {"merges": [("▁", "a"), ("a", "b")]}
+            vocab = {p: i for i, p in enumerate(pieces)}
+            model = {"merges": [("▁", "a"), ("a", "b")]}
         else:
             vocab["<|endoftext|>"] = len(vocab)
         merges = [tuple(pair) for pair in model["merges"]]

@@ -22,7 +22,8 @@ class TrialServer:
     """The process, which lasts as long as this one. Forks of this process use it one after the other."""
 
     def __init__(self, module: str) -> None:
-        command, pipe = [sys.executable, "-m", __name__, module], subprocess.PIPE
+        command = [sys.executable, "-m", __name__, module]
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True)
         self._numbers = count()
         atexit.register(self._end)
@@ -38,9 +39,9 @@ class TrialServer:
         self._process.stdin.write(json.dumps([request, task, astuple(limits)]) + "\n")
         self._process.stdin.flush()
         for line in self._process.stdout:  # the first may be that of a case that took too long
-            answered, said = json.loads(line)
+            answered, answer = json.loads(line)
             if answered == request:
-                return answer_in(said, limits)
+                return answer_in(answer, limits)
         raise AssertionError("the process that tries has ended")
 
 
@@ -50,8 +51,8 @@ def main() -> None:
     for line in sys.stdin:
         request, task, limits = json.loads(line)
         module, _, name = request[-1].partition(":")
-        said = said_in_fork(getattr(import_module(module), name), task, TrialLimits(*limits))
-        print(json.dumps([request, said]), flush=True)
+        answer = said_in_fork(getattr(import_module(module), name), task, TrialLimits(*limits))
+        print(json.dumps([request, answer]), flush=True)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,8 @@ def compare(file: Path, texts: Sequence[str]) -> Compared:
     Texts with `</s>` are left out where that is a normal token: llama.cpp ends texts at it, and we do not.
     """
     ours = read_gguf_tokenizer(GGUFFile(file).metadata, file.name)
-    core, tokenizer = ours.files.core, Tokenizer(ours.files, ours.eos_ids)
+    core = ours.files.core
+    tokenizer = Tokenizer(ours.files, ours.eos_ids)
     struck = core.token_to_id(STRUCK)
     if struck is not None and struck not in core.get_added_tokens_decoder():
         texts = [text for text in texts if STRUCK not in text]
@@ -45,10 +46,10 @@ def compare(file: Path, texts: Sequence[str]) -> Compared:
     theirs = llama_oracle.tokenized(file, [normalize("NFC", text) if composes else text for text in texts])
     theirs["eos_ids"] = [token for token in theirs["eos_ids"] if token != struck or token in ours.eos_ids]
     pieces = [b"" if i in tokenizer.special_ids else piece for i, piece in enumerate(tokenizer.all_bytes())]
-    said = {"adds_bos": ours.adds_bos, "adds_eos": ours.adds_eos, "eos_ids": sorted(ours.eos_ids)}
-    ends = [f"{name}: {theirs[name]}, ours {mine}" for name, mine in said.items() if mine != theirs[name]]
-    found = zip(pieces, map(bytes.fromhex, theirs["pieces"]), strict=False)  # theirs go on with unused ones
-    strange = [f"token {i} is {piece!r}, ours {mine!r}" for i, (mine, piece) in enumerate(found) if mine != piece]
+    our_facts = {"adds_bos": ours.adds_bos, "adds_eos": ours.adds_eos, "eos_ids": sorted(ours.eos_ids)}
+    ends = [f"{name}: {theirs[name]}, ours {mine}" for name, mine in our_facts.items() if mine != theirs[name]]
+    piece_pairs = zip(pieces, map(bytes.fromhex, theirs["pieces"]), strict=False)  # theirs go on with unused ones
+    strange = [f"token {i} is {piece!r}, ours {mine!r}" for i, (mine, piece) in enumerate(piece_pairs) if mine != piece]
     ids = [encoded.ids for encoded in core.encode_batch(texts, add_special_tokens=False)]
-    differing = [text for text, mine, other in zip(texts, ids, theirs["ids"], strict=True) if mine != other]
+    differing = [text for text, mine, their_ids in zip(texts, ids, theirs["ids"], strict=True) if mine != their_ids]
     return Compared(sum(map(len, theirs["ids"])), differing, ends, strange)

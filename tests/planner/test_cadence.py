@@ -50,7 +50,7 @@ def listening(
 
 def goes_on(controller: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
-        steer(controller, prefix, left=lambda: 20)
+        steer(controller, prefix, remaining_tokens=lambda: 20)
         controller.by_name["full"].counters.record_passes(LIVE, 1e-4)
         controller.observe([int(prefix.lengths_B[0])], 1, 1e-4)
 

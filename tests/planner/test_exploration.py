@@ -23,7 +23,7 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
     controller = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
     controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     for _ in range(30):
-        steer(controller, batch.prefix, left=lambda: 300)
+        steer(controller, batch.prefix, remaining_tokens=lambda: 300)
         tried.append(controller.plan)
         controller.observe([150], *simulated.play(controller.plan, controller.by_name))
     controller.update_beliefs(batch.prefix)

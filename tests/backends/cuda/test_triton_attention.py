@@ -98,7 +98,7 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """The inverse: the comparison does not pass whatever the kernel does."""
     scene = Scene(replace(Case(), **change))
-    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(late=-1), scene.by_the_book()
+    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(shift=-1), scene.by_the_book()
     assert scene.error(mixed, wanted) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)
 

@@ -21,25 +21,26 @@ class CodedScene(Scene):
         super().__init__(case)
         padding = 0, 0, 0, -self.k.shape[1] % 16  # to whole pages
         rows = [rounded(torch.nn.functional.pad(memory, padding)) for memory in (self.k, self.v)]
-        self.plain = self.k, self.v = tuple(numbers(each) for each in rows)
-        self.coded = tuple(torch.zeros_like(each) for each in rows)
-        for memory, each in zip(self.coded, rows, strict=True):
-            each[:, self.unseen()] = -1  # as a scale NaN
-            write_rows(memory, torch.arange(each.shape[1]), each)
+        self.plain = self.k, self.v = tuple(numbers(row_values) for row_values in rows)
+        self.coded = tuple(torch.zeros_like(row_values) for row_values in rows)
+        for memory, row_values in zip(self.coded, rows, strict=True):
+            row_values[:, self.unseen()] = -1  # as a scale NaN
+            write_rows(memory, torch.arange(row_values.shape[1]), row_values)
         self.queries = self.q, self.q_sinks
 
     def unseen(self) -> Tensor:
         """Slots that no list reaches."""
-        case, unseen_S = self.case, torch.ones(self.k.shape[1], dtype=torch.bool)
+        case = self.case
+        unseen_S = torch.ones(self.k.shape[1], dtype=torch.bool)
         for list_U, start, count in zip(self.units, case.starts, case.counts, strict=True):
             slots = (list_U[..., None].long() * case.unit + torch.arange(case.unit)).flatten(-2)
             unseen_S[slots[..., : start + count]] = False
         return unseen_S
 
-    def by_kernel(self, late: int = 0, split: int | None = 64) -> tuple[Tensor, Tensor]:
+    def by_kernel(self, shift: int = 0, split: int | None = 64) -> tuple[Tensor, Tensor]:
         self.k, self.v = self.coded
         try:
-            return super().by_kernel(late, split)
+            return super().by_kernel(shift, split)
         finally:
             self.k, self.v = self.plain
 
@@ -53,7 +54,7 @@ class CodedScene(Scene):
 
 def agree(case: Case) -> None:
     scene = CodedScene(case)
-    (mixed, mass), (wanted, wanted_mass) = scene.by_kernel(), scene.by_the_book()
+    (mixed, mass), (expected, wanted_mass) = scene.by_kernel(), scene.by_the_book()
     assert mixed.dtype == case.dtype
-    assert scene.error(mixed, wanted) <= BOUND[case.dtype]
+    assert scene.error(mixed, expected) <= BOUND[case.dtype]
     torch.testing.assert_close(mass.double(), wanted_mass, atol=MASS, rtol=MASS)

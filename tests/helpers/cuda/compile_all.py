@@ -46,7 +46,8 @@ class Kept:
     """What an architecture's compiler has said: a file of it, which is read once and written after each answer."""
 
     def __init__(self, arch: str) -> None:
-        self._file, self._target = FOLDER / f"kernels-{arch}.json", TARGETS[arch]
+        self._file = FOLDER / f"kernels-{arch}.json"
+        self._target = TARGETS[arch]
         self._found: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
@@ -62,13 +63,14 @@ class Kept:
 
 def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
     """What each needs; launches of one case that are alike to the compiler, and in their programs, come once."""
-    known, kept = set(), Kept(arch)
+    compiled_keys = set()
+    compiler = Kept(arch)
     for launch in launches:
         source, options = source_of(launch, TARGETS[arch])
         key = launch.case, launch.kernel.__name__, launch.grid, source.hash(), str(options)
-        if key not in known:
-            known.add(key)
-            about = {
+        if key not in compiled_keys:
+            compiled_keys.add(key)
+            row = {
                 "kernel": launch.kernel.__name__,
                 "case": launch.case,
                 "arch": arch,
@@ -76,12 +78,13 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "warps": options["num_warps"],
                 "programs": prod(launch.grid),
             }
-            yield about | kept.needs(source, options)
+            yield row | compiler.needs(source, options)
 
 
 def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
     """As `JITFunction.run` makes them of the arguments: types, and what is known of alignment and of ones."""
-    kernel, backend = launch.kernel, make_backend(target)
+    kernel = launch.kernel
+    backend = make_backend(target)
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     asked = launch.options | {"debug": False}
     bound, specialization, options = binder(*launch.arguments, **asked)
@@ -110,12 +113,13 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
             "narrow": 0,
             "sums": sums,
         }
-    said = log.getvalue()
-    spills = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    ptx, copy = done.asm["ptx"], r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x\w+)"
-    copies = [int(each, 0) for each in re.findall(copy, ptx)]
+    ptxas_log = log.getvalue()
+    spills = sum(map(int, re.findall(r"(\d+) bytes spill", ptxas_log)))
+    ptx = done.asm["ptx"]
+    copy = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x\w+)"
+    copies = [int(size, 0) for size in re.findall(copy, ptx)]
     narrow = len(re.findall(r"ld\.global\.[bu]16\b", ptx))
-    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
+    registers = max(map(int, re.findall(r"Used (\d+) registers", ptxas_log)))
     copying = {"copies": max(copies, default=0), "narrow": narrow, "sums": sums}
     return {"registers": registers, "spills": spills, "shared": done.metadata.shared, **copying}
 
@@ -125,13 +129,13 @@ def layouts(text: str) -> list[str]:
     named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
     products = re.findall(r"\b((?:tt|ttng)\.\w*dot\b).*? : (.*)$", text, re.MULTILINE)
     sums = re.findall(r'"(tt\.reduce)"\(.*?\}\) : (.*?)$', text, re.MULTILINE | re.DOTALL)
-    found = set[str]()
+    digests = set[str]()
     for kind, types in products + sums:
-        while whole := [name for name in re.findall(r"#\w+\b(?!\.)", types) if name in named]:
-            for name in whole:
+        while nested_names := [name for name in re.findall(r"#\w+\b(?!\.)", types) if name in named]:
+            for name in nested_names:
                 types = re.sub(rf"{name}\b(?!\.)", lambda match: named[match[0]], types)
-        found.add(hashlib.sha256(re.sub(r" loc\(.*", "", f"{kind} {types}").encode()).hexdigest()[:8])
-    return sorted(found)
+        digests.add(hashlib.sha256(re.sub(r" loc\(.*", "", f"{kind} {types}").encode()).hexdigest()[:8])
+    return sorted(digests)
 
 
 KINDS = "count", "spill_count"

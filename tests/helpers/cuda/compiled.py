@@ -57,7 +57,12 @@ def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Of all rows of an architecture: kernels whose strict passes add up otherwise where they observe the mass."""
     for kernel, (name, cases) in product(("_splits", "_merge"), STRICT.items()):
         plain, observing = (
-            {each for row in rows if (row["kernel"], row["case"]) == (kernel, cases[how]) for each in row["sums"]}
+            {
+                checksum
+                for row in rows
+                if (row["kernel"], row["case"]) == (kernel, cases[how])
+                for checksum in row["sums"]
+            }
             for how in (False, True)
         )
         if not plain or not plain <= observing:
@@ -69,9 +74,9 @@ def all_faults(rows: list[dict[str, Any]]) -> set[str]:
     return {fault for row in rows for fault in faults(row)} | {*unlike(rows)}
 
 
-def compiled(arch: str, *more: str) -> list[dict[str, Any]]:
+def compiled(arch: str, *options: str) -> list[dict[str, Any]]:
     """What each kernel needs, as `compile_all` prints it."""
-    return [json.loads(line) for line in said("compile_all", arch, *more).splitlines()]
+    return [json.loads(line) for line in said("compile_all", arch, *options).splitlines()]
 
 
 def said(module: str, *arguments: str) -> str:
@@ -107,5 +112,5 @@ def kept(arch: str) -> list[dict[str, Any]]:
         rows = compiled(arch)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(rows), encoding="utf-8")
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    recorded_rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return recorded_rows

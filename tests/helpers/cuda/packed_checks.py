@@ -55,11 +55,15 @@ def check_product(kind: str, N: int) -> None:
     """Products with a bias, and with weights as they are; of bfloat16, weights and the result are rounded to it."""
     for dtype, (K, programs) in product((torch.float32, torch.bfloat16), sizes(kind).items()):
         blocks, weight = given(kind, K)
-        x_NK, bias_M = tokens(N, K, dtype), torch.linspace(-1, 1, M, device=DEVICE)
+        x_NK = tokens(N, K, dtype)
+        bias_M = torch.linspace(-1, 1, M, device=DEVICE)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(times.__globals__, "PROGRAMS", programs)  # a mutant's are its own
-            got, w_MK = times(x_NK, weight, bias_M).cpu().double(), blocks.weights_MK()
+            got = times(x_NK, weight, bias_M).cpu().double()
+            w_MK = blocks.weights_MK()
         exact = x_NK.cpu().double() @ w_MK.T + bias_M.cpu().double()
-        whole = x_NK.cpu().double().abs() @ w_MK.abs().T
+        magnitudes = x_NK.cpu().double().abs() @ w_MK.abs().T
         of_result, of_weights = (2**-7, 2**-9) if dtype == torch.bfloat16 else (2**-22, 2**-18)
-        assert got.shape == (N, M) and bool(((got - exact).abs() <= of_result * exact.abs() + of_weights * whole).all())
+        assert got.shape == (N, M) and bool(
+            ((got - exact).abs() <= of_result * exact.abs() + of_weights * magnitudes).all()
+        )

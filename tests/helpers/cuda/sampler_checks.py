@@ -52,7 +52,8 @@ class OnDevice:
         self, params: Sequence[SamplingParams], lengths: Sequence[int], vocab_size: int, coupling: Any
     ) -> None:
         coupling.noise = moved(coupling.noise)
-        self.coupling, self.vocab_size = coupling, vocab_size
+        self.coupling = coupling
+        self.vocab_size = vocab_size
         self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
@@ -64,9 +65,9 @@ def moved(noise: Noise | Given) -> Noise | Given:
     """The same noise where kernels run; given uniforms are brought there when they are asked for."""
     if DEVICE.type == "cpu" or not isinstance(noise, Noise):
         return noise
-    there = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
-    there.draws.copy_(noise.draws)
-    return there
+    device_noise = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
+    device_noise.draws.copy_(noise.draws)
+    return device_noise
 
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
@@ -75,7 +76,7 @@ def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None
 
 
 def same_laws(logits_BV: Tensor, params: list[SamplingParams]) -> None:
-    same_law(*(laws(each, logits_BV, params) for each in (OnDevice, torch_sampling)))
+    same_law(*(laws(sampler, logits_BV, params) for sampler in (OnDevice, torch_sampling)))
 
 
 def lowest_ids_stay(temperatures: list[float]) -> None:
@@ -126,10 +127,11 @@ def largest_in_one_part() -> None:
 def noise_far_away(vocab_size: int) -> None:
     """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
     lengths_B = ints([1, 2**31 - 1, 2**31, 2**32 - 2])
-    prefix, live_B = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
+    prefix = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B)
+    live_B = np.ones(4, dtype=np.bool_)
     logits_BJV = normal(4, 1, vocab_size) / 3
-    whole = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
-    agree(whole, OnDevice, Seeded)
+    scene = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
+    agree(scene, OnDevice, Seeded)
 
 
 def law_is_exact(vocab_size: int = 2, counts: tuple[int, ...] = (1,)) -> None:

@@ -76,7 +76,8 @@ class Scene:
     def __init__(self, case: Case) -> None:
         self.case = case
         draw = torch.Generator().manual_seed(case.seed)
-        B, H = len(case.starts), case.G * case.group
+        B = len(case.starts)
+        H = case.G * case.group
         self.q, self.q_sinks = (torch.randn(B, case.T, H, case.D, generator=draw).to(case.dtype) for _ in range(2))
         for b, count in enumerate(case.counts):
             self.q[b, count:] = self.q_sinks[b, count:] = torch.nan
@@ -92,14 +93,14 @@ class Scene:
         case = self.case
         return PageTable(self.units, case.starts, case.counts, case.unit, case.sinks, case.window)
 
-    def by_kernel(self, late: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
-        """Mixed values and mass; `late` shifts where the queries stand."""
+    def by_kernel(self, shift: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
+        """Mixed values and mass; `shift` shifts where the queries stand."""
         case = self.case
-        integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
-        seen = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
+        integers = self.units, torch.tensor(case.starts) + shift, torch.tensor(case.counts)
+        page_table = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
         together = block_of(case.D) if case.rotated else 1
-        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split, together)
+        mixed, mass = attend(q, k, v, page_table, case.weigh, q_sinks if case.turned else None, split, together)
         return mixed.cpu(), mass.cpu()
 
     def by_the_book(self) -> tuple[Tensor, Tensor]:
@@ -129,6 +130,6 @@ class Scene:
         per_unit = sums_S.view(-1, case.unit).sum(1)
         mass[b, g, : len(per_unit)] = per_unit
 
-    def error(self, mixed: Tensor, wanted: Tensor) -> float:
+    def error(self, mixed: Tensor, expected: Tensor) -> float:
         """In units of the largest value in memory."""
-        return float((mixed.double() - wanted).abs().nan_to_num(torch.inf).max() / self.v.double().abs().max())
+        return float((mixed.double() - expected).abs().nan_to_num(torch.inf).max() / self.v.double().abs().max())

@@ -48,8 +48,8 @@ class Graph:
         self.calls: list[tuple[Call, Any]] = []
 
     def replay(self) -> None:
-        for call, before in self.calls:
-            for old, new in zip(tree_leaves(before), tree_leaves(call()), strict=True):
+        for call, recorded in self.calls:
+            for old, new in zip(tree_leaves(recorded), tree_leaves(call()), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -57,13 +57,16 @@ class Graph:
 class Machine(TorchFunctionMode):
     def __init__(self, devices: int, capability: tuple[int, int], free: int) -> None:
         super().__init__()
-        self.devices, self.capability, self.free = devices, capability, free
+        self.devices = devices
+        self.capability = capability
+        self.free = free
         self.launches: list[tuple[str, int, set[int]]] = []
         """Each kernel, the device that was current, and those of its tensors."""
         self.shares = [1.0] * devices
         self.log: list[str] = []
         """What was done with streams, events, and memory of the host."""
-        self.captured, self.capture_streams = 0, list[Any]()
+        self.captured = 0
+        self.capture_streams = list[Any]()
         self._capturing: Graph | None = None
         self._usual: Any = None
         self._threads = threading.local()
@@ -79,21 +82,21 @@ class Machine(TorchFunctionMode):
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        before, self._threads.current = self.current, self.index(device)
+        previous_index, self._threads.current = self.current, self.index(device)
         try:
             yield
         finally:
-            self._threads.current = before
+            self._threads.current = previous_index
 
     def index(self, device: Any, optional: bool = True) -> int:
         """As `torch.cuda._utils._get_device_index` has it."""
-        found = device if isinstance(device, int) or device is None else torch.device(device).index
-        if found is None and not optional and device is not None:
+        index = device if isinstance(device, int) or device is None else torch.device(device).index
+        if index is None and not optional and device is not None:
             raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
-        found = self.current if found is None else found
-        if found >= self.devices:
+        index = self.current if index is None else index
+        if index >= self.devices:
             raise RuntimeError("CUDA error: invalid device ordinal")
-        return found
+        return index
 
     def set_share(self, share: float, device: Any = None) -> None:
         self.shares[self.index(device, optional=False)] = share
@@ -111,7 +114,7 @@ class Machine(TorchFunctionMode):
 
     def event(self, enable_timing: bool = False) -> SimpleNamespace:
         return SimpleNamespace(
-            record=lambda: self.log.append("event"), synchronize=lambda: None, elapsed_time=lambda other: 2.0
+            record=lambda: self.log.append("event"), synchronize=lambda: None, elapsed_time=lambda end: 2.0
         )
 
     @contextmanager
@@ -119,8 +122,9 @@ class Machine(TorchFunctionMode):
         """Capture on a stream; without one on torch's own, which is of the device that was current at first."""
         self._usual = self._usual or self.stream()
         assert (stream or self._usual).index == self.current, "a capture on the stream of another device"
-        self._capturing, self.captured = graph, self.captured + 1
-        self.capture_streams += [stream] * all(stream is not each for each in self.capture_streams)
+        self._capturing = graph
+        self.captured = self.captured + 1
+        self.capture_streams += [stream] * all(stream is not captured for captured in self.capture_streams)
         try:
             yield
         finally:
@@ -152,7 +156,8 @@ class Machine(TorchFunctionMode):
             strangers = [leaf for leaf in leaves if leaf.ndim and not isinstance(leaf, KINDS)]
             if strangers:
                 raise RuntimeError(f"Expected all tensors to be on the same device ({func.__name__})")
-        args, kwargs = [*args], {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        args = [*args]
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         to: torch.device | None = None
         if kwargs.get("device") is not None:
             to = self._place(kwargs["device"])
@@ -173,14 +178,14 @@ class Machine(TorchFunctionMode):
             return result.as_subclass(KINDS[to.index] if to.type == "cuda" else Tensor)
 
     def _place(self, device: Any) -> torch.device:
-        found = torch.device(device)
-        return torch.device("cuda", self.index(found)) if found.type == "cuda" else found
+        place = torch.device(device)
+        return torch.device("cuda", self.index(place)) if place.type == "cuda" else place
 
     def launch(self, name: str, tensors: list[Any], run: Call) -> None:
-        of_host = [each for each in tensors if isinstance(each, Tensor) and not isinstance(each, KINDS)]
+        of_host = [tensor for tensor in tensors if isinstance(tensor, Tensor) and not isinstance(tensor, KINDS)]
         if of_host and name != "_carry":  # which reads registered memory
             raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
-        self.launches.append((name, self.current, {each.index for each in tensors if isinstance(each, KINDS)}))
+        self.launches.append((name, self.current, {tensor.index for tensor in tensors if isinstance(tensor, KINDS)}))
         if self._capturing:
             self._capturing.calls.append((run, None))
         run()
@@ -217,16 +222,16 @@ def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
     """As a CPU has it."""
-    each = q_HTD[None], k_HSD[None], v_HSD[None]
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*each, is_causal=causal)
+    batched = q_HTD[None], k_HSD[None], v_HSD[None]
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*batched, is_causal=causal)
     return out[0], lse[0, :, : q_HTD.shape[1]].float()
 
 
 @contextmanager
 def machine(devices: int = 1, capability: tuple[int, int] = (9, 0), free: int = 70 * GIB) -> Iterator[Machine]:
     """A made-up machine, for the length of a block."""
-    made = Machine(devices, capability, free)
+    stub_machine = Machine(devices, capability, free)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        patch(monkeypatch, made)
-        with made:
-            yield made
+        patch(monkeypatch, stub_machine)
+        with stub_machine:
+            yield stub_machine

@@ -28,7 +28,7 @@ def mixed(
     qkv: tuple[Tensor, ...],
     positions_B: Tensor,
     tables_PF: tuple[Tensor, Tensor],
-    seen: DevicePageTable,
+    table: DevicePageTable,
     kv: KeysValues,
     together: int,
     wide: object = None,
@@ -38,8 +38,10 @@ def mixed(
     """As `write_and_attend`, on the torch path."""
     assert together == 1
     q_BTHD, k_BTGD, v_BTGD = qkv
-    T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
-    lists = PageTable(seen.units, starts, counts)
+    T = q_BTHD.shape[1]
+    starts = table.starts_B.tolist()
+    counts = table.counts_B.tolist()
+    lists = PageTable(table.units, starts, counts)
     slots_N = slots(lists, T)
     at_N = (positions_B[:, None] + torch.arange(T)).flatten()
     rotation = tables_PF[0][at_N], tables_PF[1][at_N]

@@ -74,7 +74,8 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    cache, asked = folder / "cache", (folder / "asked").read_text()
+    cache = folder / "cache"
+    asked = (folder / "asked").read_text()
     if asked == "use":
         return used(cache)
     code = commanded(["cache", asked, str(cache)])
@@ -93,14 +94,15 @@ def used(cache: Path) -> int:
         return 2
     store = disk.store
     names = [store.name(b"%d" % text, b"%d" % index) for text in range(2) for index in range(2)]
-    first, again = list(store.read_ahead(names)), list(store.read_ahead(names))
-    assert [entry is None for entry in first] == [entry is None for entry in again]
+    first_read = list(store.read_ahead(names))
+    again = list(store.read_ahead(names))
+    assert [entry is None for entry in first_read] == [entry is None for entry in again]
     documents.watched_folders(store.folder), list(documents.documents(store.folder))
     for text in range(2, 4):
         disk.queue.offer(lambda text=text: write(store, text, 2) and None, 1)  # type: ignore[misc]
         assert disk.queue.flush()
-    kept = store.read(store.name(b"3", b"1"))
-    assert kept is None or kept.parts["keys"].data == made_entry(3001).parts["keys"].data
+    rewritten = store.read(store.name(b"3", b"1"))
+    assert rewritten is None or rewritten.parts["keys"].data == made_entry(3001).parts["keys"].data
     assert disk.close() is None
     return 0
 
@@ -130,8 +132,8 @@ def replace(random: Random, file: Path) -> None:
         case 3:
             file.mkdir()
         case 4:
-            others = [other for other in sorted(file.parent.iterdir()) if plain(other)]
-            file.write_bytes(random.choice(others).read_bytes())
+            sibling_files = [sibling for sibling in sorted(file.parent.iterdir()) if plain(sibling)]
+            file.write_bytes(random.choice(sibling_files).read_bytes())
         case 5:
             file.chmod(random.choice((0, 0o644, 0o400)))
 
@@ -143,10 +145,10 @@ def lose(random: Random, file: Path) -> None:
 def add(random: Random, file: Path) -> None:
     """A file of another name, which may be ours."""
     name = random.choice([file.stem, "letter", "\x1b[31m", "a\nb", "\udcff", "f" * 40, f"{'0' * 40}.kv.{'1' * 16}"])
-    other = file.with_name(name + random.choice([SUFFIX, ".partial", ""]))
-    if not os.path.lexists(other):
-        other.write_bytes(b"x" * random.choice((0, 100)))
-        other.chmod(0o600)
+    sibling = file.with_name(name + random.choice([SUFFIX, ".partial", ""]))
+    if not os.path.lexists(sibling):
+        sibling.write_bytes(b"x" * random.choice((0, 100)))
+        sibling.chmod(0o600)
 
 
 def forge_header(random: Random, file: Path) -> None:
@@ -183,9 +185,9 @@ def change_value(random: Random, tree: Any) -> None:
 
 
 def forge_manifest(random: Random, file: Path) -> None:
-    told: Any = [{"path": random.choice(WORDS), "each": True, "files": [[random.choice(WORDS), "0"], ["b", "1"]]}]
-    change_value(random, told)
-    text = random.choice([json.dumps(told), "[" * 100_000, "9" * 5000, json.dumps(told)[:-1], "null", "{}"])
+    manifest: Any = [{"path": random.choice(WORDS), "each": True, "files": [[random.choice(WORDS), "0"], ["b", "1"]]}]
+    change_value(random, manifest)
+    text = random.choice([json.dumps(manifest), "[" * 100_000, "9" * 5000, json.dumps(manifest)[:-1], "null", "{}"])
     put(file.with_name("manifest"), text.encode())
 
 

@@ -47,8 +47,8 @@ def damaged(random: Random) -> bytes:
             case 1:
                 data[random.randrange(begin, end)] ^= 1 << random.randrange(8)
             case 2:
-                other = random.randrange(parts.header)
-                data[begin:end] = data[other : other + end - begin]
+                source = random.randrange(parts.header)
+                data[begin:end] = data[source : source + end - begin]
             case 3:
                 del data[random.randrange(len(data)) :]
                 break

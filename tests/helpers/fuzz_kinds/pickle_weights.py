@@ -64,10 +64,10 @@ WHOLES: list[Callable[[Path], object]] = [lambda folder: torch.save(tensors(), b
 @contextmanager
 def deep_pickles() -> Iterator[None]:
     """Let values be pickled that go as deep as those of `hostile_value`."""
-    before = sys.getrecursionlimit()
+    previous_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     yield
-    sys.setrecursionlimit(before)
+    sys.setrecursionlimit(previous_limit)
 
 
 def make_case(random: Random, folder: Path) -> None:

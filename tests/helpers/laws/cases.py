@@ -48,8 +48,11 @@ class Case:
     def tables(self) -> list[Tensor]:
         """The warped laws of the tiers that have a model, from the lowest to the top; many are the top tier's."""
         orders = [self.order + (self.selects and level == 0) for level in range(self.models)]
-        own = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
-        return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], self.seed)), own[-1]]
+        drawn_tables = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
+        return [
+            *(mixed(laws, drawn_tables[-1], seed) for seed, laws in enumerate(drawn_tables[:-1], self.seed)),
+            drawn_tables[-1],
+        ]
 
     def stack(self, tables: list[Tensor] | None = None) -> TierStack:
         """The tiers, by default those of `tables()`, or with these logits."""
@@ -64,12 +67,14 @@ class Case:
 
     def truth(self) -> Law:
         """The law of the top tier's chain on its own."""
-        top, prompt = self.tables()[-1], TierStack.prompt
+        top = self.tables()[-1]
+        prompt = TierStack.prompt
 
         def next_law(text: tuple[int, ...]) -> list[float]:
-            fresh = exp(self.params.presence_penalty)
+            presence_factor = exp(self.params.presence_penalty)
             weights = [
-                p if v in text else p * fresh for v, p in enumerate(top[(*prompt, *text)[-self.order :]].tolist())
+                p if v in text else p * presence_factor
+                for v, p in enumerate(top[(*prompt, *text)[-self.order :]].tolist())
             ]
             return [w / sum(weights) for w in weights]
 
@@ -81,7 +86,8 @@ class Case:
 
 
 PENALTY = SamplingParams(presence_penalty=log(2))
-COLD, HOT = SamplingParams(temperature=0.5), SamplingParams(temperature=2)
+COLD = SamplingParams(temperature=0.5)
+HOT = SamplingParams(temperature=2)
 CASES = [
     Case("plain decoding", ()),
     Case("two tiers, gamma 1", (1,), 8),

@@ -20,13 +20,13 @@ def eagle_head(target: Decoder, sinks: int = 4) -> EagleHead:
         V, C, 48, HEADS, GROUPS, target.config.head_dim, 1e-5, state_layers=(1,), choices=len(TOKENS),
         rope=target.config.rope, sinks=sinks, window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
     )  # fmt: skip
-    found = {
+    weights = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=dice) * shape[-1] ** -0.5
         for name, shape in shapes(config).items()
     }
-    found["fc_CX"] += torch.eye(C)
+    weights["fc_CX"] += torch.eye(C)
     head_MC = target.head_rows(TOKENS)
-    return EagleHead(config, EagleHeadWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
+    return EagleHead(config, EagleHeadWeights(**weights, tokens_M=TOKENS, head_MC=head_MC), target)
 
 
 def native_eagle_head() -> ModelSet:

@@ -47,7 +47,8 @@ class TierStack:
         return self.tiers[-1][0].shape[-1]
 
     def build(self, branches: Branches) -> Proposer:
-        memories, below = list(branches.memories), None
+        memories = list(branches.memories)
+        below = None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
                 below = NgramProposer(len(branches.ids_BS), gamma, below, min_match=1)
@@ -59,11 +60,12 @@ class TierStack:
     def play(self, branches: Branches, noise: object) -> Branches:
         """One proposal of the top tier, as `engine.Batch.step` makes it."""
         rows = len(branches.ids_BS)
-        coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
+        coupling = self.coupling(noise)
+        prompts = [len(self.prompt)] * rows
         sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
         prefix = SequenceState(branches.ids_BS.numpy(), branches.lengths_B.numpy())
-        after = prefix.append(self.build(branches).propose(prefix, sampling, branches.live_B.numpy()))
-        lengths_B = torch.from_numpy(after.lengths_B)
+        proposed = prefix.append(self.build(branches).propose(prefix, sampling, branches.live_B.numpy()))
+        lengths_B = torch.from_numpy(proposed.lengths_B)
         return Branches(branches.ids_BS, lengths_B, branches.memories, branches.live_B, branches.weights_B)
 
     def start(self, horizon: int, branches: int = 1) -> Branches:
@@ -86,14 +88,16 @@ class TierStack:
 
 def expand(stack: TierStack, branches: Branches) -> Branches:
     """Every way one proposal can go from every branch: a string of digits that proves too short gets longer."""
-    of_B, digits_BD = torch.arange(len(branches.ids_BS)), torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
-    chances_B, ended = torch.ones(len(of_B), dtype=torch.float64), []
+    of_B = torch.arange(len(branches.ids_BS))
+    digits_BD = torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
+    chances_B = torch.ones(len(of_B), dtype=torch.float64)
+    ended = []
     while len(of_B):
         noise = stack.noise(digits_BD, stack.cells)
-        after = stack.play(branches.pick(of_B), noise)
-        after.weights_B = after.weights_B * chances_B
+        played = stack.play(branches.pick(of_B), noise)
+        played.weights_B = played.weights_B * chances_B
         short_B = noise.used_B > digits_BD.shape[1]
-        ended.append(after.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else after.pick(of_B[:0]))
+        ended.append(played.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else played.pick(of_B[:0]))
         roles_B = noise.missing_B[short_B]
         sizes_B = noise.sizes_R[roles_B]
         of_B, digits_BD, chances_B, roles_B = (

@@ -42,8 +42,8 @@ def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float =
     """Random next-token laws by the real processor; a share `likeness` of the logits is the same for all seeds."""
 
     def next_law(text: Text) -> list[float]:
-        own, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
-        logits = 2 * ((1 - likeness) * own + likeness * common)
+        own_normals, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
+        logits = 2 * ((1 - likeness) * own_normals + likeness * common)
         ids = torch.tensor([[*PROMPT, *text]])
         return (
             LogitsProcessor([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
@@ -83,22 +83,26 @@ def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
     """A token is kept below p / q; the draw is from p, or from max(p - q, 0) after a refusal."""
     count = len(guess)
     thresholds = [min(1.0, p(guess[:j])[token] / q(guess[:j])[token]) for j, token in enumerate(guess)]
-    for kept in range(count + 1):
-        judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
+    for accepted in range(count + 1):
+        judged = [(0.0, a) for a in thresholds[:accepted]] + [(a, 1.0) for a in thresholds[accepted : accepted + 1]]
         judged += [(0.0, 1.0)] * (count - len(judged))
-        for drawn in draws(owed(1.0, p, q, guess, kept)):
+        for drawn in draws(owed(1.0, p, q, guess, accepted)):
             yield [drawn, *judged]
 
 
 def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
     """The last token that is below its threshold is kept with all before it (Sun et al. 2024, equations 3 and 4)."""
-    count, reaches = len(guess), reaches_of(p, q, guess)
-    rests = [owed(reach, p, q, guess, kept) for kept, reach in enumerate(reaches)]
-    chances = [sum(rest) and sum(rest) / (sum(rest) + (1 - reach)) for rest, reach in zip(rests, reaches, strict=True)]
+    count = len(guess)
+    reaches = reaches_of(p, q, guess)
+    rests = [owed(reach, p, q, guess, accepted) for accepted, reach in enumerate(reaches)]
+    chances = [
+        sum(residual) and sum(residual) / (sum(residual) + (1 - reach))
+        for residual, reach in zip(rests, reaches, strict=True)
+    ]
     for passed in product((False, True), repeat=count):
-        kept = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
+        accepted = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
         judged = [(0.0, a) if ok else (a, 1.0) for ok, a in zip(passed, chances[1:], strict=True)]
-        for drawn in draws(rests[kept]):
+        for drawn in draws(rests[accepted]):
             yield [drawn, *judged]
 
 
@@ -108,10 +112,10 @@ def reaches_of(p: NextLaw, q: NextLaw, guess: Text) -> list[float]:
     return [*accumulate(ratios, lambda reach, ratio: min(1.0, reach * ratio), initial=1.0)]
 
 
-def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, kept: int) -> list[float]:
+def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, accepted: int) -> list[float]:
     """max(reach p - q, 0) behind the guesses kept; q = 0 behind the last one."""
-    behind = q(guess[:kept]) if kept < len(guess) else [0.0] * len(p(()))
-    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:kept]), behind, strict=True)]
+    proposal_law = q(guess[:accepted]) if accepted < len(guess) else [0.0] * len(p(()))
+    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:accepted]), proposal_law, strict=True)]
 
 
 def draws(law: list[float]) -> list[Interval]:
@@ -161,18 +165,19 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
     tokens, origins, counts_B = (x.repeat(P, 0) for x in (draft.tokens_BK, draft.origins_BK, draft.counts_B))
-    many = Draft(tokens, draft.probs_BKV.repeat_interleave(P, 0), origins, counts_B)
-    decided = decide(many, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
-    kept, token = (x.view(N, P) for x in decided)
-    assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
+    repeated_draft = Draft(tokens, draft.probs_BKV.repeat_interleave(P, 0), origins, counts_B)
+    decided = decide(repeated_draft, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
+    accepted_NP, token = (x.view(N, P) for x in decided)
+    assert (accepted_NP == accepted_NP[:, :1]).all(), "the number of guesses kept changes inside a cell"
     assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
-    emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)
+    emitted = zip(listed, accepted_NP[:, 0].tolist(), token[:, 0].tolist(), strict=True)
     return [(count, cell, (*cell.guess[:k], t)) for (count, cell), k, t in emitted]
 
 
 def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tuple[Draft, Tensor]:
     """The guesses of all cells as one draft, and the laws that judge them; what pads them is noise."""
-    V, generator = len(p(())), torch.Generator().manual_seed(5)
+    V = len(p(()))
+    generator = torch.Generator().manual_seed(5)
     counts_B = ints([count for count, _ in listed])
     tokens_BK = torch.randint(V, (len(listed), K), generator=generator).numpy()
     laws_q, laws_p = torch.rand(2, len(listed), K + 1, V, generator=generator, dtype=torch.float64)
@@ -187,9 +192,9 @@ def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tup
 
 def looks(edges: list[list[Interval]], J: int) -> Tensor:
     """Points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all their values."""
-    whole = (0.0, 1.0)
-    edges_NJ2 = torch.tensor([e + [whole] * (J - len(e)) for e in edges], dtype=torch.float64)
-    corners_PJ = torch.tensor([*product(whole, repeat=J), (0.5,) * J], dtype=torch.float64)
+    unit_interval = (0.0, 1.0)
+    edges_NJ2 = torch.tensor([e + [unit_interval] * (J - len(e)) for e in edges], dtype=torch.float64)
+    corners_PJ = torch.tensor([*product(unit_interval, repeat=J), (0.5,) * J], dtype=torch.float64)
     low_N1J, high_N1J = edges_NJ2[:, None].unbind(-1)
     assert (high_N1J - low_N1J > 4 * INSET).all(), "choose other laws: a cell is too narrow to look into"
     return low_N1J + INSET + corners_PJ * (high_N1J - low_N1J - 2 * INSET)
@@ -199,8 +204,8 @@ def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide =
     """For each count, the law of `max(counts) + 1` tokens: what is emitted, continued by p."""
     laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
-        for whole, weight in continued(p, text, cell.weight, max(counts) + 1).items():
-            laws[count][whole] += weight
+        for full_text, weight in continued(p, text, cell.weight, max(counts) + 1).items():
+            laws[count][full_text] += weight
     return laws
 
 

@@ -18,7 +18,7 @@ JUNK = 0.02
 
 def shuffled(*weights: Weights) -> list[Weights]:
     """All orders of the weights of each law."""
-    return sorted({order for one in weights for order in permutations(one)})
+    return sorted({order for vector in weights for order in permutations(vector)})
 
 
 def table(laws: Sequence[Weights], order: int, seed: int) -> Tensor:
@@ -29,10 +29,10 @@ def table(laws: Sequence[Weights], order: int, seed: int) -> Tensor:
     return (weights / weights.sum(-1, keepdim=True)).view(*[size] * order, size)
 
 
-def mixed(own: Tensor, other: Tensor, seed: int) -> Tensor:
+def mixed(table: Tensor, mixed_in: Tensor, seed: int) -> Tensor:
     """The laws of one table in about half of its contexts, those of the other elsewhere."""
-    coins = torch.rand(*own.shape[:-1], 1, generator=torch.Generator().manual_seed(seed))
-    return torch.where(coins < 0.5, own, other)
+    coins = torch.rand(*table.shape[:-1], 1, generator=torch.Generator().manual_seed(seed))
+    return torch.where(coins < 0.5, table, mixed_in)
 
 
 def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:

@@ -41,9 +41,9 @@ def judging() -> list[Trace]:
     return [trace for trace in traces().values() if not trace.name.endswith(TUNED)]
 
 
-def cells(world: World, some: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
+def cells(world: World, played_traces: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
     """Mode auto on each trace that suits a world, as long as each of the lengths, one text after the other."""
-    for trace in some:
+    for trace in played_traces:
         if world.suits(trace):
             costs = warmed(trace, world)
             for length in lengths:
@@ -56,25 +56,36 @@ def warmed(trace: Trace, world: World) -> CostModel:
     """What a process knows that has read its profile and written another text of the kind; nothing where it is cold."""
     costs = profile(trace, world)
     who, tokens = WARMING
-    for other in traces().values() if world.before else ():
-        alike = (other.model, other.prompt, other.temperature) == (trace.model, trace.prompt, trace.temperature)
-        if alike and other.name.endswith(who) and "books" in other.name and other != trace:
-            Simulation(other, world, costs, seed=1).rate(tokens)
+    for earlier_trace in traces().values() if world.known_seconds else ():
+        same_setting = (earlier_trace.model, earlier_trace.prompt, earlier_trace.temperature) == (
+            trace.model,
+            trace.prompt,
+            trace.temperature,
+        )
+        if (
+            same_setting
+            and earlier_trace.name.endswith(who)
+            and "books" in earlier_trace.name
+            and earlier_trace != trace
+        ):
+            Simulation(earlier_trace, world, costs, seed=1).rate(tokens)
     return costs
 
 
 def profile(trace: Trace, world: World) -> CostModel:
     """The costs that a file holds, of passes that took as long as the world `before`."""
-    costs, dice = CostModel(level=world.level), random.Random(1)
+    costs = CostModel(level=world.level)
+    dice = random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
-    for length in (world.keys * trace.prompt, 600) if world.before else ():
+    for length in (world.keys * trace.prompt, 600) if world.known_seconds else ():
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
-            seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
+            seconds = world.known_seconds(tier, width, world.rows, keys) if world.known_seconds else 0.0
             costs.passes.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
     for tier in costs.passes.tiers.values():
-        for seen in tier.stats.values():
-            seen.count, seen.measured_here = min(seen.count, FILE_PASSES), False
+        for pass_stats in tier.stats.values():
+            pass_stats.count = min(pass_stats.count, FILE_PASSES)
+            pass_stats.measured_here = False
         tier.invalidate(refit=True)
     return costs
 
@@ -91,7 +102,9 @@ def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, P
 def fixed_rate(trace: Trace, world: World, plan: Plan, length: int) -> float:
     """Tokens per second of a fixed plan in a world, up to a length."""
     stops = tuple(sorted({*world.busy, *LENGTHS} - {0}))
-    tokens, seconds, start = 0, 0.0, 0
+    tokens = 0
+    seconds = 0.0
+    start = 0
     for stop, part in zip(stops, played(trace.name, plan, world.rows, stops), strict=True):
         tokens += part.tokens
         seconds += world.speed(start) * _seconds(trace, world, plan, part, (start + stop) // 2)

@@ -45,7 +45,8 @@ class ReplayedNgrams(NgramProposer):
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(len(replay.positions))
-        self.replay, self._at = replay, [-PROMPT_TAIL] * len(replay.positions)
+        self.replay = replay
+        self._at = [-PROMPT_TAIL] * len(replay.positions)
 
     def hindsight(self, prefix: SequenceState, b: int, compared_tokens: int) -> Iterator[tuple[int, int, bool]]:
         places = range(self._at[b], self.replay.positions[b] - compared_tokens + 1, STRIDE)
@@ -68,10 +69,16 @@ class Simulation:
     """One text in one world, as a controller with these costs decides."""
 
     def __init__(self, trace: Trace, world: World, costs: CostModel, seed: int = 0) -> None:
-        rows, self.trace, self.world, self.now, self.luck = world.rows, trace, world, 0.0, 0.0
+        rows = world.rows
+        self.trace = trace
+        self.world = world
+        self.now = 0.0
+        self.luck = 0.0
         self.dice = random.Random(f"{seed} {world.name} {trace.name}")
         self.replay = Replay(trace, rows, self._pass, self._verdict)
-        self.prompt, self.live_B, self.plans = world.keys * trace.prompt, np.ones(rows, bool), list[str]()
+        self.prompt = world.keys * trace.prompt
+        self.live_B = np.ones(rows, bool)
+        self.plans = list[str]()
         full = SimpleNamespace(grain=16, lengths_B=ints([self.prompt] * rows))
         parts: list[Any] = [ReplayedNgrams(self.replay)]
         parts += [self._tier("draft", None)] if world.draft else []
@@ -85,17 +92,19 @@ class Simulation:
 
         Else plain decoding alone would make .74 of itself in the worst text of 64 tokens of a busy machine.
         """
-        it, made = self.controller, 0
+        controller = self.controller
+        emitted = 0
         while self.replay.positions[0] < tokens:
             prefix = self._prefix()
             self.now += STEP_SECONDS
-            steer(it, prefix, self.live_B, lambda: tokens - self.replay.positions[0])
-            self.plans.append(it.name)
-            began, new = self.now, sum(self.replay.propose(it.plan))
-            it.observe(prefix.lengths_B.tolist(), new, self.now - began)
-            made += new
-        it.close(self._prefix())
-        return made / (self.now - self.luck)
+            steer(controller, prefix, self.live_B, lambda: tokens - self.replay.positions[0])
+            self.plans.append(controller.name)
+            began = self.now
+            new = sum(self.replay.propose(controller.plan))
+            controller.observe(prefix.lengths_B.tolist(), new, self.now - began)
+            emitted += new
+        controller.close(self._prefix())
+        return emitted / (self.now - self.luck)
 
     def _tier(self, name: str, cache: Any) -> Any:
         counters = Counters(len(self.live_B))
@@ -119,11 +128,11 @@ class Simulation:
 
     def _pass(self, tier: str, width: int, rows: int) -> None:
         keys = keys_of(tier, self._prefix().lengths_B.tolist()[:rows], self.replay.times)
-        usual = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
-        took = usual * self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
+        expected_seconds = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
+        took = expected_seconds * self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
         took *= OUTLIER if self.dice.random() < self.world.outliers else 1.0
         self.now += took
-        self.luck += took - usual * self.world.outlier_factor
+        self.luck += took - expected_seconds * self.world.outlier_factor
         self.counters[tier].record_passes(np.arange(len(self.live_B)) < rows, took, width)
 
     def _verdict(self, tier: str, b: int, offered: int, accepted: int) -> None:

@@ -35,13 +35,13 @@ def main(tokens: int) -> None:
     generate(64)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = resident("VmRSS")
+    resident_before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     llm = generate(tokens)
     weights = sum(file.stat().st_size for folder in SHIPPED for file in Path(folder).glob("*.safetensors"))
     config = llm.target.config
     kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * llm.models.target.dtype.itemsize
-    print(resident("VmHWM") - before, weights + kv)
+    print(resident("VmHWM") - resident_before, weights + kv)
 
 
 if __name__ == "__main__":
