@@ -1,4 +1,4 @@
-"""An EAGLE head below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
+"""An EAGLE head below every tier: texts, guesses beside any neighbours, KV entries, and faults that tests notice."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, features: Path) -> None:
-    """Short and long prompts, two choices each; some guesses are kept."""
+    """Prompts are short and long, with two choices each. Some guesses are accepted."""
     model = llm(features)
     accepted_tokens = 0
     for length in (1, 40, 150, 260):
@@ -52,7 +52,7 @@ def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, featur
 
 
 def test_int8_tiers_below_keep_the_text(features: Path) -> None:
-    """Entries are made of states of rounded weights until the full tier has verified."""
+    """Entries come from hidden states of rounded weights until the full tier has verified."""
     model = llm(features, lower_tiers="int8")
     plain, drafted = (alone(model, 260, 0.8, mode) for mode in ("ar", "triforce"))
     assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
@@ -60,7 +60,7 @@ def test_int8_tiers_below_keep_the_text(features: Path) -> None:
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
-    """Their texts are only distributed alike; greedy ones are the same."""
+    """Sampled texts are only distributed alike. Greedy texts are equal."""
     model = llm(features, coupling=coupling)
     for mode in ("draft", "triforce"):
         for temperature in (0.0, 0.8):
@@ -73,7 +73,7 @@ def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
 @pytest.mark.parametrize("mode", DRAFTING)
 @pytest.mark.parametrize("schedule", [play, play_swapped])
 def test_guesses_are_those_of_the_row_alone(schedule: Callable[[LLM, str], None], mode: str, features: Path) -> None:
-    """With neighbours that come and go, forked, on shared pages and swapped to others: the same bits."""
+    """Neighbours that come and go, forks, shared pages and swaps change no bit of a guess."""
     in_company(features, schedule, mode)
 
 
@@ -87,7 +87,7 @@ def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) 
 
 @pytest.mark.parametrize("passes", ["native", "torch"])
 def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) -> None:
-    """Behind full verifications, in float32: each guess is made of the states of the text before it."""
+    """Behind full verifications, in float32, each guess depends on the hidden states of the text before it."""
     if passes == "native":
         like_torch(features)
     else:
@@ -95,7 +95,7 @@ def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) ->
 
 
 def by_torch(features: Path) -> None:
-    """The same of passes in torch, over the same memory."""
+    """Check the head's passes in torch over the same KV memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             eagle_draft,
@@ -109,7 +109,7 @@ def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
     draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
     with spied() as guesses:
-        for length in (3, 16, 150):  # the last one twice: it finds what was read
+        for length in (3, 16, 150):  # the second text of a length finds the first one's KV
             for text in (prompt(length), prompt(length) + [5] * 20):
                 model.generate(text, ask(max_tokens=12, temperature=0.8))
     for guess in guesses:
@@ -119,12 +119,12 @@ def like_torch(features: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["ar", "retrieval", *DRAFTING])
 def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: Path) -> None:
-    """Whatever has guessed, and whoever has verified it."""
+    """Entries do not depend on the tier that proposed a token, nor on the tier that verified it."""
     like_a_prompt(features, mode)
 
 
 def texts_of(texts: Engine) -> list[list[int]]:
-    """The new tokens of the three rows, once all of them are decoded."""
+    """Return the new tokens of the three rows, once all rows are decoding."""
     rows = [sequence.tokens for batch in texts.core.batches.values() for sequence in batch.sequences]
     return rows if len(rows) == 3 else []
 
@@ -142,7 +142,7 @@ def like_a_prompt(features: Path, mode: str) -> None:
 
 
 def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
-    """A conversation that goes on, and one that is taken back to a place in the middle of a page."""
+    """One conversation goes on. Another is rewound to the middle of a page."""
     model = llm(features, mode="draft")
     with spied() as guesses:
         turns = Session(model)
@@ -154,7 +154,7 @@ def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> N
 
 
 def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
-    """A prompt from a file, or from the disk cache of another process."""
+    """Generate from a saved prompt, or from the disk cache of another process."""
     text = prompt(600)[:570]
     params = ask(max_tokens=12)
     with spied() as guesses:
@@ -188,7 +188,7 @@ def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
 def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk cache has a text that goes on differently within a segment."""
+    """The disk cache holds a text that differs within a segment."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     text = prompt(600)[:570]
     cached = []
@@ -196,14 +196,14 @@ def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     with spied() as guesses:
         for ids, disk in ((text, tmp_path / "cache"), (second_text, tmp_path / "cache"), (second_text, None)):
             how = {"mode": "draft", "retrieval_budget": 64, "disk_cache": disk}
-            with LLM(features / "target", features / "draft", **how) as model:  # its end waits for what is written
+            with LLM(features / "target", features / "draft", **how) as model:  # `close` waits for pending writes
                 cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
     assert cached == [0, 544, 0]
     check_consistent(guesses)
 
 
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any mode, beside any other."""
+    """Rows of any modes run beside one another."""
     monkeypatch.setattr(Schedules, "model", llm(features), raising=False)
     test_settings = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
     run_state_machine_as_test(Schedules, settings=test_settings)

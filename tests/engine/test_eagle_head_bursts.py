@@ -1,4 +1,4 @@
-"""Several guesses of an EAGLE head in one native call: those of single passes."""
+"""Several guesses of an EAGLE head in one native call equal those of single passes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("coupling", ["seeded", "rejection"])
 def test_burst_gives_guesses_of_single_passes(coupling: str, features: Path) -> None:
-    """Tokens and laws, bit for bit, wherever a window moves on."""
+    """Tokens and laws are equal bit for bit, wherever a window moves on."""
     same_in_a_burst(features, coupling)
 
 
@@ -41,7 +41,7 @@ def same_in_a_burst(features: Path, coupling: str) -> None:
 
 
 def proposals(features: Path, coupling: str, several: bool) -> list[Draft]:
-    """What the draft proposes for three texts, in bursts or pass by pass."""
+    """Return the draft's proposals for three texts, in bursts or pass by pass."""
     drafts = list[Draft]()
     propose = Tier.propose
     drawn = list[int]()

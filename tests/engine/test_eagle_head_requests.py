@@ -1,4 +1,4 @@
-"""An EAGLE head under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
+"""An EAGLE head that knows nothing of grammars and penalties still gives the texts of plain decoding."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", ["draft", "triforce"])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_constrained_texts_are_those_of_plain_decoding(name: str, mode: str, features: Path) -> None:
-    """Seeded and greedy, of several prompts; where the draft may propose what is allowed, some of it is kept."""
+    """Texts are seeded and greedy. Where the draft can propose allowed tokens, some are accepted."""
     model = llm(features)
     accepted_tokens = 0
     for length in (3, 40, 150):
@@ -41,7 +41,7 @@ def test_constrained_texts_are_those_of_plain_decoding(name: str, mode: str, fea
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_constrained_texts_of_other_couplings_obey(coupling: str, features: Path) -> None:
-    """What the grammar forbids is never said, though the draft can hardly propose what it allows."""
+    """No token that the grammar forbids is emitted, though the draft can hardly propose an allowed one."""
     model = llm(features, coupling=coupling)
     for seed in range(3):
         params = ask(seed=seed, max_tokens=32, **REQUESTS["json"])

@@ -1,4 +1,4 @@
-"""Which targets an EAGLE head is for, and what it is refused with."""
+"""Targets that an EAGLE head accepts, and the errors for others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
 
 
 def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) -> None:
-    """What it was trained on is the model, whatever its KV is kept as."""
+    """The head belongs to a model, whatever the model's KV type is."""
     folder = copytree(features / "draft", tmp_path / "draft")
     metadata = json.loads((folder / "config.json").read_text())["triforce"]
     made_for = LLM(features / "target", None).target.fingerprint
@@ -47,7 +47,7 @@ def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str, tmp_path: Path) -> None:
-    """The draft's passes are torch's then, beside whatever kernels the target has."""
+    """The draft's passes run in torch then, beside any kernels of the target."""
     folder = eagle_pair(tmp_path, hidden_size=72, head_dim=16)
     model = LLM(folder / "target", f"finetune:{folder / 'draft'}", dtype=dtype)
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
@@ -57,7 +57,7 @@ def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str,
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp_path: Path) -> None:
-    """The draft's passes and its entries are torch's then, beside whatever kernels the target has."""
+    """The draft's passes and entries are torch's then, beside any kernels of the target."""
     folder = copytree(features / "draft", tmp_path / "draft")
     metadata = json.loads((folder / "config.json").read_text())["triforce"]
     edit(folder / "config.json", triforce=metadata | {"sinks": 15, "target": None})
@@ -68,7 +68,7 @@ def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp
 
 @pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
+    """Tables of rotations are filled by blocks as positions are noted, for rows far apart and for the gap between."""
     passes = llm(features).models.eagle_head.passes  # type: ignore[union-attr]
     tables = list[Tensor]()
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)

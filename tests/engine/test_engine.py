@@ -1,4 +1,4 @@
-"""Who is read and who waits, what is swapped out, cancelled, refused and shared."""
+"""Scheduling of requests: prefill, waiting, swapping, cancellation, errors, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from triforce.ragged import Ints
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
 def test_batched_row_follows_law_under_rejection(folder: Path, mode: str) -> None:
-    """The law says no more than that its law is the same; but noise and tiers of a row are its own, and so is all."""
+    """`rejection` promises an equal law only. Noise and tiers belong to the row, so the whole output is equal."""
     model = llm(folder, coupling="rejection")
     texts = model.open(ROWS, KV_TOKENS)
     texts.submit([request(model, 150, mode, max_tokens=3, seed=3)])
@@ -69,7 +69,7 @@ def test_running_texts_continue_during_long_prefill(folder: Path, monkeypatch: p
 
 
 def test_requests_start_first_come_first_served(folder: Path) -> None:
-    """One that has room must not overtake one that has not."""
+    """A request that fits must not overtake an earlier one that does not."""
     model = llm(folder)
     texts = model.open(ROWS, KV_TOKENS)
     started_requests: list[Request] = []
@@ -89,7 +89,7 @@ def test_requests_start_first_come_first_served(folder: Path) -> None:
 
 
 def test_request_after_its_turn_is_swapped_out_and_resumes(folder: Path) -> None:
-    """Two that fill the store come to their ends by turns; a third one waits less than for both."""
+    """Two requests that fill the KV pool run by turns. A third one does not wait for the end of both."""
     model = llm(folder)
     texts = model.open(ROWS, 150, turn=3)
     long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
@@ -144,7 +144,7 @@ def test_swapped_request_can_be_cancelled(folder: Path) -> None:
     (group,) = swapped_request.groups
     texts.core.swap_out(group)
     assert group.swapped and texts.core.kv_tokens == 0
-    texts.core.swap_out(group)  # nothing is there to be swapped out
+    texts.core.swap_out(group)  # there is nothing to swap out
     assert texts.core.scheduler.waiting == [group]
     texts.cancel(swapped_request)
     assert group.swapped is None
@@ -187,7 +187,7 @@ def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.Monkey
 
 
 def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told what would need less, and the text beside it goes on."""
+    """The error advises what needs less memory. The text beside it goes on."""
     model = llm(folder)
     begin = FullView.begin
 
@@ -221,7 +221,7 @@ def test_request_larger_than_memory_is_refused(folder: Path) -> None:
     texts = model.open(2, 100)
     with pytest.raises(CacheError, match="Use a shorter prompt"):
         texts.submit([request(model, 400)])
-    texts.submit([request(model, 1, n=3, max_tokens=2)])  # two first, and then one
+    texts.submit([request(model, 1, n=3, max_tokens=2)])  # two rows first, then one
     (output,) = finish(texts).values()
     assert len(output.outputs) == 3
     check_empty(texts)

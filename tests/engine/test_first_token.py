@@ -1,4 +1,4 @@
-"""The first token waits for the prompt alone: however many layers there are, no mode makes a pass that is for later."""
+"""The first token waits for the prompt alone: with any number of layers, no mode runs an extra pass before it."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from triforce.llm import LLM
 from triforce.planner import CostModel
 
 PROMPT = 300
-BUDGET = 64  # which hides most of it
+BUDGET = 64  # it hides most of the prompt
 
 
 @pytest.fixture(scope="module", params=[32, 80])
 def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of many thin layers."""
+    """Write a model of many thin layers."""
     sizes = dict(hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
     model = tiny_model(max_position_embeddings=CONTEXT, num_hidden_layers=request.param, **sizes)
     return save(model, tmp_path_factory.mktemp("deep"))
 
 
 def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
-    """The tokens of each pass of the target until so many tokens have come."""
+    """Return the width of each target pass until `tokens` tokens are generated."""
     with counted(llm.target.decoder) as widths:
         llm.generate(ids(PROMPT), ask(max_tokens=tokens), mode=mode)
         return widths

@@ -1,4 +1,4 @@
-"""What layers with a window keep beside their rows: in sessions, in saved prompts and in the disk cache."""
+"""Window pages that layers keep beyond their rows: in sessions, in saved prompts and in the disk cache."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def narrow_windows() -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode: str) -> None:
-    """One turn changes what was said long before, behind which the windows are gone."""
+    """One turn edits the history far back, where the windows have been dropped."""
     model = llm(home, PLAYED, mode=mode)
     session = Session(model)
     conversation = prompt(300)
@@ -53,7 +53,7 @@ def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode:
 
 
 def test_session_gives_up_its_mark_for_another_text(home: Path) -> None:
-    """Windows of both do not fit into the pool."""
+    """The windows of both texts do not fit into the pool."""
     model = llm(home, PLAYED)
     with narrow(400):
         session = Session(model)
@@ -65,7 +65,7 @@ def test_session_gives_up_its_mark_for_another_text(home: Path) -> None:
 
 
 def check_turn(model: LLM, session: Session, conversation: list[int]) -> int:
-    """Return how many tokens a turn feeds, whose answer is that of whole KV."""
+    """Return how many tokens a turn feeds. Its answer equals that of whole KV."""
     with counted(model.models.target) as passes:
         *_, output = session.ask(conversation, ask(max_tokens=100))
     assert isinstance(output, RequestOutput)
@@ -82,7 +82,7 @@ def give_up(read: int, tokens: int) -> None:
 
 
 def check_going_back(model: LLM) -> None:
-    """Turns that leave out the answer before them, long as it is, and what a turn that was given up left behind."""
+    """Check turns that leave out a long answer before them, and a turn after one that was cancelled."""
     session = Session(model)
     conversation = prompt(300)
     for common, again in ((300, True), (300, False), (310, False), (200, False), (0, True)):

@@ -1,4 +1,4 @@
-"""Layers with a window that keep their windows alone: every text is that of whole KV, whatever its rows go through."""
+"""Layers with a window keep only their windows: under any schedule, every text equals that of whole KV."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from triforce.llm import LLM
 if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 FAMILIES = ["gemma-3", "gpt-oss", "mistral-window"]
-"""Of the last all layers have a window."""
+"""Families of models. All layers of the last one have a window."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def narrow_windows() -> Iterator[None]:
 )
 @pytest.mark.parametrize("name", FAMILIES)
 def test_narrow_windows_give_the_texts_of_whole_kv(home: Path, name: str, how: dict[str, str]) -> None:
-    """A batch of rows of different lengths, of which some have the same prompt, in every mode."""
+    """A batch has rows of different lengths, some with the same prompt, in every mode."""
     model = llm(home, name, **how)
     lengths = (40, 150, 400)
     expected_texts = {length: [completion.token_ids for completion in plain(model, length)] for length in lengths}
@@ -61,7 +61,7 @@ def test_narrow_windows_select_as_whole_kv_does(home: Path, policy: str) -> None
 
 
 def check_schedules(model: LLM) -> None:
-    """Rows that come, leave, share their beginnings, and are swapped out and in."""
+    """Check rows that come, leave, share prefixes, and are swapped out and in."""
     for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
         plain(model, length, "triforce", tokens)
     play(model, "triforce")
@@ -69,7 +69,7 @@ def check_schedules(model: LLM) -> None:
 
 
 def check_branches(model: LLM) -> None:
-    """Questions about a document, whose windows other texts then push out of memory; its other pages stay."""
+    """Check questions about a document whose windows other texts evict; its other pages stay."""
     texts = model.open(1, 2400)
     document = prompt(260)
     unrelated_prompts = [(ids(300, seed=seed), 0) for seed in (20, 21, 22)]
@@ -144,7 +144,7 @@ def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
 
 
 def test_narrow_windows_memory_is_free_with_its_last_owner(home: Path) -> None:
-    """Without a collection of cycles: KV is large."""
+    """KV is large, so it must be freed without a collection of cycles."""
     model = llm(home, PLAYED)
     gc.collect()
     gc.disable()

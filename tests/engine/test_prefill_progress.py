@@ -1,4 +1,4 @@
-"""Progress of prompts that are read, as `on_prefill` is told."""
+"""Progress of prefills, as `on_prefill` receives it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.helpers.tiny_llm import ask, ids, llm
 
 @pytest.mark.parametrize("choices", [1, 2, 5])
 def test_prompt_of_several_choices_counts_once_in_progress(folder: Path, choices: int) -> None:
-    """Beside another one, and where the choices are more than the rows."""
+    """A second prompt runs beside it, and there may be more choices than rows."""
     model = llm(folder)
     reports = list[tuple[int, int]]()
     engine = model.open(2)

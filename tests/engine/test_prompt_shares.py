@@ -1,4 +1,4 @@
-"""Prompts of several requests are read by turns: short ones first, and none starves."""
+"""Prompts of several requests are prefilled by turns: short ones first, and none starves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from triforce.interface.outputs import RequestOutput
 
 
 def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
-    """It is admitted while the long one is read, gets three parts of four, and both texts are those of each alone."""
+    """The short one is admitted during the long prefill and gets three quarters. Both texts equal those alone."""
     model = llm(folder)
     texts = model.open(ROWS, 1400)
     long = request(model, 501, "ar")
@@ -37,7 +37,7 @@ def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
 
 
 def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
-    """Short ones come again and again: a part of four is the long one's."""
+    """Short prompts keep coming. A quarter of the tokens belongs to the long one."""
     model = llm(folder)
     texts = model.open(ROWS, 1400)
     long = request(model, 501, "ar", max_tokens=2)
@@ -55,7 +55,7 @@ def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
 
 
 def test_prompt_waits_for_its_beginning_that_another_one_reads(folder: Path) -> None:
-    """It is not read twice: the shorter one begins behind what both have in common, before the other one's end."""
+    """A shared prefix is prefilled once: the shorter prompt starts behind it, before the longer one ends."""
     model = llm(folder)
     texts = model.open(ROWS, 1400)
     long = request(model, 501, "ar")

@@ -1,4 +1,4 @@
-"""Why a prompt was read again: positions and counts, by the texts of its own scope."""
+"""Reasons for a second prefill: positions and counts, by the texts of the request's own scope."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests come, go and are cancelled at any step: the text of each is that of the same request alone."""
+"""Requests come, end and are cancelled at any step: each text equals that of the same request alone."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(folder: Path) -> Iterator[None]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps, cancellations, and of rows swapped out."""
+    """Run any sequence of requests, steps, cancellations and swaps."""
 
     model: ClassVar[LLM]
 
@@ -88,7 +88,7 @@ class Schedules(RuleBasedStateMachine):
             tokens = stepped_request.sequences[0].params.max_tokens
             plain = alone(self.model, *which, tokens=tokens)
             assert texts == [completion.token_ids for completion in plain[: len(texts)]] and len(texts[0]) == tokens
-            if stepped_request.mode != "auto":  # whose controller looks at all rows, and at the clock
+            if stepped_request.mode != "auto":  # its controller observes all rows, and the clock
                 check_same(event.outputs, alone(self.model, *which, stepped_request.mode, tokens))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
             assert len(event.prompt_logprobs or stepped_request.prompt) == len(stepped_request.prompt)
@@ -119,7 +119,7 @@ class Schedules(RuleBasedStateMachine):
 
 
 class Int8Schedules(Schedules):
-    """The same over int8 KV, whose rounded rows are shared, copied and brought back."""
+    """The same schedules over int8 KV, whose rounded rows are shared, copied and swapped in."""
 
 
 TestSchedules = Schedules.TestCase

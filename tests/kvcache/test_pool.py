@@ -1,4 +1,4 @@
-"""The page pool: nothing is lost, nothing is shared, nothing of a former tenant is seen."""
+"""The page pool: no page is lost or shared, and no KV of a former row is visible."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_pages_for_rounds_up(tokens: int, pages: int) -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Any sequence of reservations and releases."""
+    """Run any sequence of reservations and releases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def test_pages_are_consecutive_when_possible() -> None:
     pool.release(1)
     pool.reserve(3, 3 * PAGE)  # the hole of two is too small
     assert pool.tables[3] == list(range(pool.tables[3][0], pool.tables[3][0] + 3))
-    pool.reserve(0, 5 * PAGE)  # and just fits behind row 0
+    pool.reserve(0, 5 * PAGE)  # the hole just fits behind row 0
     assert pool.tables[0] == list(range(pool.tables[0][0], pool.tables[0][0] + 5))
 
 
@@ -128,7 +128,7 @@ def test_consecutive_span_is_view() -> None:
 
 
 def test_full_pool_raises_and_recovers() -> None:
-    """The refusal changes nothing: the text in the pool goes on as if nobody had asked."""
+    """A failed reservation changes nothing: the text in the pool goes on."""
     ids = text(40)
     added_ids = text(5, seed=1)
     pool = make_pool(DECODER, 2, 48)
@@ -171,7 +171,7 @@ def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["recent", *POLICIES])
 @pytest.mark.parametrize("fragmented", [False, True])
 def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
-    """Former tenants leave NaN behind, and so does scratch; whatever read one of them would spread it."""
+    """Pages of former rows and the scratch page hold NaN, so that any read of them would spread it."""
     make = {"recent": Recent, **POLICIES}[policy]
     pool = make_pool(DECODER, 2, 100, fragmented=fragmented)
     prefill(DECODER, FullView(pool), 0, text(90, seed=5))
@@ -211,7 +211,7 @@ def test_row_writes_leave_others_unchanged() -> None:
 
 
 def test_pool_view_of_some_rows_equals_whole() -> None:
-    """`FullView` takes any range of rows; the observations it makes for itself must fit."""
+    """`FullView` takes any range of rows. The observations that it creates must have their shape."""
     pool = make_pool(DECODER, 3, 64)
     ids = text(50)
     part = FullView(pool)

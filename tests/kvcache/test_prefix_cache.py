@@ -1,4 +1,4 @@
-"""Shared beginnings: found by all tokens before them and by their scope; the oldest are given up first, end first."""
+"""Shared prefixes: keyed by all tokens before them and by scope; evicted least recently used first, from the end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DECODER = small_decoder()
 
 
 def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCache]:
-    """Texts that a row each has seen, which is gone."""
+    """Return a pool and a prefix cache that holds the texts. Their rows are released."""
     pool = PagePool(DECODER.config, 1, 12, DECODER.dtype, DECODER.device)
     prefixes = PrefixCache(pool)
     for ids in texts:
@@ -81,7 +81,7 @@ WINDOW = 40
 
 
 def check_windows() -> None:
-    """A text goes on behind any page before which a window is kept; others need their room, and a row what it reads."""
+    """Check windows: a text resumes behind any page with a kept window; eviction spares the windows that rows read."""
     with narrow():
         windows = WindowPages(WINDOW, 2 * max_window_pages(WINDOW, 20), 20, DECODER.device)
         pool = PagePool(DECODER.config, 1, 40, DECODER.dtype, DECODER.device, windows=windows)
@@ -101,7 +101,7 @@ def check_windows() -> None:
             common = length // PAGE * PAGE
             at = max((end for end in ends if end <= common), default=0)
             assert len(prefix.pages) * PAGE == at and lost_tokens == (common if at < common else 0)
-            assert all(prefix.window_pages[max(0, at - WINDOW + 1) // PAGE :]), "and page 0 is nobody's"
+            assert all(prefix.window_pages[max(0, at - WINDOW + 1) // PAGE :]), "and page 0 is scratch"
         pool.attach_prefix(0, prefixes.find("", ids[:100] + text(1 + TAIL, seed=7)).prefix)
         pool.reserve(0, 160)
         mapped_pages = [page for page in pool.windows.tables[0] if page]

@@ -1,4 +1,4 @@
-"""Saved prompts: the text they give is that of a fresh prefill."""
+"""Saved prompts: their texts equal those of a fresh prefill."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def assert_same_text(model: LLM, prompt: list[int], saved_file: Path, mode: str,
     ],
 )  # fmt: skip
 def test_prompt_file_prefills_new_tokens_only(pair: Path, saved_file: Path, prompt: list[int], reused: int) -> None:
-    """The prompt's last token is fed with the first new one, and its last `TAIL` so that pages can be selected."""
+    """The prompt's last token is fed with the first new one, and its last `TAIL` tokens for the page selection."""
     model = llm(pair)
     with counted(model.models.target) as passes:
         model.generate(prompt, ask(max_tokens=1), mode="ar", load_cache=saved_file)
@@ -88,7 +88,7 @@ def test_prompt_file_keeps_prompt_logprobs(pair: Path, saved_file: Path) -> None
 
 
 def test_prompt_file_save_and_load_in_one_call(pair: Path, saved_file: Path, tmp_path: Path) -> None:
-    """A conversation goes on: load what there is, save what it has become, over the same file too."""
+    """A conversation goes on: it loads a file and saves the longer text, over the same file too."""
     longer = PROMPT + ids(30, seed=6)
     path = tmp_path / "kv"
     shutil.copy(saved_file, path)
@@ -109,7 +109,7 @@ def test_prompt_file_of_short_prompt_is_saved(pair: Path, tmp_path: Path, length
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("fragmented", [False, True])
 def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
-    """From a row whose pages lie apart into one whose pages do not, bit for bit, and the other way round."""
+    """KV moves bit for bit from a row with scattered pages into one with contiguous pages, and the other way round."""
     decoder = small_decoder(dtype=dtype)
     full = FullView(make_pool(decoder, 2, 100, fragmented=fragmented))
     prompt = text(90)

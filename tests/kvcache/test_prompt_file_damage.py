@@ -1,4 +1,4 @@
-"""A saved prompt that is not whole, or another model's, is never believed."""
+"""A saved prompt that is damaged, or another model's, is never loaded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refused(path: Path, data: bytes) -> None:
 
 
 def regions(data: bytes) -> dict[str, range]:
-    """Where the parts of a safetensors file lie."""
+    """Return the byte ranges of a safetensors file's parts."""
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
     start = 8 + size
@@ -53,7 +53,7 @@ def regions(data: bytes) -> dict[str, range]:
 
 
 def test_flipped_byte_in_region_raises(small_file: Path) -> None:
-    """Every byte of the small regions, ends and middle of the large ones, by one bit and by all."""
+    """Every byte of small regions, and ends and middle of large ones, are flipped by one bit and by all."""
     data = small_file.read_bytes()
     for where in regions(data).values():
         region_is_small = len(where) <= 32
@@ -121,7 +121,7 @@ def test_other_model_or_dtype_raises(pair: Path, saved_file: Path, tmp_path: Pat
 
 @pytest.mark.parametrize("kernels", ["another level", "torch", "a chunk that only torch takes"])
 def test_other_kernels_raise(pair: Path, saved_file: Path, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
-    """Their bits differ: going on from them would not give the text of a fresh prefill."""
+    """The bits of other kernels differ: their KV would not give the text of a fresh prefill."""
     native = dispatch.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
@@ -148,7 +148,7 @@ def test_missing_kernel_name_raises(small_file: Path) -> None:
 
 
 def test_shorter_context_is_accepted(pair: Path, saved_file: Path) -> None:
-    """It bounds what may be seen, and changes nothing in what is computed."""
+    """The context length bounds the visible tokens and changes no computation."""
     short = LLM(pair / "target", None, context=300)
     expected_ids = short.generate(PROMPT, ask(max_tokens=8))[0].outputs[0].token_ids
     assert short.generate(PROMPT, ask(max_tokens=8), load_cache=saved_file)[0].outputs[0].token_ids == expected_ids

@@ -1,4 +1,4 @@
-"""Saving a prompt: what goes wrong on the way leaves nothing behind."""
+"""Saving a prompt: a failed save leaves no file behind."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def a_row() -> tuple[FullView, list[int]]:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_saved_file_is_private(tmp_path: Path, umask: int) -> None:
-    """A prompt may be private, whatever the umask, and whoever had a file there before."""
+    """A prompt may be private: its file is so under any umask, and over any earlier file."""
     (tmp_path / "kv").write_text("old")
     (tmp_path / "kv").chmod(0o666)
     previous_umask = os.umask(umask)
@@ -113,7 +113,7 @@ def test_failure_before_rename_keeps_old_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unwritable_path_raises(pair: Path, tmp_path: Path) -> None:
-    """Said before the prompt is read, and by `save` itself."""
+    """The error is raised before the prefill, and by `save` itself."""
     full, prompt = a_row()
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "missing" / "kv", tmp_path / "file" / "kv"):
@@ -144,7 +144,7 @@ def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_before_prefill(pair: Path, tmp_path: Path) -> None:
-    """A file system on which so much cannot be had: `size_of` says more than any disk has."""
+    """`size_of` returns more bytes than any disk has."""
     model = llm(pair)
     with pytest.MonkeyPatch.context() as patch, counted(model.models.target) as passes:
         patch.setattr(prompt_file, "size_of", lambda *_: 1 << 60)

@@ -1,6 +1,6 @@
 """One contract for every selection policy.
 
-The slow path takes queries, keys and attention from the dense cache (small.py) and scores one chunk at a time.
+The slow path takes queries, keys and attention from the dense cache (small_decoder.py) and scores one chunk at a time.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ DECODER = small_decoder()
 SINGLE = small_decoder(seed=1, kv_heads=4)  # every KV head has one query head
 
 
-LENGTH, KEPT = 163, 3  # of a prompt, and of the five guesses verified behind it
+LENGTH, KEPT = 163, 3  # tokens of a prompt, and accepted ones of the five guesses verified behind it
 
 
 @cache
 def scene(decoder: Decoder) -> tuple[FullView, Dense, Dense]:
-    """Row 1 of two after a prefill and a verification; its fresh prefill, and one with the refused tokens too."""
+    """Return row 1 of two after a prefill and a verification, its fresh prefill, and one with the rejected tokens."""
     full = FullView(make_pool(decoder, 2, 224, fragmented=True))
     ids = text(LENGTH)
     guess = text(5, seed=1)
@@ -51,7 +51,7 @@ def chunk_of(memory_NGD: Tensor, c: int, chunk: int, g: int) -> Tensor:
 
 
 def slow_scores(name: str, decoder: Decoder, layer: int, chunk: int, chunks: int) -> Tensor:
-    """(G, N) from scratch."""
+    """Return scores (G, N), computed from scratch."""
     _, truth, verified = scene(decoder)
     group = decoder.config.heads // decoder.config.kv_heads
     queries_HD = verified.queries[layer][KEPT - 1]  # of the last committed token
@@ -99,7 +99,7 @@ def test_policy_selection_meets_contract(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_selects_per_head_and_layer(name: str) -> None:
-    """Else a policy that asked one head for all would pass."""
+    """Otherwise a policy that scores one head for all would pass."""
     full = scene(DECODER)[0]
     policy = POLICIES[name]()
     picks = policy.pick(full, 1, 8, range(2, 18), 5)
@@ -109,7 +109,7 @@ def test_policy_selects_per_head_and_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_reselection_follows_growing_text(name: str) -> None:
-    """Summaries are extended, not made anew: the result is that of a fresh policy."""
+    """Summaries are extended, not recomputed. The selection equals that of a fresh policy."""
     full = scene(DECODER)[0]
     grown = POLICIES[name]()
     neighbour = POLICIES[name]()
@@ -145,7 +145,7 @@ def test_quest_score_bounds_every_product() -> None:
 
 
 def test_observed_mass_is_of_verification_only() -> None:
-    """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
+    """The mass covers all five queries of the verification, rejected ones too. Its total is always T * H / G."""
     full, _, verified = scene(DECODER)
     for layer in range(2):
         mass_GS = full.observations[1].mass_LGU[layer, :, : verified.mass[layer].shape[1]]

@@ -1,4 +1,4 @@
-"""Pages of layers with a window: a row has what its passes read, never more than it was promised, and no other's."""
+"""Pages of layers with a window: a row holds what its passes read, no more than it reserved, and no other row's."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
     passes=st.lists(st.tuples(st.integers(0, 1), st.integers(0, WIDEST), st.floats(0, 1)), max_size=40),
 )
 def test_window_pages_have_what_passes_read(slack: int, window: int, passes: list[tuple[int, int, float]]) -> None:
-    """Of each pass of some tokens a part is kept."""
+    """Of the tokens of each pass a share is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", slack)
         pages = windows_of(2, window).new_rows(2)
@@ -68,7 +68,7 @@ def test_window_pages_have_what_passes_read(slack: int, window: int, passes: lis
                 == pages.allocator.pages - len(pages.allocator.free)
             )
             window_start = max(0, lengths[b] - window + 1)
-            assert all(pages.tables[b][window_start // PAGE : pages_for(stop)]), "and page 0 is nobody's"
+            assert all(pages.tables[b][window_start // PAGE : pages_for(stop)]), "and page 0 is scratch"
             assert not any(pages.tables[b][: max(0, window_start - slack) // PAGE]), (
                 "what is behind the window is given back"
             )
@@ -99,7 +99,7 @@ def test_promises_beyond_all_pages_raise_cache_error() -> None:
 
 
 def check_bits(decoder: Decoder) -> None:
-    """Whole KV and that of windows give the same bits, however a text is cut into passes."""
+    """Check that whole KV and window KV give the same bits, for any cut of a text into passes."""
     whole_BTV = paged_logits(decoder, texts(), [[1, 1]] * LENGTH)
     with narrow():
         for pieces in ([[1, 1]] * LENGTH, PIECES):

@@ -20,9 +20,9 @@ def test_planning_takes_one_percent_of_time() -> None:
     thoughts = [0, 0]
     choose = controller.choose
     for step in range(800):
-        controller.choose = lambda *how, second_half=step >= 400: (
-            thoughts.__setitem__(second_half, thoughts[second_half] + 1) or choose(*how)
-        )  # type: ignore[method-assign, func-returns-value]
+        controller.choose = lambda *how, half=step >= 400: (  # type: ignore[method-assign]
+            thoughts.__setitem__(half, thoughts[half] + 1) or choose(*how)  # type: ignore[func-returns-value]
+        )
         controller.observe([100], 1, 2e-3)
         steer(controller, batch.prefix)
     assert 2 <= thoughts[1] <= 4 <= thoughts[0] <= 7

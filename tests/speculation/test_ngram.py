@@ -1,4 +1,4 @@
-"""Suffix lookup against a search through the whole text, and what it does above a draft."""
+"""N-gram lookup against a search through the whole text, and its behaviour above a draft."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = SamplingParams(0.8, max_tokens=60)
 
 
 class Wanted:
-    """The part of a sampling that a lookup asks for."""
+    """The part of a sampling that n-gram lookup reads."""
 
     vocab_size = 10
 
@@ -37,7 +37,7 @@ class Wanted:
 
 
 def longest_match(text: list[int], min_length: int) -> tuple[int, int]:
-    """By definition: the longest end of the text that also ends earlier, and where it was last."""
+    """Return, by definition, the length of the longest suffix that also ends earlier, and its latest earlier end."""
     for length in range(len(text) - 1, min_length - 1, -1):
         for match_end in range(len(text) - 1, length - 1, -1):
             if text[match_end - length : match_end] == text[-length:]:
@@ -54,7 +54,7 @@ def test_ngram_longest_match_is_found(n: int, monkeypatch: pytest.MonkeyPatch) -
         index = NgramIndex(n)
         text = list[int]()
         for _ in range(300):
-            if dice.random() < 0.3:  # cut back, and another text from there on
+            if dice.random() < 0.3:  # rewound, with another text from there on
                 text = text[: dice.randint(max(0, len(text) - 12), len(text))]
                 index.forget(len(text))
             text += dice.choices(range(letters), k=dice.randint(0, 4))
@@ -163,12 +163,12 @@ def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     assert [tier.name for tier in batch.tiers] == names
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
-    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
+    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # one tier per guess
     assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
 def written_on(batch: SequenceBatch, count: int) -> SequenceState:
-    """The texts of a batch with so many random tokens more."""
+    """Return the texts of a batch with `count` random tokens appended."""
     ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
     for b, length in enumerate(batch.prefix.lengths_B.tolist()):
         ids_BS[b, length : length + count] = random.Random(b).choices(range(V), k=count)
@@ -183,7 +183,7 @@ def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch
         draft, proposer, *_ = batch.tiers
         assert isinstance(proposer, NgramProposer) and isinstance(draft, Tier)
         longer = written_on(batch, draft.cache.slack + 100)
-        if max_lag == 10**9:  # a negative control: its cache cannot take so much at once
+        if max_lag == 10**9:  # negative control: the draft's cache cannot take the whole lag at once
             with pytest.raises(CacheError):
                 proposer.propose(longer, batch.sampling, np.array([True, True]))
         else:
@@ -193,7 +193,7 @@ def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch
 
 
 class Silent:
-    """Below a lookup: it is asked for nothing but its odds."""
+    """A draft below an n-gram proposer that proposes nothing and counts its calls."""
 
     def __init__(self) -> None:
         self.counters = NgramProposer(1).counters
@@ -218,7 +218,7 @@ def test_ngram_retires_behind_better_draft_and_returns() -> None:
     prefix = SequenceState(ints([*text, 0, 0])[None], ints([len(text)]))
 
     def guesses(accepted: int) -> bool:
-        """Whether it guesses itself, of two tokens so many being kept."""
+        """Return whether the proposer guesses itself; `accepted` of its two tokens are accepted."""
         draft.asked = 0
         proposer.propose(prefix, Wanted(), LIVE)
         origin_BK = np.full((1, 2), draft.level if draft.asked else proposer.level)
@@ -226,7 +226,7 @@ def test_ngram_retires_behind_better_draft_and_returns() -> None:
         return not draft.asked
 
     assert [guesses(accepted=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
-    assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and refused
+    assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and rejected
     assert [guesses(accepted=2) for _ in range(3)] == [True] * 3
     assert proposer.counters.rejected_B[0] == 3 and proposer.counters.accepted_B[0] == 6
 

@@ -1,4 +1,4 @@
-"""KV in a store: the text is that of KV in memory, bit for bit, and what goes wrong costs its request alone."""
+"""Offloaded KV: the text equals that of KV in memory bit for bit, and a fault fails its own request only."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=64, num_attention_he
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair whose KV of the prompt is three times as large as MEMORY."""
+    """Write a pair. The KV of the prompt is three times as large as MEMORY."""
     folder = tmp_path_factory.mktemp("large")
     for name, layers in (("target", 6), ("draft", 1)):
         save(tiny_model(max_position_embeddings=LONG + 200, num_hidden_layers=layers, **SHAPE), folder / name)
@@ -67,7 +67,7 @@ def test_offloaded_text_equals_memory(folder: Path, mode: str, temperature: floa
 @pytest.mark.parametrize(("temperature", "kind"), [(0.0, "file"), (0.8, "host")])
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_offloaded_int8_kv_text_equals_memory(folder: Path, mode: str, temperature: float, kind: str) -> None:
-    """Half of the bytes go through less memory, too."""
+    """Int8 KV has half of the bytes and gets less memory, too."""
     output = answer(llm(folder, kind, "3500KiB", kv_dtype="int8"), mode=mode, temperature=temperature)
     assert output.outputs[0].token_ids == tokens(llm(folder, kv_dtype="int8"), temperature=temperature)
     kv_bytes = 6 * 4 * (2 * 64 + 4) * LONG
@@ -80,7 +80,7 @@ def memory_of(texts: Any) -> Any:
 
 
 def outcomes(texts: Any) -> dict[Any, Any]:
-    """What each request comes to: its output, or its error."""
+    """Run to the end; return the output or the error of each request."""
     events = {}
     while texts.busy:
         events |= {request: event for request, event in texts.step() if isinstance(event, Exception | RequestOutput)}
@@ -88,7 +88,7 @@ def outcomes(texts: Any) -> dict[Any, Any]:
 
 
 def two_requests(model: LLM) -> tuple[Any, Any, Any]:
-    """One that decodes plainly, and one of another mode that waits for it."""
+    """Return an engine, a request that decodes plainly, and one of another mode that waits for it."""
     texts = model.open(2, 2 * LONG + 400)
     first_request = model.request(PROMPT, ask(max_tokens=12), "ar")
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
@@ -117,7 +117,7 @@ def test_truncated_file_raises_cache_error(folder: Path) -> None:
     os.ftruncate(memory_of(texts).offload_layout.store.file, 1 << 20)
     error = outcomes(texts)[first_request]
     assert isinstance(error, CacheError) and "its file was cut" in str(error)
-    texts.submit([second])  # which writes all that it reads
+    texts.submit([second])  # it writes all that it prefills
     assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
 
 
@@ -153,7 +153,7 @@ def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: 
 
 
 def crossed(folder: Path) -> tuple[int, int, int]:
-    """Pages that were read ahead, read on demand, and kept as they came by."""
+    """Return the counts of pages that were streamed ahead, fetched on demand, and made resident while streamed."""
     model = llm(folder, "file", "6MiB", kv_resident_layers=0)
     texts = model.open(1, LONG + 200)
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
@@ -230,7 +230,7 @@ def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None
 
 
 def test_changed_file_changes_text(folder: Path) -> None:
-    """The control of what is above: KV is read from where it lies."""
+    """Control of the tests above: KV is read from the file."""
     texts, first_request, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
     store = memory_of(texts).offload_layout.store
     os.pwrite(store.file, bytes(store.bytes), 0)
@@ -238,7 +238,7 @@ def test_changed_file_changes_text(folder: Path) -> None:
 
 
 def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control of the test that nothing does."""
+    """Control of the residency test."""
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )

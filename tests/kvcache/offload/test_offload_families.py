@@ -1,4 +1,4 @@
-"""Families whose KV is in a store: layers with a window stay, and the text is that of KV in memory, bit for bit."""
+"""Offloaded KV of families: layers with a window stay in memory, and texts equal those of KV in memory bit for bit."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LONG = 6004
 SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=DIM, num_attention_heads=4, num_key_value_heads=HEADS)
 PROMPT = ids(LONG)
 FULL = {"gemma-3": 2, "gpt-oss": 3, "gemma-2": 3, "qwen3-moe": 6}
-"""Layers without a window."""
+"""Number of layers without a window, by family."""
 MEMORY = "10MiB"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_slack() -> Any:
-    """Rings are some pages long, so that what layers without a window hold is most of it."""
+    """Shorten windows to some pages, so that most KV belongs to layers without a window."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", 40)
         yield
@@ -124,7 +124,7 @@ def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: st
 
 
 def test_cancelled_prompts_leave_memory(home: Path) -> None:
-    """Each is given up behind its first piece, whose pages stay in the prefix cache, and nobody runs with them."""
+    """Each prompt is cancelled after its first chunk. Its pages stay in the prefix cache, and no row uses them."""
     model = llm.__wrapped__(home, "gemma-3", "file")
     texts = model.open(1, max_itl=0.001)
     for seed in range(8):

@@ -1,4 +1,4 @@
-"""What a run with offloaded KV takes is what `triforce info` predicts."""
+"""The memory of a run with offloaded KV is that which `triforce info` predicts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_sizing_parts_sum_to_whole(needs: KVSizing, memory: str) -> None:
 
 @pytest.mark.parametrize("kv_int8", [False, True])
 def test_layer_stays_whole_in_third_of_kv(needs: KVSizing, kv_int8: bool) -> None:
-    """Whatever the size of a page: buffers of a fixed size would take its place from smaller ones."""
+    """A layer fits at any page size. Buffers of a fixed size would leave no room for it where pages are small."""
     needs = replace(needs, config=replace(needs.config, kv_int8=kv_int8))
     _, buffers, layers = needs.split(OffloadConfig("host"), needs.bytes // 3)
     assert (layers, buffers >= 3) == (1, True)

@@ -1,4 +1,4 @@
-"""The retrieval view: when it selects anew, what it selects, and how much of the context is visible."""
+"""The retrieval view: when it refreshes its selection, what it selects, and how much of the context is visible."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}
 
 class Spy:
     observes = True
-    """Picks the first candidates, and remembers what it was asked."""
+    """Pick the first candidates, and record each call."""
 
     def __init__(self, share: int = 8) -> None:
         self.share = share
@@ -46,7 +46,7 @@ class Spy:
 
 
 class Rounds:
-    """One row of a batch of two, and the passes that its tiers would make."""
+    """One row of a batch of two, and the passes that its tiers would run."""
 
     def __init__(self, length: int = 120, **setting: Any) -> None:
         self.full = FullView(make_pool(DECODER, 2, 608))
@@ -60,9 +60,9 @@ class Rounds:
         return len(self.spy.asked)
 
     def round(self, drafted: int = 3, accepted: int | None = None, inner: int | None = None) -> None:
-        """`drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `accepted` and adds one.
+        """Draft `drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `accepted` and adds one.
 
-        `inner`: so many more guesses of a tier below are fed and refused by the lower tier itself.
+        inner: number of guesses of a tier below that the lower tier feeds and rejects itself.
         """
         accepted = drafted if accepted is None else accepted
         committed = len(self.text)  # the next token of the text is drawn but not fed, as always
@@ -96,7 +96,7 @@ def test_refresh_auto_waits_for_rejection() -> None:
     for accepted in (3, 3, 2, 3, 0, 0, 3, 3):
         rounds.round(drafted=3, accepted=accepted)
         counts.append(rounds.selections)
-    assert counts == [1, 1, 1, 2, 2, 3, 4, 4]  # one selection at the start, and one after each refusal
+    assert counts == [1, 1, 1, 2, 2, 3, 4, 4]  # one selection at the start, and one after each rejection
 
 
 def test_rejections_inside_lower_tier_do_not_refresh() -> None:
@@ -109,7 +109,7 @@ def test_rejections_inside_lower_tier_do_not_refresh() -> None:
 @pytest.mark.parametrize("budget", [32, 64, 112])
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
 def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
-    """Sinks, picks and recent tokens together; more only where one chunk of each is more than that."""
+    """Sinks, picks and recent tokens fit the budget together, unless one chunk of each exceeds it."""
     rounds = Rounds(budget=Budget(budget), chunk=chunk)
     for _ in range(20):
         rounds.round(accepted=2)
@@ -134,7 +134,7 @@ def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
 @pytest.mark.parametrize("length", [33, 40, 65, 100, 128, 129, 200])
 def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, length: int) -> None:
-    """Contexts a little above the budget have few full chunks to choose from, or none."""
+    """A context a little above the budget has few full chunks to choose from, or none."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
     lower = lower_view(full, ALL[name], RetrievalConfig(Budget(32), chunk))
@@ -144,7 +144,7 @@ def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, leng
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("length", [161, 200, 700])
 def test_first_selection_has_observed_queries(name: str, length: int) -> None:
-    """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
+    """Wide prefill passes report no attention, so the prompt's last tokens are fed in a pass of their own."""
     full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
     lower = lower_view(full, POLICIES[name], RetrievalConfig(Budget(64)))
@@ -155,7 +155,7 @@ def test_first_selection_has_observed_queries(name: str, length: int) -> None:
 
 
 def test_searched_layers_see_whole_context() -> None:
-    """With all layers full the view is exact; with one of two, whichever, it differs from both."""
+    """With all layers searched the view is exact. With either one of two it differs from both."""
     results = []
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))
@@ -169,7 +169,7 @@ def test_searched_layers_see_whole_context() -> None:
 
 
 def test_unobserved_attention_triggers_no_refresh() -> None:
-    """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
+    """Mode auto observes attention only while that pays, and a row may come from a batch that did not observe."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
     lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
@@ -193,7 +193,7 @@ def test_relative_budget_grows_with_context() -> None:
 
 @pytest.mark.parametrize("width", [1, 33, 66])
 def test_verification_of_any_width_refreshes(width: int) -> None:
-    """draft_tokens and speculative_tokens may be 32: so wide a pass must tell the lower view what it saw, too."""
+    """draft_tokens and speculative_tokens may be 32: a pass of that width must report its attention, too."""
     rounds = Rounds(length=100)
     rounds.round()
     passes_before = rounds.full.observations[1].passes

@@ -1,4 +1,4 @@
-"""Layers of the retrieval tier in which each pass looks for what it needs: no text changes, whatever it finds."""
+"""Layers of the retrieval tier that each pass searches: no text changes, whatever a search selects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def view(decoder: Decoder, prompt: list[int], budget: int) -> RetrievalView:
-    """That has seen a prompt, of which the last tokens were observed."""
+    """Return a retrieval view of a prompt whose last tokens' attention was observed."""
     pool = PagePool(decoder.config, 1, CONTEXT // PAGE, decoder.dtype)
     pool.reserve(0, CONTEXT)
     full = FullView(pool)

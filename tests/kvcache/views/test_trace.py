@@ -1,4 +1,4 @@
-"""The picture of what a retrieval view sees is that of its lists."""
+"""The trace of a retrieval view's visible pages equals its page lists."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_trace_counts_selections_of_each_page(
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where mode auto begins plainly, and goes on with the retrieval tier, lists are blank before."""
+    """If mode auto begins with plain decoding and goes on with the retrieval tier, the lists before are empty."""
     plans = chain([Choice()], repeat(Choice(Plan(("retrieval", "full"), (4,)))))
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
     think_always(monkeypatch)
