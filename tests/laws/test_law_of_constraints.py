@@ -1,4 +1,4 @@
-"""Behind a constraint a text follows the top tier's law, restricted and renormalised, in every way it can go.
+"""Under a constraint a text follows the top tier's law, restricted and renormalised, in every branch.
 
 Tokens 0 and 1 are one pair, 2 and 3 the other; the constraint allows one pair or the other, depending on all of the
 text. The models' laws are halves or ones inside each pair, so that two cells integrate every decision.
@@ -39,7 +39,7 @@ each_ladder = pytest.mark.parametrize("name", LADDERS)
 
 
 def pair(text: Sequence[int]) -> int:
-    """Which pair the next token is of."""
+    """Return the pair of the next token."""
     return (sum(text) + text.count(3) * len(text)) % 2
 
 
@@ -103,7 +103,7 @@ def test_forgetful_constraint_is_detected(name: str) -> None:
 @each_ladder
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
-    """And no logits processor brings back a token."""
+    """No logits processor brings back a forbidden token."""
 
     def texts(which: TierStack) -> torch.Tensor:
         which = replace(which, coupling=Seeded)

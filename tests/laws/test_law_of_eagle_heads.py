@@ -1,6 +1,6 @@
 """A proposal over an EAGLE head has the target's law: integrated over all noise, of real tiers, entries and passes.
 
-Proposals before it reject tokens, so the draft reads what those have left. Thresholds come from the laws that the tiers
+Earlier proposals reject tokens, so the draft reads the KV that they left. Thresholds come from the laws that the tiers
 themselves report; the law they are compared with is that of a dense pass with other attention code.
 
 Shape suffixes: N cells, J columns of a verification, V vocabulary.
@@ -34,18 +34,18 @@ from triforce.speculation import Draft, Tier
 torch.set_num_threads(1)
 GAMMA = SETTING.draft_tokens
 BEFORE = (0.02, 0.98, 0.6, 0.97)
-"""Uniforms of all decisions of some proposals before."""
+"""Uniforms of all decisions of the earlier proposals."""
 ROUNDED = 1e-5
-"""Of laws of float32 logits, of passes of different widths."""
+"""Bound on differences of laws: float32 logits of passes of different widths."""
 EDGE = 1e-4
-"""How near to both ends of its interval a guess is drawn, too."""
+"""Distance from both ends of its interval at which a guess is drawn, too."""
 WARPED = SamplingParams(0.8, top_p=0.97, presence_penalty=0.3, max_tokens=40)
 Given = tuple[list[float], list[float]]
-"""Uniforms that a row's guesses are drawn by, and those that they are verified by: of the draw first."""
+"""Uniforms by which a row's guesses are drawn, and uniforms of the verification: first the one of the draw."""
 
 
 class GivenNoise:
-    """These uniforms, row by row."""
+    """Noise that returns given uniforms row by row."""
 
     def __init__(self, rows: Sequence[Given]) -> None:
         self.rows = rows
@@ -60,9 +60,9 @@ class GivenNoise:
 
 @dataclass
 class ProposalOutcome:
-    """What a proposal does: guesses and their laws, laws of the target behind them, new tokens of each row.
+    """Outcome of a proposal: guesses and their laws, the target's laws after them, new tokens of each row.
 
-    prompt_tokens: tokens of the text until then, the same of all rows.
+    prompt_tokens: tokens of the text before the proposal, equal in all rows.
     """
 
     guesses: list[Text]
@@ -73,7 +73,7 @@ class ProposalOutcome:
 
 
 def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
-    """Return what the real tiers do with these uniforms behind the proposals of `BEFORE`."""
+    """Return the outcome of the real tiers with these uniforms after the proposals of `BEFORE`."""
     sequences = [TokenSequence(PROMPTS[0], WARPED, seed=1) for _ in rows]
     batch = SequenceBatch(EAGLE_MODELS, MODES["draft"], SETTING, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
@@ -89,7 +89,7 @@ def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
 
 
 def told(tier: Any) -> list[Any]:
-    """The drafts that a tier returns from now on."""
+    """Return a list that collects the drafts that a tier returns from now on."""
     drafts = list[Any]()
     propose = tier.propose
     tier.propose = lambda *how: drafts.append(propose(*how)) or drafts[-1]
@@ -104,12 +104,12 @@ def step(batch: SequenceBatch, rows: Sequence[Given]) -> None:
 
 
 def inside(edges: Sequence[Interval], part: float = 0.5) -> list[float]:
-    """A uniform in each interval."""
+    """Return a uniform in each interval."""
     return [low + part * (high - low) for low, high in edges]
 
 
 def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
-    """Laws of guesses and of the target behind all texts that can be guessed, and what draws each whole guess."""
+    """Return laws of guesses and of the target after all possible guesses, and the intervals that draw each guess."""
     guess_laws = dict[Text, list[float]]()
     target_laws_by_text = dict[Text, list[float]]()
     drawn: dict[Text, list[Interval]] = {(): []}
@@ -128,9 +128,9 @@ def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[fl
 
 
 def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
-    """How far a proposal, continued by the target's law, is from that: the largest difference of a probability.
+    """Return the largest difference of a probability between a proposal, continued by the target's law, and that law.
 
-    And whether guesses are drawn as their laws tell, at the lower and at the upper end of their intervals.
+    Also return whether guesses are drawn as their laws say, at the lower and at the upper end of their intervals.
     """
     q, p, drawn = guessing(coupling)
     assert {v for law in q.values() for v, weight in enumerate(law) if weight} <= {*TOKENS.tolist()}
@@ -152,7 +152,7 @@ def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
 
 
 def target_laws(prompt_tokens: list[int], length_limit: int) -> dict[Text, list[float]]:
-    """The target's law behind all texts of fewer than `length_limit` tokens, by a dense pass."""
+    """Return the target's law after all texts of fewer than `length_limit` tokens, by a dense pass."""
     texts = [text for length in range(length_limit) for text in product(range(V), repeat=length)]
     ids_BT = torch.tensor([[*prompt_tokens, *text, *[0] * (length_limit - len(text))] for text in texts])
     laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, EAGLE_MODELS.target)[:: len(PROMPTS)]
@@ -172,7 +172,7 @@ def test_proposal_over_eagle_head_has_target_law(coupling: str, cut: Cut) -> Non
 def test_eagle_head_that_tells_another_law_is_detected(
     coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its guesses are verified as if they came from a law that is a little flatter."""
+    """The head's guesses are verified as if they came from a slightly flatter law."""
     propose = Tier.propose
 
     def flatter(self: Any, *how: Any) -> Draft:
@@ -187,13 +187,13 @@ def test_eagle_head_that_tells_another_law_is_detected(
 
 @each_coupling
 def test_verifier_that_accepts_too_much_is_detected(coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at guesses as if their law gave them half of what it does."""
+    """The verifier treats guesses as if their law gave them half of their probability."""
     monkeypatch.setattr(GivenNoise, "uniforms", lenient(GivenNoise.uniforms))
     assert deviation(coupling, cut)[0] > 100 * ROUNDED
 
 
 def lenient(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Half of what guesses are verified by."""
+    """Return a function that halves the uniforms of verified guesses."""
 
     def less(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
         found_BJ = uniforms(self, tier, n, used_B)

@@ -1,4 +1,4 @@
-"""The whole engine where guesses are rejected: its texts follow the target's law; tests say what they could have seen.
+"""The whole engine with rejected guesses: texts follow the target's law, and tests report the detectable deviation.
 
 Ragged rows on one shared pool, a selection that drops most pages. The law of every token given its own text is known
 from a dense pass with other attention code, so that windows far into the text are tested against an exact law.
@@ -25,7 +25,7 @@ ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
 
-LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
+LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # reselects after a rejection
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
 MODEL_SETS = {
     "": lambda: MODELS, "features": lambda: EAGLE_MODELS, "native": native_eagle_head, "mixture": lambda: MIXTURE,
@@ -44,7 +44,7 @@ class Trial:
     tokens: int = 60
     setting: SpeculativeConfig = SETTING
     coupling: str = "rejection"
-    of: str = ""  # whose texts
+    of: str = ""  # rows whose texts are compared
 
     def sample(self, models: ModelSet) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
@@ -133,7 +133,7 @@ def test_engine_late_windows_follow_law_long(trial: Trial) -> None:
 
 
 def first_window(texts: int, window: int, bound: float) -> None:
-    """The first tokens against the law of every text there is, counted along the target's own tree."""
+    """Test the first tokens against the law of every possible text, counted along the target's own tree."""
     trial = Trial("triforce", PLAIN, texts, bound, tokens=window)
     cells_B = (trial.sample(MODELS) * V ** torch.arange(window).flip(0)).sum(1) + torch.arange(texts) % len(
         PROMPTS

@@ -1,4 +1,4 @@
-"""Under `seeded` the text is plain decoding's, whatever the tiers: for every noise of a finite set at every position.
+"""Under `seeded` the text is plain decoding's for any tiers, with every noise of a finite set at every position.
 
 Equal texts under equal noise have equal laws; that the exponential race draws from p is shown at the end, exactly.
 Shape suffixes: B rows, V vocabulary, J columns, M noises, H positions, N nodes, P corners.
@@ -51,7 +51,7 @@ class Assigned:
 
 
 class Given:
-    """These exponentials, whatever the positions: (B, V)."""
+    """Noise that returns given exponentials (B, V) at any position."""
 
     def __init__(self, exponentials_BV: Tensor) -> None:
         self.exponentials_BV = exponentials_BV
@@ -61,7 +61,7 @@ class Given:
 
 
 def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sampling) -> TierStack:
-    """The tiers of a case with arbitrary laws that resemble each other."""
+    """Return the tiers of a case with random laws that resemble each other."""
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(case.models)]
@@ -70,7 +70,7 @@ def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sa
 
 
 def speculated(stack: TierStack) -> Tensor:
-    """The first HORIZON tokens under each assignment of noise."""
+    """Return the first HORIZON tokens under each assignment of noise."""
     branches = stack.start(HORIZON, len(ASSIGNED))
     noise = Assigned(len(stack.prompt), stack.vocab_size)
     while branches.live_B.any():
@@ -80,7 +80,7 @@ def speculated(stack: TierStack) -> Tensor:
 
 
 def plain(stack: TierStack) -> Tensor:
-    """The same without tiers and drafts: one law, one pick, one token at a time."""
+    """Return the same tokens without tiers and drafts: one law, one pick, one token at a time."""
     noise = Assigned(len(stack.prompt), stack.vocab_size)
     ids_BS = torch.tensor(stack.prompt).repeat(len(ASSIGNED), 1)
     processor = LogitsProcessor([stack.params] * len(ASSIGNED), [len(stack.prompt)] * len(ASSIGNED), stack.vocab_size)
@@ -105,7 +105,7 @@ Race = Callable[[Tensor, Tensor], Tensor]
 
 
 def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
-    """The picks that a native pass without guesses makes."""
+    """Return the picks of a native pass without guesses."""
     rows = len(exponentials_NV)
     sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
     prefix = SequenceState(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
@@ -130,10 +130,10 @@ def test_seeded_race_draws_from_law(law: tuple[float, ...], race: Race) -> None:
 
 
 def win_probability(p_V: Tensor, i: int, race: Race) -> float:
-    """That a race picks token i, integrated over times t = p_i s: the integrand is smooth in s for any law."""
+    """Return P(a race picks token i), integrated over times t = p_i s: the integrand is smooth in s for any law."""
     if p_V[i] == 0:
         times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].repeat(1, len(p_V))
-        times_NV[:, i] = 2.0**-53  # the earliest time there is
+        times_NV[:, i] = 2.0**-53  # the earliest possible time
         assert not (race(p_V, times_NV) == i).any()
         return 0.0
     nodes, weights = map(torch.from_numpy, np.polynomial.laguerre.laggauss(60))

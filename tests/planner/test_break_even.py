@@ -1,4 +1,4 @@
-"""What tokens read, by configs; and from where on speculation pays, or why it does not."""
+"""Bytes and operations of a token by configs, and the context from which speculation pays, or why it does not."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_speculation_with_more_arithmetic_pays_earlier(config: ModelConfig, numb
 
 
 def test_passes_take_the_longer_of_bytes_and_operations() -> None:
-    """Of the weights and of the KV each, beside what begins a pass."""
+    """The weights and the KV each take the longer of the two, besides the fixed cost of a pass."""
     begins = LEAST_BYTES + default_machine()[1] * LLAMA_8B.layers
     weights = 2.0 * LLAMA_8B.weights_read
     kv = 2.0 * LLAMA_8B.kv_size * 4096
@@ -87,7 +87,7 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     assert taken(1, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, 2.0, 1e9) == pytest.approx(4 * weights + kv, rel=1e-3)
-    assert taken(8, 1e9, 2.0) == pytest.approx(weights + 16 * kv, rel=1e-3)  # of four query heads each
+    assert taken(8, 1e9, 2.0) == pytest.approx(weights + 16 * kv, rel=1e-3)  # KV heads of four query heads each
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_reason_against_speculation_is_that_which_counts_most(
     ids=["alike", "shared and dense"],
 )
 def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architecture) -> None:
-    """On a machine whose operations take no time: what is read, of any rows and widths."""
+    """Operations take no time here, so the work is the bytes read, for any rows and widths."""
     mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=parts)
 
     def read(width: float, rows: int = 1, sequential: bool = False) -> float:
@@ -145,7 +145,7 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
 
 
 def test_contexts_without_end_are_few() -> None:
-    """A config may name any number of positions; each context takes a part of a millisecond."""
+    """A config may name any number of positions, and each context costs a fraction of a millisecond."""
     assert list(contexts(4096, 10_000)) == [4096, 5120, 6144, 7168, 8192, 9216, 10_000]
     assert list(contexts(STEP, 131_072)) == list(range(STEP, 131_073, STEP))
     assert list(contexts(4096, 100)) == [100]

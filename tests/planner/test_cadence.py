@@ -1,4 +1,4 @@
-"""When a controller listens and weighs plans, and what one text leaves to the next ones of its kind."""
+"""Times at which a controller scans n-grams and replans, and the state that a text leaves to later similar texts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_planning_takes_one_percent_of_time() -> None:
 def listening(
     monkeypatch: pytest.MonkeyPatch, costs: CostModel, hits: int = 0
 ) -> tuple[PlanController, SequenceState, list[int], list[int]]:
-    """A controller that gets so many hits each time it listens; when it listened, and when it weighed plans."""
+    """Return a controller whose scans each find `hits` n-gram hits, its prefix, and records of scans and replans."""
     ticks = iter(range(10**6))
     scans = list[int]()
     weighed = list[int]()
@@ -41,7 +41,7 @@ def listening(
     best = controller.choose
 
     def choose(lengths: list[int], remaining: int) -> Choice:
-        weighed.append(sum(next(ticks) > 0 for _ in range(8)))  # it takes its time
+        weighed.append(sum(next(ticks) > 0 for _ in range(8)))  # replanning takes time
         return best(lengths, remaining)
 
     monkeypatch.setattr(controller, "choose", choose)
@@ -56,7 +56,7 @@ def goes_on(controller: PlanController, prefix: SequenceState, steps: int) -> No
 
 
 def hopeless() -> CostModel:
-    """Costs under which nothing pays."""
+    """Return costs under which no speculation pays."""
     return known(full=1e-4, retrieval=1e-3, draft=1e-3)
 
 
@@ -105,12 +105,12 @@ def test_kept_times_are_those_left_over() -> None:
 
 
 def test_texts_that_seem_to_repeat_in_vain_are_asked_about_less() -> None:
-    """Each predicts as many tokens at once, as a prompt does that ends with a passage of itself."""
+    """Each text has as many hits at once as a prompt that ends with a passage of itself."""
     asked = list[bool]()
     cadence = Cadence()
     for _ in range(24):
         cadence = cadence.for_next_text(won=False, seconds=0.0)
-        cadence.replan_at = 1e9  # only n-grams call
+        cadence.replan_at = 1e9  # only n-gram hits cause a replan
         cadence.record_scan(2 * CONFIG.replan_hits, 1e-5, min_wait=0.0)
         asked.append(cadence.cause is not None)
         if cadence.cause:

@@ -1,4 +1,4 @@
-"""Whatever the controller decides, the text or its law is that of plain decoding."""
+"""Under any decision of the controller, the text or its law is that of plain decoding."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ def test_rejoined_draft_sees_missed_tokens() -> None:
         force(controller, Plan(), batch.prefix, live_B)
         lengths_before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
         force(controller, DEEP, longer, live_B)
-        expected_lengths = (
-            longer.lengths_B - 1 if written > 64 else lengths_before
-        )  # a few tokens it sees in its next pass
+        # The next pass feeds a few missed tokens.
+        expected_lengths = longer.lengths_B - 1 if written > 64 else lengths_before
         assert (draft.cache.lengths_B == expected_lengths).all()  # type: ignore[attr-defined]

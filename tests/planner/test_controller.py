@@ -1,4 +1,4 @@
-"""The controller decides for what was measured: what each plan costs, and how much of it is accepted."""
+"""The controller decides by measurements: the cost of each plan, and its acceptance."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_plan_better_by_upper_bound_alone_is_tried() -> None:
 
 
 def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
-    """Where the first gamma promises less than plain decoding, and a larger one more."""
+    """Here the first gamma promises less than plain decoding, and a larger one more."""
     long = SimulatedTiers({"full": (8e-3, 0.0), "draft": (1e-4, 0.0)}, {}, fused_draft=7e-3)
     expected = estimates(lambda tier, tokens: long.seen(tier, tokens) if tier in long.costs else 1.0, {})
     unsure = {"draft": np.array([[0.0, 0.7, 0.7]]), "retrieval": np.array([[0.0, 0.1, 0.1]])}
@@ -68,7 +68,7 @@ def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
 
 
 def test_plain_text_reports_no_attention_from_first_proposal_on() -> None:
-    """In a process that knows what passes cost, and so weighs plans at once."""
+    """This process knows the costs of passes and so weighs plans at once."""
     controller, batch = steered(known(full=1e-4), steps=1)
     assert controller.plan == Plan() and controller.choice.state is State.PLAIN and batch.top.cache.grain == 0
 
@@ -106,7 +106,7 @@ def test_account_bounds_what_trials_lose() -> None:
 
 def test_controller_loss_is_thought_about_at_once() -> None:
     controller, batch = steered(known(full=20e-3))
-    controller._cadence.due_at = 1e9  # only a loss makes it think
+    controller._cadence.due_at = 1e9  # only a loss causes a replan
     for _ in range(3):
         assert controller.plan == DEEP or controller.plan.tiers == DEEP.tiers
         controller.observe([100], 1, 0.01)
@@ -155,7 +155,7 @@ def test_controller_of_plain_decoding_learns_and_wakes() -> None:
 
 
 def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that is not fused makes as many passes in a proposal as both gammas say."""
+    """A draft that is not fused runs the product of both gammas in passes per proposal."""
     controller, batch = steered(known(full=20e-3), steps=1)
     controller.choice, controller._cadence.due_at, drafts = Choice(Plan(DEEP.tiers, (8, 16))), 1e9, list[int]()
     steer(controller, batch.prefix)
@@ -166,7 +166,7 @@ def test_no_pass_is_forgotten_before_it_is_learnt(monkeypatch: pytest.MonkeyPatc
         return observe(tier, *how)
 
     monkeypatch.setattr(controller.costs.passes, "observe", counted)
-    for _ in range(41):  # of which the first one teaches no cost
+    for _ in range(41):  # the first one teaches no cost
         for _ in range(8 * 16):
             controller.by_name["draft"].counters.record_passes(LIVE, 1e-6)
         controller.observe([100], 1, 1e-3)
@@ -223,6 +223,6 @@ def test_controller_observes_attention_only_for_retrieval(monkeypatch: pytest.Mo
     assert controller.plan == Plan() and batch.top.cache.grain == 0
     controller._cadence.due_at = controller._cadence.replan_at = 0.0
     steer(controller, batch.prefix)
-    assert controller.plan == Plan() and batch.top.cache.grain > 0  # first the exact tier looks
+    assert controller.plan == Plan() and batch.top.cache.grain > 0  # the exact tier observes attention first
     steer(controller, batch.prefix)
     assert controller.plan == DEEP

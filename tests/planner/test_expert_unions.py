@@ -1,4 +1,4 @@
-"""Unions of experts: told by passes, learnt from what was routed, and priced for widths that never ran.
+"""Unions of experts: reported by passes, learnt from routing, and priced for widths that never ran.
 
 Shape suffixes: N tokens, K experts of a token.
 """
@@ -32,11 +32,11 @@ from triforce.ragged import ints
 EXPERTS = Experts(128, 8, True)
 LAYERS = 24
 CORRELATED = [1.0, 1.6, 2.0, 2.4, 2.7, 3.0, 3.3, 3.6]
-"""Experts that 1 to 8 neighbours read together, in so many times those of one."""
+"""Size of the union of experts of 1 to 8 neighbouring tokens, relative to that of one token."""
 
 
 def route(dice: Random, width: int) -> int:
-    """Experts that so many neighbours choose in a layer: each some new ones, and the others among those before."""
+    """Return how many experts `width` neighbours choose in a layer: each adds some, and repeats others."""
     chosen: set[int] = set()
     for previous_union, union in zip([0.0, *CORRELATED], CORRELATED[:width], strict=False):
         new_experts = EXPERTS.chosen * (union - previous_union)
@@ -50,7 +50,7 @@ def route_uniformly(dice: Random, width: int) -> int:
 
 
 def learnt(route: object, widths: tuple[int, ...], passes: int = 40) -> ExpertUnions:
-    """What passes of these widths have taught, in turns."""
+    """Return unions learnt from passes of these widths by turns."""
     dice = Random(1)
     unions = ExpertUnions(EXPERTS)
     for i in range(passes):
@@ -60,7 +60,7 @@ def learnt(route: object, widths: tuple[int, ...], passes: int = 40) -> ExpertUn
 
 
 def price(unions: ExpertUnions, width: float, rows: int = 1) -> float:
-    """Bytes of experts that a pass reads, in so many times those of one token, where operations take no time."""
+    """Return the bytes of experts that a pass reads, relative to one token, where operations take no time."""
     config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=EXPERTS))
     work = TierWork.of(config, 2.0, 2.0, unions=unions)
     seconds = float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
@@ -69,7 +69,7 @@ def price(unions: ExpertUnions, width: float, rows: int = 1) -> float:
 
 @pytest.mark.parametrize("widths", [(2, 4, 8), (2, 4), (4, 8), (8,)], ids=str)
 def test_correlated_unions_are_priced_within_a_twentieth(widths: tuple[int, ...]) -> None:
-    """Widths that ran, and widths that did not."""
+    """This holds for widths that ran, and for widths that did not."""
     unions = learnt(route, widths)
     for width in (2, 4, 8):
         assert price(unions, width) == pytest.approx(CORRELATED[width - 1], rel=0.05)
@@ -97,7 +97,7 @@ def test_rows_are_taken_to_choose_independently() -> None:
 
 
 def test_shared_experts_are_priced_once() -> None:
-    """Of eight tokens as of one: the chosen ones alone are more."""
+    """Eight tokens read the shared experts once, as one token does. Only routed experts add bytes."""
     mixture = replace(EXPERTS, shared=4)
     config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=mixture))
     one_token, eight = (
@@ -111,7 +111,7 @@ def test_shared_experts_are_priced_once() -> None:
     "config", [LLAMA_8B, replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))], ids=["whole", "windows"]
 )
 def test_dense_prices_have_the_same_bits(config: ModelConfig) -> None:
-    """Without experts a pass has the bytes of all weights, whatever was learnt of others."""
+    """Without experts a pass reads all weights, whatever was learnt of other models."""
     work, (balance, overhead, overlap) = TierWork.of(config, 0.6, 2.0), MACHINES.T
     for width, rows, keys in ((1.0, 1, 0.0), (5.0, 3, 4000.0)):
         weights = work.weights * (1.0 + (width * rows / (balance * 0.3)) ** overlap) ** (1.0 / overlap)
@@ -122,13 +122,13 @@ def test_dense_prices_have_the_same_bits(config: ModelConfig) -> None:
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of whose eight experts a token chooses three."""
+    """Write a model of four layers. Each token chooses three of eight experts."""
     return save(family_model("qwen3-moe"), tmp_path_factory.mktemp("mixture"))
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of an MLP and three layers of experts, of which all tokens share two."""
+    """Write a model of an MLP and three layers of experts. All tokens share two experts."""
     return save(family_model("glm-4.5"), tmp_path_factory.mktemp("shared"))
 
 
@@ -138,7 +138,7 @@ Observations = list[tuple[int, float]]
 def observed_unions(
     folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Observations, list[list[int]]]:
-    """What passes tell of one text or two; and how many experts the first tokens of each read, by layer with some."""
+    """Return observed unions of one text or two, and by layer with experts the unions of each pass's first tokens."""
     observed = Observations()
     chosen = list[list[int]]()
     choose = torch_experts.choose
@@ -160,7 +160,7 @@ PIECES = [[100], [1], [3], [8], [38]]
 
 
 def check_observed_unions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare what passes tell with what the router of the torch path chose."""
+    """Compare observed unions with the experts that the router of the torch path chose."""
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
         by_torch, chosen = observed_unions(folder, PIECES, patch)
@@ -186,7 +186,7 @@ def test_passes_tell_of_shared_experts_and_not_of_dense_layers(shared: Path, mon
 
 
 def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two texts only a pass whose first tokens are all of the first one."""
+    """In a batch of two texts, only passes whose first tokens all belong to the first row are observed."""
     pieces = [[0, 20], [5, 20], [20, 5], [2, 2], [100, 100], [23, 3]]
     assert [width for width, _ in observed_unions(mixture, pieces, monkeypatch)[0]] == [8, 8, 8]
 
@@ -195,7 +195,7 @@ def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.
 def test_pass_that_reads_no_experts_tells_nothing(
     tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing is scored the last layer is not finished, here the only one that has experts."""
+    """If a pass scores nothing, it stops inside the last layer, here the only one with experts."""
     if kernels == "torch":
         monkeypatch.setattr(dispatch, "native", None)
     folder = save(family_model("glm-4.5", num_hidden_layers=2), tmp_path)

@@ -1,4 +1,4 @@
-"""What is not known is tried in the first text: no pass is made for it alone."""
+"""Unknown tiers are tried within the first text: no pass runs for exploration alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.planner.planner_config import CONFIG
 
 
 def test_controller_tries_unknown_tiers_in_first_text() -> None:
-    """Plain tokens first: the first one waits for the prompt alone."""
+    """The first proposals are plain, so that the first token waits for the prompt alone."""
     paces = {"ngram": (2e-5, 0.0), "draft": (3e-4, 0.0), "retrieval": (1.6e-3, 1e-4), "full": (8e-3, 2e-4)}
     works = {name: TierWork(8, 1e6, 1e6) for name in ("full", "retrieval")}
     costs = CostModel(works=works)

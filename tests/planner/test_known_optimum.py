@@ -1,4 +1,4 @@
-"""The controller with simulated tiers: it finds the plan known to be best, and leaves speculation where that loses."""
+"""The controller with simulated tiers: it finds the known best plan, and stops speculation where that loses."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PAYS = {
 
 
 def informed(simulated: SimulatedTiers) -> CostModel:
-    """As a profile would have it."""
+    """Return costs as a profile of these tiers would hold them."""
     costs = CostModel()
     for tier in simulated.costs:
         for width in (1, 3, 7) * 4:
@@ -48,7 +48,7 @@ def informed(simulated: SimulatedTiers) -> CostModel:
 
 
 def speed(simulated: SimulatedTiers, costs: CostModel, proposals: int = 600, warm_up: int = 0, seed: int = 5) -> float:
-    """Of so many proposals, after the first ones, with dice of their own."""
+    """Return tokens per second of `proposals` proposals after `warm_up` others, with random numbers of `seed`."""
     simulated = replace(simulated, dice=random.Random(seed))
     batch = read(None)
     controller = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
@@ -96,7 +96,7 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
 
 @pytest.mark.slow
 def test_wrong_costs_are_corrected() -> None:
-    """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
+    """A saved profile says that guesses are cheap. Measured speed says otherwise."""
     simulated = LOSES["guesses that cost too much"]
     believed = PAYS["a hierarchy"]
     speeds = [speed(simulated, informed(believed), warm_up=60, seed=seed) for seed in range(12)]
@@ -104,7 +104,7 @@ def test_wrong_costs_are_corrected() -> None:
 
 
 def test_changing_text_is_followed() -> None:
-    """The draft serves for a while, and then no more."""
+    """The draft's guesses are accepted for a while, and then no more."""
     simulated = SimulatedTiers(LONG, {"draft": 0.8, "retrieval": 0.95})
     batch = read(None)
     controller = PlanController(unlinked(batch.top), informed(simulated), clock=lambda: 0.0)

@@ -1,4 +1,4 @@
-"""Break-even by what earlier texts taught: it takes the place of arithmetic, and says so."""
+"""Break-even by speeds learnt from earlier texts: it replaces the roofline arithmetic, and says so."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KNOWN = "measured here"
 
 
 def taught(weights: float, key: float, width: float = 0.0) -> CostModel:
-    """By passes that take so many seconds for the weights, for a key, and for each token more."""
+    """Return costs of passes that take `weights` seconds, `key` more per key, and `width` more per further token."""
     costs = CostModel(works={name: TierWork.of(CONFIG, 2.0, 2.0) for name in ("full", "retrieval")})
     for tokens in (1, 2, 4, 8) * 4:
         for tier in ("full", AMONG_MODELS, "retrieval"):
@@ -38,7 +38,7 @@ def test_break_even_is_arithmetic_until_verifications_ran() -> None:
 
 
 def test_break_even_with_learnt_passes_is_theirs() -> None:
-    """Where keys are dear it pays early, and where tokens are, not at all."""
+    """Speculation pays early where keys are expensive, and never where tokens are."""
     points = [
         break_even_point(even(CONFIG), KNOWN, LearntSpeed(taught(10e-3, *point), 2048))
         for point in ((5e-6,), (1e-6,), (1e-7, 5e-3))

@@ -1,4 +1,4 @@
-"""What lookup would have guessed, tried in hindsight: as if it had been asked then, and without a trace."""
+"""Hindsight: guesses that n-gram lookup would have made at earlier places, without changing its state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def prefix(text: np.ndarray, length: int = 400) -> SequenceState:
 
 
 def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
-    """The match at a place of a text that ends there, and how many of the tokens behind it were told."""
+    """Return the match length at a place of a text cut there, and how many of the next tokens it predicts."""
     grams = NgramIndex(MIN_MATCH_ALONE)
     grams.read(text[:place])
     match, match_end = grams.match(text[:place])
@@ -40,7 +40,7 @@ def test_hindsight_equals_ngram_proposals(text: np.ndarray) -> None:
     tried = list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))
     places = range(199 - PROMPT_TAIL, 400 - MAX_GAMMA + 1, STRIDE)
     assert tried == [(*asked_then(text, place), place >= 199) for place in places]
-    assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # once is enough
+    assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # each place is tried once
 
 
 def test_hindsight_leaves_no_trace() -> None:
@@ -48,7 +48,7 @@ def test_hindsight_leaves_no_trace() -> None:
     unscanned = NgramProposer(1)
     for lookup in (scanned, unscanned):
         list(lookup.prefill(prefix(TEXT), 0, 199))
-    for length in (230, 310, 260, 400):  # cut back in between
+    for length in (230, 310, 260, 400):  # with a rewind in between
         scanned.rewind(prefix(TEXT, length))
         list(scanned.hindsight(prefix(TEXT, length), 0, MAX_GAMMA))
         for lookup in (scanned, unscanned):
@@ -72,7 +72,7 @@ def test_hindsight_detects_loop(text: np.ndarray, acceptance: float) -> None:
 
 
 def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
-    """In the mean of places n-grams know 8 tokens more; yet every other token needs a proposal of its own."""
+    """On average n-grams predict 8 tokens per place. Yet every second token needs a proposal of its own."""
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.places.extend([(64, KNOWN_TOKENS, True), (0, 0, True)] * 48)
     expected = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
@@ -87,7 +87,7 @@ def test_odds_tell_acceptance_of_proposals(hits: int) -> None:
 
 
 def test_text_of_its_own_outweighs_prompt() -> None:
-    """The prompt repeats itself, and eight places of the text do not."""
+    """The prompt repeats itself; eight places of the text do not."""
     prefix = SequenceState(np.concatenate([LOOP[:200], np.arange(100, 172)])[None], ints([200]))
     lookup = NgramProposer(1)
     assert list(lookup.prefill(prefix, 0, 200)) == [200]
@@ -101,7 +101,7 @@ def test_text_of_its_own_outweighs_prompt() -> None:
 
 
 def test_prompts_of_all_rows_count_less_than_text() -> None:
-    """Whatever row is looked at first, and although a second one's prompt is seen behind the text of the first."""
+    """This holds for any order of rows, although a second row's prompt is scanned after the text of the first."""
     ids_BS = np.stack([np.concatenate([LOOP[:200], np.arange(100, 172)])] * 2)
     two_rows = SequenceState(ids_BS, ints([200, 200]))
     lookup = NgramProposer(2)

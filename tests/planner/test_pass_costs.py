@@ -1,4 +1,4 @@
-"""Tables of pass costs: those of each number of keys, of what routers turn out to choose, and of what is kept."""
+"""Tables of pass costs: by number of keys, by observed routing, and after saving."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_kind_that_ran_costs_the_same_when_routers_turn_out_otherwise() -> None:
 
 
 def test_stall_of_one_tier_is_not_kept_for_the_others(tmp_path: Path) -> None:
-    """Passes of the full tier that were stopped for a second say nothing of tiers that did not run then."""
+    """Passes of the full tier that stalled for a second say nothing of tiers that did not run then."""
     costs = CostModel(tmp_path / "costs.json")
     for _ in range(20):
         costs.passes.observe("full", 1, 1, 8000, 0.01)

@@ -1,4 +1,4 @@
-"""The closed form against a game of dice, and which plan wins where the answer is known."""
+"""The closed form against a Monte Carlo simulation, and the best plan where it is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.planner.plan import Plan, expected, plan_space, proposals
 def fixed(
     costs: dict[str, float], shares: dict[str, float], rows: int = 1, match_probability: float = 1.0
 ) -> dict[Plan, float]:
-    """Values of plans with fixed costs and shares; n-grams have a guess in a share of places, too."""
+    """Return values of plans with fixed costs and shares. N-grams match with `match_probability`."""
 
     def seconds(tier: str, tokens: int) -> float:
         return costs[tier] * (tokens if tier == "draft" else 1)
@@ -23,7 +23,7 @@ def fixed(
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
-    """Tokens per second of the recursion itself, each guess kept with the probability of its tier."""
+    """Return tokens per second of the recursion itself, each guess accepted with the probability of its tier."""
     dice = random.Random(1)
     spent = 0.0
     gammas = (*plan.gammas, 1)

@@ -1,4 +1,4 @@
-"""Whatever a controller decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
+"""Under any decision of a controller, a seeded text is that of plain decoding: on native kernels bit for bit."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from triforce.session import Session
 if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two
+LENGTHS = 700, 350, 90  # tokens; the budget hides a part of the first two
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 @pytest.fixture(params=[1, 2])
 def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
+    """Draw a plan and budgets at each proposal, and sometimes plain decoding for a while."""
     dice = random.Random(request.param)
     drawn = list[Plan]()
 
@@ -94,7 +94,7 @@ def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], random_p
 def test_cheating_engine_is_detected(
     llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves the exact tier out now and then."""
+    """The engine sometimes leaves out the exact tier."""
     turns = iter(range(10**6))
 
     def cheat(planned: PlannedProposal, parts: list[Any], *arguments: Any) -> None:

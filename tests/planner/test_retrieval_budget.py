@@ -1,4 +1,4 @@
-"""The controller chooses how much the retrieval tier reads where nobody asked for a number, by the size of a row."""
+"""Without a budget from the user, the controller chooses the retrieval tier's budget by a row's length."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CHEAP = LONG | {"draft": (0.1 * MS, 0.0), "retrieval": (0.5 * MS, 0.02 * MS)}
 
 
 def simulated(*budgets: tuple[float, float]) -> SimulatedTiers:
-    """Of half, once and twice the budget: seconds more of a pass, and the share of guesses kept."""
+    """Return tiers with added pass seconds and acceptance for half, once and twice the budget."""
     return SimulatedTiers(CHEAP, {"draft": 0.5}, budgets=dict(zip(BUDGET_STEPS, budgets, strict=True)))
 
 
@@ -50,7 +50,7 @@ def batch(*prompts: list[int], setting: RetrievalConfig = OPEN) -> SequenceBatch
 
 
 def informed(simulated: SimulatedTiers) -> CostModel:
-    """Passes of all tiers were seen, and of the retrieval tier with all budgets."""
+    """Return costs learnt from passes of all tiers, and of the retrieval tier with all budgets."""
     costs = CostModel()
     for times, tier, width in [
         (t, tier, width) for t in BUDGET_STEPS for tier in simulated.costs for width in (1, 3, 7) * 4
@@ -67,7 +67,7 @@ SEEDS = range(1, 5)
 def followed(
     simulated: SimulatedTiers, setting: RetrievalConfig = OPEN, proposals: int = 600, seed: int = 1
 ) -> tuple[list[float], float]:
-    """The budgets of all proposals, in times of the usual one; and tokens per second."""
+    """Return the budget factor of each proposal, and tokens per second."""
     prefilled = batch(LONGER, setting=setting)
     budgets = []
     simulated.dice = random.Random(seed)
@@ -83,11 +83,11 @@ def followed(
     ("simulated", "times", "part"), [(LARGER, 2.0, 0.95), (SMALLER, 0.5, 0.6)], ids=["larger", "smaller"]
 )
 def test_best_budget_is_found_and_kept(simulated: SimulatedTiers, times: float, part: float) -> None:
-    """A smaller one that was unlucky at first may have to wait, so in the mean of dice."""
+    """A smaller budget with bad luck at first may have to wait, so the test takes the mean over seeds."""
     budgets, speeds = zip(*(followed(simulated, seed=seed) for seed in SEEDS), strict=True)
     assert np.mean(np.array(budgets)[:, 100:] == times) > part
     asked, usual_speed = followed(simulated, RetrievalConfig(Budget(64)))
-    assert set(asked) == {1.0} and np.mean(speeds) > 1.1 * usual_speed  # a number that somebody gave is kept
+    assert set(asked) == {1.0} and np.mean(speeds) > 1.1 * usual_speed  # a budget from the user is kept
 
 
 def test_budget_without_effect_is_seldom_changed() -> None:
@@ -174,7 +174,7 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
 
 
 def test_unread_keys_cost_at_most_full_tier() -> None:
-    """Passes of a short text, whose keys hardly vary, tell nothing of a long one: their line may point anywhere."""
+    """The keys of a short text hardly vary, so a line through its passes may point anywhere at long contexts."""
     controller, _ = both()
     controller.beliefs.costs, dice = CostModel(), random.Random(1)
     costs = controller.beliefs.costs
@@ -201,7 +201,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
     dear = 3 * true(1, budget)
     for _ in range(20):
         costs.passes.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
-    assert predicted() == pytest.approx(dear, rel=0.2)  # now it is known, whatever the exact tier takes
+    assert predicted() == pytest.approx(dear, rel=0.2)  # now the cost is known, whatever the exact tier's is
 
 
 def test_budget_arrays_equal_single_budgets() -> None:

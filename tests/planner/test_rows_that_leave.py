@@ -1,4 +1,4 @@
-"""Rows leave a batch one after another, and come again: what their proposals showed is learnt once, of all of them."""
+"""Rows leave a batch one by one and come back: the verdicts of all their proposals are learnt once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BOTH = Plan(("ngram", "draft", "retrieval", "full"), (4, 2, 6))
 
 @pytest.fixture
 def learnt(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """Accepted tokens of each tier, as they are learnt."""
+    """Return the accepted tokens that are learnt, by tier."""
     accepted_by_tier = Counter[str]()
     add = AcceptanceTracker.add
 
@@ -40,7 +40,7 @@ def learnt(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def batch(
     request: pytest.FixtureRequest, learnt: Counter[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[SequenceBatch]:
-    """Four rows that always follow one plan."""
+    """Yield a batch of four rows that always follow one plan."""
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(request.param))
     think_always(monkeypatch)
     controlled_batch = controlled(rows=4)
@@ -51,7 +51,7 @@ def batch(
 
 
 def accepted(batch: SequenceBatch, rows: list[int]) -> Counter[str]:
-    """Tokens of the lower tiers that these rows have accepted."""
+    """Return accepted tokens of these rows by lower tier."""
     return Counter({tier.name: int(tier.counters.accepted_B[rows].sum()) for tier in batch.tiers[:-1]})
 
 
@@ -75,7 +75,7 @@ def test_verdicts_on_row_that_comes_again_are_learnt_once(batch: SequenceBatch) 
 
 
 def test_ngrams_of_rows_of_two_sizes_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One row's that came true beyond hindsight are worth another's that did not."""
+    """Accepted guesses of one row beyond its hindsight offset rejected guesses of another row."""
     controller = controlled(rows=2).controller
     verdicts = list[tuple[str, float, float]]()
     assert controller
@@ -113,7 +113,7 @@ def test_account_and_acceptance_are_those_of_the_rows_that_are_there() -> None:
 
 
 def test_first_proposal_that_was_interrupted_is_no_debt() -> None:
-    """A machine that slept, or a kernel that was compiled: it counts as some steps."""
+    """A machine that slept, or a kernel that was compiled, counts as a few steps."""
     batch = controlled(rows=1)
     controller = batch.controller
     live_B = np.array([True])

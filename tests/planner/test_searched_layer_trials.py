@@ -1,4 +1,4 @@
-"""Which layers a retrieval tier searches: found from what passes show that are made anyway, and remembered."""
+"""Layers that a retrieval tier searches: found by the attention of ordinary passes, and remembered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPT
 
 
 def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPatch) -> SearchedLayers:
-    """Of a batch of one row whose verifications show that layers missed so much."""
+    """Return the searched layers of a one-row batch whose verifications report the `missed` attention of layers."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     batch.search.findings = findings
@@ -59,7 +59,7 @@ def played(
     remaining: int = 10**6,
     seed: int = 4,
 ) -> list[set[int]]:
-    """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
+    """Play proposals, whose acceptance depends on the searched layers; return the searched layers of each."""
     dice = Random(seed)
     searched = []
     for _ in range(proposals):
@@ -77,7 +77,7 @@ def played(
     [
         ([0.8, 0.3], {(): 0.7, (0,): 0.95}, [0]),
         ([0.3, 0.8], {(): 0.7, (1,): 0.95}, [1]),
-        ([0.8, 0.3], {(): 0.7, (0,): 0.7, (1,): 0.95}, [1]),  # what misses much may not matter
+        ([0.8, 0.3], {(): 0.7, (0,): 0.7, (1,): 0.95}, [1]),  # a layer that misses much attention may not matter
         ([0.8, 0.8], {(): 0.7}, []),
         ([0.8, 0.8], {(): 0.998}, []),
         ([0.0, 0.0], {(): 0.7}, []),
@@ -98,7 +98,7 @@ def test_layer_is_searched_where_it_pays(
 
 
 def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They see all of it in any case, whatever their selections would miss."""
+    """Such a layer always sees its whole window, whatever a selection would miss."""
     searched_layers = search({}, [0.3, 0.8], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
     searched = played(searched_layers, {(): 0.7, (0,): 0.9, (1,): 0.99, (0, 1): 0.99}, 400)
@@ -108,7 +108,7 @@ def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other layer has a window, and reads as much whatever is searched."""
+    """The other layer has a window and reads the same keys whatever is searched."""
     searched_layers = search({}, [0.8, 0.3], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
     view = searched_layers.tier.cache
@@ -131,7 +131,7 @@ def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_observed_nothing_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those that were decoded plainly, swapped out, and came back to a batch of their own."""
+    """Such rows were decoded plainly, swapped out, and swapped in to a batch of their own."""
     findings: Findings = {}
     assert not any(played(search(findings, [], monkeypatch), {(): 0.5}, 100))
     assert [finding.trial for finding in findings.values()] == [None]
@@ -192,7 +192,7 @@ def test_layer_trials_keep_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes that are only tried are not captured on a GPU."""
+    """Passes of a trial are not captured on a GPU."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     monkeypatch.setattr(SearchedLayers, "next_layers", lambda *_: frozenset({0}))
@@ -237,7 +237,7 @@ def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
 
 
 class ReplayedGroup(TPGroup):
-    """Rank 0, which tells others something; or one of them, which hears it: in as many calls, or the ranks part."""
+    """Rank 0, which broadcasts values, or another rank, which receives them in as many calls, else they diverge."""
 
     def __init__(self, rank: int, messages: deque[bytes]) -> None:
         self.rank = rank
@@ -252,7 +252,7 @@ class ReplayedGroup(TPGroup):
 
 
 def test_batch_that_goes_on_alone_has_one_finding_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is read while another one decodes, whose texts then end: what that has learnt counts on each rank."""
+    """One batch prefills while another decodes and ends. The latter's findings count on each rank."""
     messages = deque[bytes]()
     rank_findings = []
     for rank in (0, 1):
