@@ -1,4 +1,4 @@
-"""Files that llama.cpp quantised: one text in every mode, in float32 transformers', and logits near llama.cpp's.
+"""Files quantised by llama.cpp: one text in every mode, transformers' text in float32, and logits near llama.cpp's.
 
 Needs an interpreter with llama-cpp-python, which LLAMA_CPP_PYTHON names. The tiny model has whole blocks of K types.
 """
@@ -40,7 +40,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of f16 weights."""
+    """Write a file of f16 weights."""
     return write_model(tmp_path_factory.mktemp("plain"), "F16", tie_word_embeddings=True).gguf
 
 
@@ -55,7 +55,7 @@ def file(plain: Path, kind: str) -> Path:
 
 
 def logits(path: Path, texts: Sequence[list[int]], dtype: str = "auto") -> Tensor:
-    """Logits (T, V) behind all tokens of the texts."""
+    """Return logits (T, V) after each token of the texts."""
     decoder = load(path, device="cpu", dtype=dtype).decoder
     return torch.cat(
         [logits_TV for text in texts for logits_TV in read(decoder, full_view(decoder, 600), torch.tensor(text))]
@@ -63,12 +63,12 @@ def logits(path: Path, texts: Sequence[list[int]], dtype: str = "auto") -> Tenso
 
 
 def theirs(path: Path, texts: Sequence[list[int]], vocab_size: int) -> Tensor:
-    """The same of llama.cpp; ids from `vocab_size` on stand for nothing."""
+    """Return llama.cpp's logits (T, V); ids from `vocab_size` on are padding."""
     return torch.cat(llama_oracle.logits(path, texts))[:, :vocab_size]
 
 
 def distance(one_TV: Tensor, other_TV: Tensor) -> float:
-    """Root mean square of differences, as a share of the standard deviation."""
+    """Return the root mean square of differences, relative to the standard deviation."""
     return ((one_TV.float() - other_TV.float()).square().mean().sqrt() / one_TV.float().std()).item()
 
 
@@ -92,13 +92,13 @@ def test_quantised_float32_text_equals_transformers(file: Path) -> None:
 
 
 def test_plain_logits_are_llama_cpps(plain: Path) -> None:
-    """Which keeps KV in f16."""
+    """llama.cpp keeps KV in f16."""
     exact_TV = logits(plain, TEXTS, "float32")
     assert distance(exact_TV, theirs(plain, TEXTS, exact_TV.shape[1])) < 0.005
 
 
 def test_quantised_logits_are_near_llama_cpps(file: Path) -> None:
-    """As near as two ways to round inputs can be, and not farther from float32 than llama.cpp's."""
+    """Both round inputs differently; ours are no farther from float32 than llama.cpp's, within the margin."""
     exact_TV = logits(file, TEXTS, "float32")
     ours_TV = logits(file, TEXTS)
     theirs_TV = theirs(file, TEXTS, exact_TV.shape[1])

@@ -1,4 +1,4 @@
-"""The disk cache when things go wrong, and what does not fit together: right texts, and one line of log."""
+"""The disk cache with faults and mismatches: texts stay right, and the log has one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 
 def segments(cache: Path) -> list[Path]:
-    """The entries that hold KV."""
+    """Return the entries that hold KV."""
     store = store_in(cache)
     return [cache / e.name for e in store.entries() if (store.facts(e.name) or {}).get("kind") == "kv"]
 
@@ -96,8 +96,8 @@ def test_other_kernels_or_models_find_nothing(
 def test_paths_that_are_not_bitwise_say_distribution(
     disk_pair: Path, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer whose prompt was read before, wherever its KV was kept."""
-    model, file = llm(disk_pair), cache.with_name("kv")  # made with kernels, as other tests use it, too
+    """The prompt's KV is restored from disk, memory or a file."""
+    model, file = llm(disk_pair), cache.with_name("kv")  # made with native kernels, as other tests use the model, too
     monkeypatch.setattr(dispatch, "native", None)
     if where == "on disk":
         read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
@@ -113,7 +113,7 @@ def test_paths_that_are_not_bitwise_say_distribution(
 def test_saved_prompt_of_another_build_is_refused(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bits would come to the disk cache, under the name of those that this build computes."""
+    """Otherwise its bits would enter the disk cache under the fingerprint of this build."""
     file = cache.with_name("kv")
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "build", lambda: "another build")
@@ -154,7 +154,7 @@ def test_copies_that_cannot_be_made_cost_no_answer(
 
 
 def test_segments_behind_a_lost_one_are_not_kept(disk_pair: Path, cache: Path) -> None:
-    """Nobody would find it."""
+    """No lookup would find a segment without the one before it."""
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     request = model.request(PROMPT, ask(), "ar")
@@ -173,7 +173,7 @@ def test_segments_behind_a_lost_one_are_not_kept(disk_pair: Path, cache: Path) -
 
 
 def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) -> None:
-    """What waits to be written holds no page: it is dropped when another text takes them."""
+    """Pending writes hold no pages: they are dropped when another text takes the pages."""
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     for prompt in (PROMPT, ids(590, seed=3)):
@@ -215,7 +215,7 @@ def test_text_given_up_in_the_middle_is_shared_in_memory(disk_pair: Path, how: s
 def test_text_given_up_in_the_middle_leaves_what_was_read(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """A request that is cancelled; and a process that is killed, some segments before that."""
+    """A request is cancelled, or a process is killed some segments earlier."""
     monkeypatch.setattr(prefixes, "BATCH_SEGMENTS", 2)
     model = started(disk_pair, cache)
     engine = model.open(1, 640)

@@ -1,4 +1,4 @@
-"""Answers go on, and start from disk again, where a disk cache is deleted, locked or forged beneath them."""
+"""Answers go on, and later start from disk again, if the disk cache's folder is deleted, locked or forged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_answers_beside_a_lock_start_from_disk(
 
 @pytest.mark.parametrize("recorded_cost", [None, "soon", "nan", "-inf", "9" * 400])
 def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, recorded_cost: str | None) -> None:
-    """In entries whose checksums hold."""
+    """The entries' checksums hold; only the recorded cost is wrong."""
     answer(started(disk_pair, cache), PROMPT, "ar")
     for file in cache.glob("*.kv"):
         data = file.read_bytes()

@@ -1,4 +1,4 @@
-"""A disk cache on a disk that is really full: a small one in memory, mounted for one process."""
+"""A disk cache on a full disk: a small file system in memory, mounted for one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISK = 'mount -t tmpfs -o size=2m,mode=700 none "$0" && exec "$@"'
 
 
 def mounted(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command for which a folder is a disk of 2 MiB."""
+    """Run a command that has a disk of 2 MiB at a folder."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*MOUNTED, DISK, folder, *command], env=environment, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""Texts that start from the disk cache are those that read their prompts, bit for bit, in every mode."""
+"""Texts restored from the disk cache equal texts of a fresh prefill, bit for bit, in every mode."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_restored_text_equals_fresh_one_with_setting(disk_pair: Path, cache: Pat
 
 
 def test_kv_of_one_kind_is_not_found_by_the_other(disk_pair: Path, cache: Path) -> None:
-    """In one folder; each finds its own."""
+    """Both kinds share one folder, and each finds its own entries."""
     kinds = ["auto", "int8", "auto", "int8"]
     outputs = [answer(started(disk_pair, cache, kv_dtype=kind), PROMPT, "ar", max_tokens=1) for kind in kinds]
     assert [output.cached_tokens for output in outputs] == [0, 0, WHOLE, WHOLE]
@@ -84,7 +84,7 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
 
 
 def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first tokens that are written map memory: a prefill pays that, too."""
+    """The first tokens written map memory, a cost that a prefill has, too."""
     answer(started(disk_pair, cache), PROMPT, "ar")
     clock = [0.0]
     copy = prefixes._copy
@@ -100,7 +100,7 @@ def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, m
 
 
 def test_reason_for_reading_again_survives_a_restart(disk_pair: Path, cache: Path) -> None:
-    """Which token differs, and in the own scope only."""
+    """The reason names the token that differs, within the request's own scope only."""
     answer(started(disk_pair, cache), PROMPT, "ar", scope="a")
     changed_prompt = [*PROMPT[:40], 1, *PROMPT[41:]]
     again, foreign = (answer(started(disk_pair, cache), changed_prompt, "ar", scope=scope) for scope in "ab")
@@ -157,7 +157,7 @@ def test_generate_and_stream_keep_prompts(disk_pair: Path, cache: Path) -> None:
 
 
 def test_engines_that_run_take_each_others_texts(disk_pair: Path, cache: Path) -> None:
-    """Two processes that both run already."""
+    """Both engines run before either writes."""
     writing_llm = started(disk_pair, cache)
     reading_llm = started(disk_pair, cache)
     answer(reading_llm, ids(100, seed=5))

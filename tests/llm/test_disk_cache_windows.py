@@ -1,4 +1,4 @@
-"""The disk cache of models whose layers with a window keep their windows alone: what they had of a segment is apart."""
+"""The disk cache of models whose layers keep only windows: each segment's windows are an entry of their own."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if dispatch.native is None:
 CONTEXT = 2000
 PROMPT = ids(1500)
 WHOLE = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
-"""Tokens that come from disk: with the pages behind the segments, but for the last tokens."""
+"""Tokens restored from disk: segments and the pages after them, but not the last `TAIL` tokens."""
 BRANCH = [*PROMPT[: 2 * SEGMENT + 50], *ids(400, seed=9)]
-"""Another text, which branches off before the windows that are kept of that one."""
+"""Another text, which branches off before the windows that are kept of PROMPT."""
 FAMILIES = ["gemma-3", "gpt-oss", "mistral-window"]
-"""Of the last all layers have a window."""
+"""Families of models. All layers of the last one have a window."""
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +46,13 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def narrow_windows() -> Iterator[None]:
-    """Two whole segments are kept of a prompt."""
+    """Keep two whole segments of a prompt."""
     with narrow(3 * SEGMENT + 60):
         yield
 
 
 def llm(home: Path, name: str, **how: Any) -> LLM:
-    """A model that has read nothing yet."""
+    """Return a model with no prompt prefilled."""
     if not (home / name).exists():
         save(family_model(name, max_position_embeddings=CONTEXT), home / name)
         save(tiny_model(**SIZES | dict(num_hidden_layers=1, max_position_embeddings=CONTEXT)), home / "draft")
@@ -60,7 +60,7 @@ def llm(home: Path, name: str, **how: Any) -> LLM:
 
 
 def kept(cache: Path, kind: str) -> list[str]:
-    """Names of the entries of a kind."""
+    """Return the names of the entries of a kind."""
     store = store_in(cache)
     facts = {entry.name: store.facts(entry.name) for entry in store.entries()}
     return [name for name, entry_facts in facts.items() if entry_facts and entry_facts["kind"] == kind]
@@ -83,7 +83,7 @@ def test_windows_from_disk_give_the_same_text(
 
 @pytest.mark.parametrize("name", ["gemma-3", "mistral-window"])
 def test_second_question_finds_its_document_and_windows(home: Path, cache: Path, name: str) -> None:
-    """It branches off in the second last segment: behind the one before it the windows are there."""
+    """The question branches off in the second last segment. The windows at the end of the segment before are there."""
     shared_tokens = len(PROMPT) // SEGMENT * SEGMENT - 40
     answer(llm(home, name, disk_cache=cache), PROMPT)
     question = [*PROMPT[:shared_tokens], *ids(200, seed=9)]
@@ -127,7 +127,7 @@ def test_damaged_windows_cost_a_reading(home: Path, cache: Path) -> None:
 
 
 def test_session_with_windows_and_a_disk_cache(home: Path, cache: Path) -> None:
-    """Two turns, and the first turn of a process that comes later."""
+    """Two turns run, and then the first turn of a later process."""
 
     def turn(session: Session, text: list[int]) -> Any:
         return [*session.ask(text, ask(max_tokens=20))][-1]

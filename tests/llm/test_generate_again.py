@@ -1,4 +1,4 @@
-"""A prompt that one call of `LLM.generate` has read is there for the next one, and goes when it is told to."""
+"""The KV of a prompt stays from one call of `LLM.generate` to the next, until `reset_prefix_cache`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = ids(300)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -31,7 +31,7 @@ def model(folder: Path) -> LLM:
 
 
 def read(model: LLM, prompt: list[int], **how: object) -> tuple[int, int, list[int]]:
-    """Tokens of the prompt that were read now, those that were known, and the text."""
+    """Return prefilled tokens of the prompt, its cached tokens, and the text's ids."""
     with counted(model.target.decoder) as passes:
         (output,) = model.generate(prompt, ask(max_tokens=1), mode="ar", **how)  # type: ignore[arg-type]
     return sum(passes) - 1, output.cached_tokens, output.outputs[0].token_ids

@@ -1,4 +1,4 @@
-"""Models in GGUF files make the texts of plain decoding in every mode; read as numbers, those of a folder of the same.
+"""GGUF models give the texts of plain decoding in every mode. Read as numbers they equal a folder of these numbers.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -67,7 +67,7 @@ def texts(model: LLM, mode: str, **how: Any) -> list[list[int]]:
 
 
 def logits(path: Path, dtype: str) -> Tensor:
-    """Logits (T, V) of a text, in one pass."""
+    """Return logits (T, V) of a text, in one pass."""
     decoder, (text,) = load(path, device="cpu", dtype=dtype).decoder, PROMPTS[:1]
     pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, len(text))
@@ -95,7 +95,7 @@ def test_gguf_float32_text_equals_folder(pair: Pair) -> None:
 
 
 def test_gguf_packed_logits_are_near(pair: Pair) -> None:
-    """As near as bfloat16 comes: inputs of products and what attention reads are rounded to it, and to 16 bits."""
+    """Logits are as near as bfloat16 allows: inputs of products are rounded to it or to 16 bits, as is KV."""
     exact_TV = logits(pair.target.gguf, "float32")
     packed_TV = logits(pair.target.gguf, "bfloat16")
     error = ((packed_TV - exact_TV).square().mean().sqrt() / exact_TV.std()).item()
@@ -104,7 +104,7 @@ def test_gguf_packed_logits_are_near(pair: Pair) -> None:
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
 def test_gguf_numbers_are_nearer_than_bfloat16(tmp_path: Path, kind: str) -> None:
-    """What is left is the rounding of inputs; a folder's weights are rounded, too."""
+    """Only inputs are rounded here. A folder's weights are rounded, too."""
     file, folder = write_model(tmp_path, kind)
     exact_TV = logits(file, "float32")
     ours, rounded = ((logits(path, "bfloat16") - exact_TV).square().mean().sqrt() for path in (file, folder))
@@ -132,7 +132,7 @@ def test_gguf_lower_tiers_keep_text(pair: Pair, mode: str, lower: str) -> None:
 def test_gguf_lower_tiers_share_packed_weights(
     tmp_path: Path, matrix_types: dict[str, str], shared: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where products read no numbers there is nothing to round; where they do, the model is there twice."""
+    """Packed products leave nothing to round, so tiers share weights. Other weights exist twice."""
     file = write_model(tmp_path, "Q4_K", MIXED | matrix_types).gguf
     loaded = load(file, device="cpu", bits=4)
     assert (loaded.lower is loaded.decoder) == shared
@@ -141,7 +141,7 @@ def test_gguf_lower_tiers_share_packed_weights(
 
 
 def test_gguf_offloaded_text_equals_memory(tmp_path: Path) -> None:
-    """The prompt's KV is larger than what there is for it."""
+    """The prompt's KV is larger than the memory for it."""
     sizes = dict(num_attention_heads=4, num_key_value_heads=4, head_dim=64, num_hidden_layers=6)
     file = write_model(tmp_path, "Q4_K", MIXED, "qwen2", max_position_embeddings=2600, **sizes).gguf
     (prompt,), how = [ids(2404)], dict(retrieval_budget=256, searched_layers="none")

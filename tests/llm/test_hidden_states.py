@@ -1,4 +1,4 @@
-"""Hidden states of the engine's passes against those of transformers: of the layers that were asked for."""
+"""Hidden states of the requested layers in the engine's passes, against those of transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("head_dim", [16, 8], ids=["native", "torch"])
 def test_states_of_a_verification_equal_those_of_transformers(head_dim: int, tmp_path: Path) -> None:
-    """Of two rows, one prefilled by parts; heads of 8 are too small for native kernels."""
+    """One of two rows is prefilled by parts. Heads of 8 are too small for native kernels."""
     model = tiny_model(num_hidden_layers=4, head_dim=head_dim)
     decoder = load(save(model, tmp_path), device="cpu", dtype="float32").decoder
     view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [40, 40]).full()

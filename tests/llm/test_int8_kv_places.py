@@ -1,6 +1,6 @@
-"""Texts of real models over int8 KV, wherever that lies: in memory, in a file, from a restart, shared by ranks.
+"""Texts of real models over int8 KV in any place: in memory, in a file, after a restart, shared by ranks.
 
-And of each prompt alone, as they are made in batches otherwise.
+Each prompt also runs alone; otherwise prompts run in batches.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
     assert texts(filed) == expected_texts and filed[0].kv.file_bytes > filed[0].kv.device_bytes
     first_llm = model(disk_cache=cache)
     again = model(disk_cache=cache)
-    for part_start in range(0, prompts, 5):  # more at once would wait too long to be written, and be given up
+    for part_start in range(0, prompts, 5):  # the writes of more at once would wait too long and be dropped
         part = slice(part_start, part_start + 5)
         part_outputs = first_llm.generate(texts_of[part], ask(max_tokens=tokens), mode=mode)
         written(first_llm)

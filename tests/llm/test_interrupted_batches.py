@@ -1,4 +1,4 @@
-"""Interrupts of a call with many prompts, wherever they strike."""
+"""Interrupts at any place of a call with many prompts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 
 
 def test_interrupt_while_rows_leave_keeps_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch is broken then: whatever it is asked fails."""
+    """After the interrupt the batch is broken: all its calls fail."""
     llm = LLM(None, None, device="cpu", mode="ar")
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (2, 6, 12)]
     prompts = ["the sea", "the ship", "the wind"]

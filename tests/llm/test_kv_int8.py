@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -81,8 +81,8 @@ def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
 
 
 def test_rotation_of_heads_changes_fingerprint(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of int8 KV, which is rotated; that of other KV it does not."""
-    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
+    """The rotation changes the fingerprint of int8 KV, which is rotated, and of no other KV."""
+    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
     target = LLM(pair / "target", None, dtype="float32").target
     configs = [replace(target.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
     rotated, still, *unrotated = (fingerprint(config, target.decoder.model.weights) for config in configs)
@@ -102,7 +102,7 @@ def test_int8_kv_logits_of_any_passes_are_bitwise_equal(pair: Path, dtype: str, 
 
 
 def fed(decoder: Any, text: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Logits (T, V) of a text in one pass, and the rows of its KV."""
+    """Return logits (T, V) of a text in one pass, and the rows of its KV."""
     pool = PagePool(decoder.config, 1, pages_for(len(text)), decoder.dtype)
     pool.reserve(0, len(text))
     view = FullView(pool)
@@ -116,7 +116,7 @@ def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypa
     native_TV, native_rows = fed(int8(pair, dtype="float32").target.decoder, text)
     monkeypatch.setattr(dispatch, "native", None)
     torch_TV, torch_rows = fed(LLM(pair / "target", None, dtype="float32", kv_dtype="int8").target.decoder, text)
-    for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # of later layers, sums have roundings before
+    for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # later layers have rounded sums
         assert (ours[..., :-2].int() - theirs[..., :-2].int()).abs().max() <= 1
         torch.testing.assert_close(numbers(ours), numbers(theirs), atol=0.03, rtol=0)
     exact_TV = fed(LLM(pair / "target", None, dtype="float32").target.decoder, text)[0]
@@ -146,7 +146,7 @@ def test_saved_int8_kv_equals_fresh_prompt(pair: Path, mode: str, tmp_path: Path
     plain = tmp_path / "plain.kv"
     llm(pair).generate(prompt, ask(), save_cache=plain)
     if dispatch.native:
-        assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales are no less, and heads are small
+        assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales do not shrink, and heads are small
     with pytest.raises(CacheError, match="another model, dtype"):
         model.generate(prompt, ask(), load_cache=plain)
 

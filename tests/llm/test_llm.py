@@ -1,4 +1,4 @@
-"""The public interface on tiny models: what goes in, what comes out, and what is left behind."""
+"""The public interface on tiny models: arguments, outputs, and memory that stays."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_llm_stream_pieces_join_to_output(llm: LLM) -> None:
 
 
 def test_llm_batch_frees_kv_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
+    """There are more texts than rows, with logprobs. When a pool is created, no earlier one is alive."""
     alive: list[int] = []
     plain = PagePool.__init__
 
@@ -216,7 +216,7 @@ def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
 
 
 def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
+    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
     original_fingerprint = fingerprint(llm.target.config, llm.models.target.model.weights)
     llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25
@@ -227,7 +227,7 @@ def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytes
 def test_llm_retrieval_tier_reads_within_budget(
     llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
 ) -> None:
-    """However long ago the last selection was; what the tiers are working on comes on top."""
+    """The budget holds however old the selection is. Tokens of the running proposal come on top."""
     read: list[int] = []
     plain = RetrievalView.begin
 

@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -47,7 +47,7 @@ def lower(request: pytest.FixtureRequest) -> str:
 
 
 def rounding(pair: Path, lower: str) -> LLM:
-    """With a budget of some blocks of 64 keys: part of one is not read from copies."""
+    """Return an LLM with a budget of a few blocks of 64 keys: a partial block is not read from copies."""
     return llm(pair, lower_tiers=lower, retrieval_budget=160)
 
 
@@ -64,7 +64,7 @@ def test_lower_tiers_texts_equal_plain_decoding(pair: Path, lower: str, mode: st
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_lower_tiers_commit_exact_kv(pair: Path, lower: str, mode: str) -> None:
-    """K and V of the whole text have the bits that plain decoding gives them."""
+    """K and V of the whole text have the bits of plain decoding."""
     kv_by_llm = []
     for model, how in ((rounding(pair, lower), mode), (llm(pair), "ar")):
         batch = SequenceBatch(
@@ -82,7 +82,7 @@ def test_lower_tiers_commit_exact_kv(pair: Path, lower: str, mode: str) -> None:
 
 
 def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
-    """Logits of the retrieval tier after the last of some texts that one row has seen, each cut back to the next."""
+    """Return the retrieval tier's logits after the last of `texts`. One row reads them all, rewound between them."""
     rows = TierBuilder(model.models, model.speculation, [400])
     full = rows.full()
     middle = rows.middle(full, POLICIES["observed"], "retrieval")
@@ -90,7 +90,7 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
         common = next((i for i, (a, b) in enumerate(zip(previous_text, text, strict=False)) if a != b), 0)
         for tier in (middle, rows.exact(full)):
             tier.cache.rewind(ints([common]))
-        for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
+        for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection depends on the last pass
             ids_BT = torch.tensor([text[start:stop]])
             model.models.target(ids_BT, ints([ids_BT.shape[1]]), full)
         logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), ints([2]), middle.cache)

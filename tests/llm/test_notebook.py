@@ -1,4 +1,4 @@
-"""A notebook: a stream, a call of several prompts with its bar, an interrupt, and the same text afterwards."""
+"""A notebook: a stream, a call of several prompts with its progress bar, an interrupt, and the same text afterwards."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_notebook_streams_counts_and_survives_interrupt(
 
 
 def shown(cell: Any) -> dict[str, str]:
-    """What a cell wrote to each stream, and the error that ended it."""
+    """Return a cell's output by stream, and the error that ended it."""
     texts: dict[str, str] = {}
     for output in cell.outputs:
         name = output.get("name", "error")

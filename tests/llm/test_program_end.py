@@ -1,4 +1,4 @@
-"""The end of a program while texts are being made: it has the program's own exit code, and nothing else is said."""
+"""The end of a program during generation: it has the program's own exit code and prints nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ended(pair: Path, program: str) -> tuple[int, str]:
-    """Exit code and messages of a program."""
+    """Return the exit code and stderr of a program."""
     line = [sys.executable, "-c", BEGINNING + program, str(pair / "target"), str(pair / "draft")]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return done.returncode, done.stderr

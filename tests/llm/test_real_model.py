@@ -28,7 +28,7 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
-    """A prompt of 7,100 tokens that has been read."""
+    """Return a prompt of 7,100 tokens, and the file of its saved KV."""
     book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     prompt = llm.encode(book[:32_000])[:7100]
     file = tmp_path_factory.mktemp("kv") / "prompt.kv"

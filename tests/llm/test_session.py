@@ -1,4 +1,4 @@
-"""Conversations: the KV that a session keeps changes how long a turn takes and nothing else."""
+"""Conversations: the KV that a session keeps changes the duration of a turn and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def turn(session: Session, conversation: list[int], params: SamplingParams) -> list[int]:
-    """The answer, after checking that its pieces add up."""
+    """Return the answer's ids, after a check that its chunks add up."""
     parts = list(session.ask(conversation, params))
     output = parts.pop()
     assert isinstance(output, RequestOutput)
@@ -63,7 +63,7 @@ def test_session_prefills_new_tokens_only(pair: Path, mode: str) -> None:
         turn(session, second, params)
     assert 30 + 1 <= sum(passes) <= 30 + 2 + 20
     with counted(model.models.target) as passes:
-        turn(session, second, params)  # the same again: the last tokens only
+        turn(session, second, params)  # the same history again feeds its last tokens only
     assert TAIL <= sum(passes) <= TAIL + 1 + 20
 
 
@@ -84,7 +84,7 @@ def test_session_changed_history_shares_prefix(pair: Path, common: int) -> None:
 
 @pytest.mark.parametrize("length", [1, 2, TAIL, TAIL + 1, TAIL + 2, 64])
 def test_session_shorter_history_is_rewound(pair: Path, length: int) -> None:
-    """The history was cleared, or edited down to its first question."""
+    """The history is cleared, or shortened to its first question."""
     model = llm(pair)
     session = Session(model)
     turn(session, ids(150), ask())
@@ -94,7 +94,7 @@ def test_session_shorter_history_is_rewound(pair: Path, length: int) -> None:
 @pytest.mark.parametrize("chunk_count", [0, 1, 2, 5])
 @pytest.mark.parametrize("mode", ["ar", "retrieval", "triforce"])
 def test_session_interrupted_answer_continues(pair: Path, mode: str, chunk_count: int) -> None:
-    """The reader goes away after some pieces; the next turn, whatever it quotes of the answer, is right."""
+    """The caller stops after `chunk_count` chunks. The next turn is right, whatever part of the answer it quotes."""
     model = llm(pair, mode=mode)
     for quoted in (True, False):
         session = Session(model)
@@ -134,7 +134,7 @@ def test_session_interrupted_prefill_continues(pair: Path) -> None:
 
 @pytest.mark.parametrize("at", range(2, 30, 3))
 def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Ctrl-C lands anywhere, between a pass and the rewind after it too."""
+    """Ctrl-C may arrive anywhere, also between a pass and its rewind."""
     model = llm(pair, mode="triforce")
     session = Session(model)
     conversation = ids(80)
@@ -165,7 +165,7 @@ def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytes
 def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
     """Verified tokens past a stop token are in the pool, but not in the conversation."""
     model = llm(pair, mode="ar")
-    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all, so that whole guesses are kept
+    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all: all guesses are accepted
     conversation = ids(60)
     for at in range(3, 15, 2):
         stop = fresh(model, conversation, ask())[at]
@@ -219,7 +219,7 @@ def test_session_two_of_one_model_are_independent(pair: Path) -> None:
 
 
 def test_session_random_conversation_equals_whole(pair: Path) -> None:
-    """Turns that go on, go back, branch off and break off, in any order."""
+    """Turns go on, go back, branch off and are interrupted, in any order."""
     chance = Random(0)
     model = llm(pair)
     session = Session(model)

@@ -1,4 +1,4 @@
-"""One answer of a session at a time: a second one beside it is refused, and behind it is right."""
+"""A session gives one answer at a time: a concurrent one raises, and one after it is right."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def fresh(model: LLM, conversation: list[int]) -> list[int]:
 
 
 def test_session_second_answer_beside_first_raises(pair: Path) -> None:
-    """Whether it begins in another thread or in this one; the first goes on, and the next turn is right."""
+    """The second answer begins in another thread or in this one. The first goes on, and the next turn is right."""
     model = llm(pair)
     session = Session(model)
     conversation = ids(60)

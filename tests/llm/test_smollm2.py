@@ -1,6 +1,6 @@
-"""A real model as people have it, in 4 bits: every mode writes one text, and rounding costs next to nothing.
+"""A real model in 4 bits, as users have it: all modes write one text, and rounding costs little perplexity.
 
-By default the shortest versions that can fail; the slow ones are those that the results tell of.
+By default the shortest versions that can fail run. The slow ones are the runs reported in docs/results.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = [
 TEMPERATURES = ["--temperatures", "0,0.8", "--couplings", "seeded"]
 ALL = ["books", "code", "copy", "summary", "many-shot"]
 DEAREST = 0.002
-"""The share by which the default precision may raise perplexity: as many nats."""
+"""Share by which the default precision may raise perplexity, which is also a divergence in nats."""
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def book(llm: LLM) -> list[int]:
-    """The tokens of the sample book."""
+    """Return the tokens of the sample book."""
     text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     return tokenizer_of(llm).encode(text)
 
 
 def certify(tmp_path: Path, texts: int, tokens: int, *options: str) -> tuple[int, int]:
-    """Compare so many texts of each mode with plain decoding: how many tokens were, and how many texts differ."""
+    """Compare `texts` texts of each mode with plain decoding; return numbers of compared tokens and differing texts."""
     file = tmp_path / "certificate.json"
     sizes = ["--batches", str(texts), "--tokens", str(tokens), "--json", str(file), "-q"]
     code = main(["bench", "lossless", str(SMOLLM2), *sizes, *TEMPERATURES, *options])
@@ -89,7 +89,7 @@ def test_smollm2_has_no_draft_where_states_cannot_be_had(monkeypatch: pytest.Mon
 @pytest.mark.slow
 @pytest.mark.parametrize("lower", ["int8", "int4"])
 def test_smollm2_lower_tiers_keep_texts(tmp_path: Path, lower: str) -> None:
-    """With a draft, too: itself."""
+    """The model is also its own draft."""
     pair = ["--contexts", "1024", "--retrieval-budget", "256", "--draft", str(SMOLLM2), "--lower-tiers", lower]
     assert certify(tmp_path, 4, 64, *pair, "--workloads", "books,code") == (8 * 64 * 2 * 7, 0)
 
@@ -112,13 +112,13 @@ def decoders(llm: LLM) -> dict[str, Decoder]:
 
 
 def windows(book: list[int], count: int) -> list[torch.Tensor]:
-    """Stretches of 512 tokens."""
+    """Return `count` windows of 512 tokens."""
     return [window.ids_N for window in spread(Text("", "", torch.tensor(book)), 512, count)]
 
 
 @pytest.mark.slow
 def test_smollm2_predictions_of_default_precision_stray_little(book: list[int], decoders: dict[str, Decoder]) -> None:
-    """Their divergence is the increase of perplexity for a text of the model's own, known from few tokens."""
+    """The divergence is the perplexity increase on the model's own text, which few tokens suffice to estimate."""
     strayed_N = torch.cat([losses(decoders, ids_N)["default"][1] for ids_N in windows(book, 2)])
     print(f"KL {strayed_N.mean():.5f}")
     assert 1e-6 < strayed_N.mean() < DEAREST

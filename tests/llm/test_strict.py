@@ -1,6 +1,6 @@
-"""Strict mode: where bits depend on the shape of a pass, those of the full tier have one shape, and prompts no other.
+"""Strict mode: where bits depend on the shape of a pass, full-tier passes have one shape, and prefills one, too.
 
-What it is for can be seen on a GPU alone (docs/gpu.md); here it is looked at what passes are asked for.
+The effect of strict mode shows on a GPU only (docs/gpu.md). These tests check the shapes of requested passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> set[tuple[int, int, int]]:
-    """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
+    """Return rows, width and columns at which a GPU would run the scoring passes of the full tier."""
     llm = LLM(folder / "target", folder / "draft", retrieval_budget=64, speculative_tokens=4, strict=strict)
     shapes: set[PassShape] = set()
     model = llm.target.decoder.model
@@ -48,7 +48,7 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
 
 
 def swapped_out_and_in(llm: LLM, mode: str) -> None:
-    """Two texts; in the middle of the first one the other has its room."""
+    """Run two texts. In the middle of the first one it is swapped out for the other."""
     texts = llm.open(1, 240)
     first_request, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
     texts.submit([first_request])
@@ -68,7 +68,7 @@ def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
+    """This holds for any start. Prompts share the KV of whole passes, not a part of one, nor decoded tokens."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
     llm = LLM(folder / "target", retrieval_budget=64, strict=True)
     texts = llm.open(1, 640)

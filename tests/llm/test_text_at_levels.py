@@ -1,4 +1,4 @@
-"""One text of a seed, and one probability of each of its tokens, at every level of instructions."""
+"""A seed gives one text, with one probability of each token, at every instruction level."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 def texts(llm: LLM, level: str) -> list[Any]:
-    """Ids and logprobs: greedy and sampled, plain and with lower tiers that have other numbers."""
+    """Return ids and logprobs: greedy and sampled, plain and with lower tiers whose numbers differ."""
     results = []
     with at_level(level):
         for mode, temperature in product(("ar", "triforce"), (0.0, 1.0)):
