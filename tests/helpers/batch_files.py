@@ -1,4 +1,4 @@
-"""Files of a batch: lines of the input, the command, and the answers."""
+"""Files of a batch: input lines, the command, and the answers."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Scene:
         self.server = http_server.Server(self.app, engine, shutdown_timeout=1)
 
     async def close(self) -> None:
-        """Close the engine, which there is none of."""
+        """Close nothing: there is no engine."""
 
     async def quick(self) -> str:
         return "done"
@@ -70,11 +70,11 @@ class Scene:
         return reader, writer
 
     async def ask(self, path: bytes = b"quick", address: str = "127.0.0.1") -> bytes:
-        """The first line of the answer."""
+        """Return the first line of the answer."""
         return await (await self.connect(HEAD % path, address))[0].readline()
 
     def events(self) -> set[str]:
-        """What was counted."""
+        """Return the names of the counted connection events."""
         lines = self.metrics.text().decode().splitlines()
         return {line.split('"')[1] for line in lines if line.startswith("triforce:connection_events_total")}
 
@@ -100,7 +100,7 @@ class Scene:
 
 
 def scene(play: Callable[[Scene], Awaitable[None]], **limits: Any) -> None:
-    """Play it, and see that it ends."""
+    """Run `play` on a server; assert that it ends within 60 seconds."""
 
     async def whole() -> None:
         server_scene = Scene(**limits)

@@ -27,13 +27,13 @@ from triforce.kvcache import PAGE
 
 
 def texts(folder: Path, cache: Path) -> None:
-    """Texts that start from disk are those that read their prompts, guesses and all."""
+    """Texts restored from disk equal texts of a fresh prefill, guesses included."""
     check_restored(folder, cache, "triforce", "rejection")
 
 
 @contextmanager
 def spied_reads() -> Iterator[list[bool]]:
-    """Whether each entry that is looked for is there."""
+    """Record for each lookup of an entry whether it was a hit."""
     hits: list[bool] = []
     read = EntryStore.read
 
@@ -47,14 +47,14 @@ def spied_reads() -> Iterator[list[bool]]:
 
 
 def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
-    """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
+    """Return all that a client of a scope can observe of a prompt: text, usage, label, and hits of lookups."""
     with spied_reads() as hits:
         output = answer(started(folder, cache), PROMPT, scope=scope)
     return output.outputs[0].token_ids, output.cached_tokens, output.exactness, hits
 
 
 def scopes(folder: Path, cache: Path) -> None:
-    """One key cannot tell whether another has read a document."""
+    """One API key cannot learn whether another has read a document."""
     nobody_had = seen_by(folder, cache.with_name("empty"), "b")
     answer(started(folder, cache), PROMPT, scope="a")
     assert seen_by(folder, cache, "b") == nobody_had
@@ -75,7 +75,7 @@ def chains(folder: Path, cache: Path) -> None:
 
 
 def forks(folder: Path, cache: Path) -> None:
-    """A text that goes on differently within a segment begins with the whole pages before that, and no more."""
+    """A text that differs within a segment reuses the whole pages before the difference, and no more."""
     for common in (SEGMENTS + 40, SEGMENTS + 5):
         branch = [*PROMPT[:common], *ids(60, seed=9)]
         answer(started(folder, cache), PROMPT)
@@ -98,7 +98,7 @@ def damage(folder: Path, cache: Path) -> None:
 
 
 def kept_out(folder: Path, cache: Path) -> None:
-    """A request that is kept out leaves nothing, in memory neither, and finds nothing."""
+    """A request without a scope leaves no entry on disk or in memory, and finds none."""
     answer(started(folder, cache), PROMPT, scope=None)
     assert not list(cache.glob("*.kv"))
     model = started(folder, cache)
@@ -111,7 +111,7 @@ def kept_out(folder: Path, cache: Path) -> None:
 
 
 def kernels(folder: Path, cache: Path) -> None:
-    """What another build of the kernels has computed is not used: its bits may differ."""
+    """KV of another build of the kernels is not used: its bits may differ."""
     answer(started(folder, cache), PROMPT, "ar")
     with patch.object(dispatch, "build", lambda: "another build"):
         assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
@@ -119,7 +119,7 @@ def kernels(folder: Path, cache: Path) -> None:
 
 
 def slowness(folder: Path, cache: Path) -> None:
-    """Reading that is slower than prefill was ends, and the text is the same."""
+    """A read slower than the recorded prefill is abandoned, and the text is the same."""
     answer(started(folder, cache), PROMPT, "ar")
     ticks = count()
     with patch.object(prefixes, "perf_counter", lambda: float(next(ticks))), patch.object(prefixes, "GRACE", 0.0):
@@ -139,13 +139,13 @@ def kills(folder: Path, cache: Path) -> None:
         raise KeyboardInterrupt
 
     with patch.object(os, "write", half), patch.object(CacheFolder, "remove"), suppress(KeyboardInterrupt):
-        write(store, 1, 1)  # who is killed removes nothing
+        write(store, 1, 1)  # a killed process removes no file
     assert present(store, [store.name(b"1", b"0")]) == [False]
     assert present(store, write(store, 1, 1)) == [True]
 
 
 def size(folder: Path, cache: Path) -> None:
-    """There are never more bytes than may be, and no end without its beginning."""
+    """The cache never exceeds its size, and has no segment without those before it."""
     store = store_in(cache, limit=20_000)
     texts = [write(store, text, 4) for text in range(12)]
     assert sum(entry.bytes for entry in store.entries()) <= 20_000
@@ -156,7 +156,7 @@ def size(folder: Path, cache: Path) -> None:
 
 
 def together(folder: Path, cache: Path) -> None:
-    """What a process is about to have written counts where another fills the folder meanwhile."""
+    """Bytes of a pending write count when another process fills the folder meanwhile."""
     first_store = store_in(cache, 20_000)
     second_store = store_in(cache, 20_000)
     fsync = os.fsync
@@ -175,7 +175,7 @@ def together(folder: Path, cache: Path) -> None:
 
 
 def writers(folder: Path, cache: Path) -> None:
-    """A file of a writer that lives is no remainder, and that of one which is gone is."""
+    """The file of a live writer is no remainder; that of a dead one is."""
     store = store_in(cache)
     clearing_store = store_in(cache)
     fsync = os.fsync

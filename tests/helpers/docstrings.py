@@ -1,4 +1,4 @@
-"""Docstrings as the lint looks at them: first words, shapes of tensors that are returned, errors that are raised.
+"""Lint of docstrings: first words, shapes of returned tensors, raised errors.
 
 Code is read, not run. A fault is (kind, qualified name), such as ("shape", "triforce.session.Session.ask").
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 PRONOUNS = "what those these that this it its they their them he she who whose whom which nobody nothing none"
 CONNECTIVES = "and or but so nor where when how why of from for by as at in on with to into not"
 REFUSED = frozenset(f"{PRONOUNS} {CONNECTIVES}".split())
-"""First words that are neither a verb nor the beginning of what the thing is called. `Whether` is allowed."""
+"""Forbidden first words: neither a verb nor the beginning of a noun phrase. `Whether` is allowed."""
 SHAPE = re.compile(r"\((?:[A-Z][A-Za-z0-9 /*+-]*|\.\.\.|\d+)(?:,[^()]*)?\)|scalar|shape")
-"""Such as (B, J, V), (N,), (B) or (L, 1, ...)."""
+"""Shapes such as (B, J, V), (N,), (B) or (L, 1, ...)."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Fault = tuple[str, str]
@@ -60,7 +60,7 @@ def _gives_tensor(node: Function) -> bool:
 
 
 def _is_protocol(node: Function) -> bool:
-    """Whether there is no body: its implementations say more."""
+    """Whether the function has no body, as in a protocol: its implementations say more."""
     statements = node.body[1:]
     return all(
         isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) for statement in statements
@@ -68,6 +68,6 @@ def _is_protocol(node: Function) -> bool:
 
 
 def raised(node: Function) -> set[str]:
-    """Return names of exceptions that a function raises itself."""
+    """Return the names of exceptions that a function raises itself."""
     calls = (descendant.exc for descendant in ast.walk(node) if isinstance(descendant, ast.Raise))
     return {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}

@@ -1,4 +1,4 @@
-"""A draft of random weights behind three texts, whose tokens come one by one or several at once."""
+"""A draft of random weights for three texts, which proposes tokens one by one or several in one call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeSampler = Callable[..., TokenSampler]
 
 
 class Drafting:
-    """`several`: tokens are asked for together. view: `StreamingView` of three rows, which the model's passes take."""
+    """A draft tier. `several`: one call proposes several tokens. view: `StreamingView` of three rows."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Drafting:
                 pass
 
     def propose(self, live: list[bool], accepted: list[int]) -> Draft:
-        """Some rows get a draft, of which so many tokens stay, and behind them another one, as by a verification."""
+        """Propose for live rows, accept `accepted` tokens of each, and append one more, as a verification does."""
         live_B = np.array(live)
         draft = self.tier.propose(self.prefix, self.sampling, live_B)
         counts_B = np.minimum(accepted, draft.counts_B)

@@ -1,4 +1,4 @@
-"""A tiny target and a random EAGLE head for it, and what the draft computes: guesses by text, entries by row."""
+"""A tiny target and a random EAGLE head for it, and checks of the head's guesses by text and entries by row."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ WINDOW = 40
 
 
 def eagle_pair(folder: Path, **sizes: Any) -> Path:
-    """A folder with a target of three layers and a draft, whose attention counts and whose window is passed."""
+    """Write a target of three layers and a draft whose attention has weight and whose window texts exceed."""
     target = target_folder(folder / "target", **({"max_position_embeddings": CONTEXT} | sizes))
     random_draft(folder / "draft", load(target, device="cpu", dtype="float32"))
     return folder
 
 
 def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any) -> EagleHeadFile:
-    """Write a draft that is right now and then, and has no two inputs that do not matter."""
+    """Write a draft that is sometimes right, and whose inputs all change its guesses."""
     config = replace(new_config(target.config, CHOICES), **({"window": WINDOW} | changes))
     weights = initial_weights(target, config, seed)
     dice = torch.Generator().manual_seed(seed)
@@ -58,7 +58,7 @@ def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any
 
 @dataclass(frozen=True)
 class Guess:
-    """One guess: whose it is, the text before it, how much of that is committed, and the logits."""
+    """One guess: its row's choice, the text before it, its committed tokens, and the logits."""
 
     choice: int
     text: list[int]
@@ -68,7 +68,7 @@ class Guess:
 
 @contextmanager
 def spied() -> Iterator[list[Guess]]:
-    """What the draft guesses while it lasts, pass by pass."""
+    """Record the draft's guesses within a block, pass by pass."""
     guesses: list[Guess] = []
     rows: list[TokenSequence] = []
     step = SequenceBatch.step
@@ -95,7 +95,7 @@ def spied() -> Iterator[list[Guess]]:
 
 
 def check_consistent(guesses: Sequence[Guess]) -> None:
-    """Whoever comes to a text again, by the same verifications, guesses the same, bit for bit."""
+    """Check that guesses after the same text and the same verifications are equal bit for bit."""
     first_guesses: dict[tuple[int, int, tuple[int, ...]], Guess] = {}
     for guess in guesses:
         earlier = first_guesses.setdefault((guess.choice, guess.committed, tuple(guess.text)), guess)
@@ -105,7 +105,7 @@ def check_consistent(guesses: Sequence[Guess]) -> None:
 
 @torch.no_grad()
 def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
-    """Compare a guess that only the full tier verifies with what the layer in torch makes of the whole text at once."""
+    """Compare a guess that only the full tier verifies with the torch layer's guess over the whole text at once."""
     decoder = llm.models.target
     ids_1T = torch.tensor([guess.text])
     at = guess.committed
@@ -125,7 +125,7 @@ def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
 
 
 def entries(texts: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
-    """Of each row that is decoded: its committed tokens, and what the draft holds of them."""
+    """Yield the committed tokens of each decoding row, and the draft's entries of them."""
     for batch in texts.core.batches.values():
         pool = batch.top.cache.pool
         assert pool.eagle_memory
@@ -134,7 +134,7 @@ def entries(texts: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
 
 
 def check_entries(llm: LLM, texts: Engine) -> None:
-    """What the draft holds of committed tokens is what it holds of the same text read as a prompt, bit for bit."""
+    """Check that the draft's entries of committed tokens equal those of the same text as a prompt, bit for bit."""
     for text, reused_entries in entries(texts):
         replayed = llm.open(1, len(text) + 64)
         replayed.submit([llm.request([*text, 2], ask(max_tokens=8), "ar")])

@@ -1,4 +1,4 @@
-"""A tiny pair, requests on it, and what must hold when they are done."""
+"""A tiny pair, requests on it, and checks of their outputs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ TOKENS = 20
 LATE = 40
 CHUNK = 64
 READ = 48
-"""A chunk of a prompt, and how much of one is read in a step: so small that prompts are read in several."""
+"""Tokens of a prompt's chunk, and prefilled tokens per step: so small that prompts take several steps."""
 
 
 class ByChunks(PrefillPacer):
-    """Whatever the time: at most a pass more than `READ`."""
+    """A pacer that ignores time and grants at most one pass more than `READ` tokens per step."""
 
     def begin(self, running: bool, step_seconds: float = 0.0) -> None:
         super().begin(running=False)
@@ -37,7 +37,7 @@ class ByChunks(PrefillPacer):
 
 
 def prompt(length: int) -> list[int]:
-    """The beginning of one of two texts."""
+    """Return the beginning of one of two texts."""
     return ids(640, seed=length % 2)[:length]
 
 
@@ -45,13 +45,13 @@ def prompt(length: int) -> list[int]:
 def alone(
     model: LLM, length: int, temperature: float = 0.8, mode: str = "ar", tokens: int = TOKENS
 ) -> list[CompletionOutput]:
-    """Two choices."""
+    """Return the two choices of a request that runs alone."""
     params = ask(temperature=temperature, max_tokens=tokens, n=2)
     return model.generate(prompt(length), params, mode=mode)[0].outputs
 
 
 def check_same(outputs: Sequence[CompletionOutput], expected_outputs: Sequence[CompletionOutput]) -> None:
-    """The text, and which tier proposed what, how often and with what success: a wrong guess shows in no text."""
+    """Compare texts, and each tier's proposals and acceptance: a wrong guess shows in no text."""
     for completion, expected in zip(outputs, expected_outputs, strict=False):
         assert completion.token_ids == expected.token_ids and completion.origins == expected.origins
         for tier, expected_tier in zip(completion.tiers, expected.tiers, strict=True):

@@ -1,4 +1,4 @@
-"""A server that speaks as much of the Hugging Face hub as its client asks for."""
+"""A server with the part of the Hugging Face hub's API that its client uses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """One repository, `user/repo`, with files by their names. `asked` has what was asked for."""
+    """One repository, `user/repo`, with files by their names. `asked` lists the requests."""
 
     def __init__(self, files: Mapping[str, bytes], repository: str = "user/repo", seconds: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
@@ -31,7 +31,7 @@ class FakeHub(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def fetched(self) -> list[str]:
-        """Return the names of files whose bytes were asked for."""
+        """Return the names of files whose bytes were requested."""
         return [line.rpartition("/")[2] for line in self.asked if line.startswith("GET") and "/resolve/" in line]
 
 
@@ -90,7 +90,7 @@ def _entry(name: str, data: bytes) -> dict[str, object]:
 
 @contextmanager
 def fake_hub(files: Mapping[str, bytes], repository: str = "user/repo", seconds: float = 0.0) -> Iterator[FakeHub]:
-    """A hub while the block runs. seconds: that it rests in the middle of a file."""
+    """Run a hub within a block. seconds: its pause in the middle of a file."""
     hub = FakeHub(files, repository, seconds)
     threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True).start()
     try:
@@ -101,7 +101,7 @@ def fake_hub(files: Mapping[str, bytes], repository: str = "user/repo", seconds:
 
 
 def started(code: str, home: Path, endpoint: str = UNREACHABLE, **environment: str) -> subprocess.Popen[str]:
-    """A process of its own, as the hub's client reads its variables once; no index and no hub but those given."""
+    """Start a process, as the hub's client reads its variables once; it reaches no other index or hub."""
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PIP_", "TRIFORCE_"))}
     variables |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home / "cache")}
     variables |= {
@@ -117,6 +117,6 @@ def started(code: str, home: Path, endpoint: str = UNREACHABLE, **environment: s
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for a process; return its exit code, and what it said to stdout and stderr."""
+    """Wait for a process; return its exit code, stdout and stderr."""
     out, err = process.communicate(timeout=100)
     return process.returncode, out.strip(), err.strip()

@@ -1,4 +1,4 @@
-"""Stands for llama-cpp-python: a memory of tokens, and a next token that depends on the last two of them."""
+"""Fake llama-cpp-python: a memory of tokens, and a next token that depends on the last two of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 VOCABULARY = 5
-"""So few that lookups find much, and are wrong often."""
+"""Vocabulary so small that n-gram lookups match often, and are often wrong."""
 
 
 class State:
-    """The memory, the next tokens of the last pass, the tokens of each pass, and how much was given back."""
+    """The memory, the next tokens of the last pass, the tokens of each pass, and the number of freed objects."""
 
     def __init__(self) -> None:
         self.memory: list[int] = []
@@ -59,7 +59,7 @@ def batch(count: int, _: int, __: int) -> Any:
 
 
 class Lookup:
-    """Guesses what stood behind the last token when it came first."""
+    """N-gram lookup that guesses the tokens after the first occurrence of the last token."""
 
     def __init__(self, num_pred_tokens: int) -> None:
         self.count = num_pred_tokens
@@ -70,7 +70,7 @@ class Lookup:
 
 
 def install(patch: pytest.MonkeyPatch) -> State:
-    """Put it where the worker imports it from."""
+    """Install the fake modules where the worker imports them."""
     state = State()
 
     class Llama:

@@ -1,4 +1,4 @@
-"""An engine that says one thing, and remembers what it was asked."""
+"""A fake LLM that gives one answer, and records its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.interface.sampling_params import SamplingParams, chat_defaults
 
 
 class Characters:
-    """A tokenizer: tokens are characters."""
+    """A tokenizer whose tokens are characters."""
 
     chats = False
 
@@ -53,7 +53,7 @@ def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
 
 
 class NoGrammars:
-    """Grammars of which no text is all that they describe."""
+    """Grammars that accept no text."""
 
     def compile(self, grammar: object) -> NoGrammars:
         return self
@@ -63,7 +63,7 @@ class NoGrammars:
 
 
 class FakeLLM:
-    """Says "héllo", as two passes would."""
+    """Answers "héllo", as from two passes."""
 
     made: dict[str, Any]
     called: dict[str, Any]

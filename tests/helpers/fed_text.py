@@ -1,4 +1,4 @@
-"""One sequence that attention is fed in passes, cut anywhere. Shape suffixes as in paged.py."""
+"""One sequence fed to attention in passes, cut anywhere. Shape suffixes as in paged_kv.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.helpers.paged_kv import PAGE, Paged, native, pad_lists, slots
 
 
 class FedText:
-    """One sequence that is fed in passes, into pages that hold NaN before."""
+    """One sequence that is fed in passes into pages full of NaN."""
 
     def __init__(self, S: int, G: int, h: int, D: int, dtype: torch.dtype, codes: bool = False, **view: int) -> None:
         self.S = S
@@ -25,7 +25,7 @@ class FedText:
         self.v_SGD = source.normal(S, G, D)
 
     def fed(self, cuts: list[int], seed: int, weigh: bool = False, mates: int = 0) -> Tensor:
-        """The mixed values (S, H, D), fed from cut to cut; mates are rows of other lengths."""
+        """Return the mixed values (S, H, D), fed from cut to cut. mates: number of rows of other lengths."""
         S, G, D = self.k_SGD.shape
         kv = Paged(G, D, 2 * S // PAGE + 3 + 100 * mates, self.q_SHD.dtype, seed, codes=self.codes)
         list_P = kv.take(S)
@@ -56,7 +56,7 @@ def random_cuts(S: int, widths: list[int], draw: random.Random) -> list[int]:
 
 
 def check_cuts(text: FedText, mates: list[int]) -> Tensor:
-    """Whatever its passes, threads and so many mates: the mixed values (S, H, D) of one pass, bit for bit."""
+    """Check that any cuts, threads and mates give the mixed values (S, H, D) of one pass bit for bit; return them."""
     assert native is not None
     draw = random.Random(text.S)
     native.set_threads(1)

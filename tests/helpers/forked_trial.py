@@ -1,4 +1,4 @@
-"""A trial as `sandbox.tried` makes it, in a fork of this process: no case of a fuzz pays for an interpreter."""
+"""A trial as `sandbox.tried` makes it, in a fork of this process: no fuzz case pays for an interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce import sandbox
 from triforce.sandbox import TrialLimits, answer_in, attempt
 
 SECONDS = 20.0
-"""Seconds of a trial by the clock: a fork may wait for a lock that another thread held, and is then made again."""
+"""Wall-clock seconds of a trial. A fork that waits for a lock held by another thread is made again."""
 
 
 def forked(function: str, task: Any, limits: TrialLimits) -> Any:
@@ -24,12 +24,12 @@ def forked(function: str, task: Any, limits: TrialLimits) -> Any:
 
 
 def said_in_fork(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str:
-    """Return what a fork says of a function, nothing if it dies or stands still."""
+    """Return a fork's answer, "" if it dies or hangs."""
     return next((answer for _ in range(3) if (answer := _said(called, task, limits)) is not None), "")
 
 
 def _said(called: Callable[[Any], Any], task: Any, limits: TrialLimits) -> str | None:
-    """Return what a fork says, nothing if it dies; None if it stands still."""
+    """Return a fork's answer, "" if it dies, None if it hangs."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""GGUF files of families beyond Llama and Qwen, of small random models, named as the package of the format does it."""
+"""GGUF files of families beyond Llama and Qwen: small random models, with names as in the format's package."""
 
 from __future__ import annotations
 
@@ -59,18 +59,18 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
 }  # fmt: skip
 WOVEN = ("LLAMA", "GRANITE", "SMOLLM3")
 FROM_ONE = ("GEMMA2", "GEMMA3")
-"""Their folders have weights of norms that count from 1, and their files the sums."""
+"""Families whose folders store norm weights minus 1, and whose files store the sums."""
 CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None},
     "gemma-2": {"query_pre_attn_scalar": SIZES["head_dim"]},
     "olmo-3": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     "gemma-3": {"query_pre_attn_scalar": SIZES["head_dim"], "sliding_window_pattern": 6, "num_hidden_layers": 6},
 }
-"""What a file does not say: there it has one value."""
+"""Fields that a file lacks, because they have one value in its family."""
 
 
 def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
-    """Tensors of a folder by the names of the package, experts stacked, rows as llama.cpp's converter orders them."""
+    """Return a folder's tensors by the package's names, experts stacked, rows as llama.cpp's converter orders them."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], layers)
     arrays: dict[str, Any] = {}
     experts: dict[str, dict[int, Tensor]] = {}
@@ -95,7 +95,7 @@ def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
 
 
 def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts that lie in one tensor as tensors of their own, gate and up projections too."""
+    """Split fused experts into tensors of their own, gate and up projections too."""
     separate: dict[str, Tensor] = {}
     for name, weight in weights.items():
         prefix, _, expert_name = name.partition(".mlp.experts.")
@@ -113,7 +113,7 @@ def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split(name: str) -> tuple[int, str]:
-    """The number of an expert, and what follows it."""
+    """Return the number of an expert, and the rest of the name."""
     number, _, suffix = name.partition(".experts.")[2].partition(".")
     return int(number), suffix
 
@@ -141,7 +141,7 @@ def metadata(config: Any, arch: str, field_names: dict[str, str]) -> dict[str, A
         sizes |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         sizes |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
-        if arch == "OLMO2":  # whose converter writes what comes to cos and sin in all
+        if arch == "OLMO2":  # the converter writes the total factor of cos and sin
             sizes |= {"rope.scaling.attn_factor": 0.1 * log(rope["factor"]) + 1}
     sizes |= {key: getattr(config, field) for key, field in field_names.items()}
     sizes["block_count"] += sizes.get("nextn_predict_layers", 0)
@@ -153,7 +153,7 @@ def metadata(config: Any, arch: str, field_names: dict[str, str]) -> dict[str, A
 
 
 def all_tensors(model: Any, folder: Path, arch: str) -> dict[str, Any]:
-    """Tensors of a model that lies in a folder, and what its long and short rotations are divided by."""
+    """Return the tensors of a model's folder, and the factors of its long and short rotations."""
     rope = model.config.rope_parameters
     arrays = tensors(folder, arch, model.config.num_hidden_layers)
     for factors in ("long", "short") if rope.get("rope_type") == "longrope" else ():

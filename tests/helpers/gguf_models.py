@@ -1,4 +1,4 @@
-"""Tiny models in GGUF files, and the same as Hugging Face folders of the numbers that their weights stand for."""
+"""Tiny models in GGUF files, and Hugging Face folders of the numbers that their weights stand for."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SIZES = dict(
     max_position_embeddings=640,
     rms_norm_eps=1e-6,
 )
-"""Widths of whole blocks of any type."""
+"""Sizes of a model whose rows are whole blocks of any type."""
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 K_SIZES = {"Q4_K": 5e-4, "Q5_K": 3e-4, "Q6_K": 1e-4}
-"""Scales of random blocks with which weights are as large as those of tiny models."""
+"""Scales of random blocks that give weights the size of those of tiny models."""
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_K", "output": "Q6_K"}
-"""What files of type Q4_K_M have beside it, nearly."""
+"""Other types in a file of type Q4_K_M, nearly as llama.cpp chooses them."""
 
 
 class Written(NamedTuple):
@@ -75,7 +75,7 @@ def metadata(config: Any) -> dict[str, Any]:
 
 
 def packed(array: Any, kind: str, seed: int) -> tuple[GGMLQuantizationType, Any]:
-    """Round a tensor to a type. There is no rounding to K types: these get blocks of the same shape."""
+    """Round a tensor to a type. K types have no rounding here: they get random blocks of the same shape."""
     if size := K_SIZES.get(kind):
         return GGMLQuantizationType[kind], random_blocks(kind, *array.shape, seed=seed, size=size).blocks.numpy()
     return GGMLQuantizationType[kind], quantize(array, GGMLQuantizationType[kind])
@@ -86,6 +86,6 @@ def numbers_of(kind: GGMLQuantizationType, array: Any) -> Any:
 
 
 def unwoven(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of queries or keys with the halves of each head apart."""
+    """Return rows of queries or keys with the halves of each head separated."""
     D = SIZES["head_dim"]
     return rows.view(-1, int(D) // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

@@ -10,12 +10,12 @@ from triforce.backends.cuda.kv_pages import write_rows
 from triforce.backends.kv_rows import numbers, rounded, rounded_queries
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-9 + 2**-11}
-"""Of mixed values, by the models' type. On a GPU weights are bfloat16 in those of float16, too."""
+"""Error bounds of mixed values by the model's type. On a GPU, attention weights are bfloat16 for float16, too."""
 MASS = 2e-5
 
 
 class CodedScene(Scene):
-    """A scene whose memory has codes; by the book it is what they stand for."""
+    """A scene with int8 codes in memory. The reference reads the numbers that they stand for."""
 
     def __init__(self, case: Case) -> None:
         super().__init__(case)
@@ -24,12 +24,12 @@ class CodedScene(Scene):
         self.plain = self.k, self.v = tuple(numbers(row_values) for row_values in rows)
         self.coded = tuple(torch.zeros_like(row_values) for row_values in rows)
         for memory, row_values in zip(self.coded, rows, strict=True):
-            row_values[:, self.unseen()] = -1  # as a scale NaN
+            row_values[:, self.unseen()] = -1  # NaN as a scale
             write_rows(memory, torch.arange(row_values.shape[1]), row_values)
         self.queries = self.q, self.q_sinks
 
     def unseen(self) -> Tensor:
-        """Slots that no list reaches."""
+        """Return the slots that no page list reaches."""
         case = self.case
         unseen_S = torch.ones(self.k.shape[1], dtype=torch.bool)
         for list_U, start, count in zip(self.units, case.starts, case.counts, strict=True):

@@ -1,11 +1,11 @@
-"""Compiles each Triton kernel for GPUs that are not here, just as it is launched at the sizes of real models.
+"""Compiles each Triton kernel for GPUs that are absent, as it is launched at the sizes of real models.
 
     python -m tests.helpers.cuda.compile_all sm_89 [--plant spill]
 
-In a process of its own, as the interpreter and the compiler exclude each other. Prints what each kernel needs as JSON,
-a line for each way in which it is launched: registers and spills as ptxas says, shared memory, and the bytes of its
-asynchronous copies. What a compiler has said once is kept in build/compiled, by a hash of the kernel with all that it
-calls, of its arguments and of the compilers.
+It runs in a process of its own, as the interpreter and the compiler exclude each other. It prints each kernel's needs
+as JSON, one line per kind of launch: registers and spills as ptxas reports, shared memory, and the bytes of its
+asynchronous copies. Results are cached in build/compiled, by a hash of the kernel with all that it calls, of its
+arguments and of the compilers.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 FOLDER = Path(__file__).parents[3] / "build" / "compiled"
 FORMAT = 3
-"""Of what is kept: of another one, all are compiled anew."""
+"""Format of cached results. Another format makes all kernels compile again."""
 
 
 class Kept:
-    """What an architecture's compiler has said: a file of it, which is read once and written after each answer."""
+    """Cache of an architecture's compiler results: a file that is read once and written after each result."""
 
     def __init__(self, arch: str) -> None:
         self._file = FOLDER / f"kernels-{arch}.json"
@@ -51,7 +51,7 @@ class Kept:
         self._found: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
-        """Return what a kernel needs, from before if it was asked for."""
+        """Return a kernel's needs, from the cache if they are there."""
         text = f"{FORMAT} {triton.__version__} {source.hash()} {options}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
         if key not in self._found:
@@ -62,7 +62,7 @@ class Kept:
 
 
 def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
-    """What each needs; launches of one case that are alike to the compiler, and in their programs, come once."""
+    """Yield each launch's needs. Launches of a case that are equal to the compiler and in their programs come once."""
     compiled_keys = set()
     compiler = Kept(arch)
     for launch in launches:
@@ -82,7 +82,7 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
 
 
 def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
-    """As `JITFunction.run` makes them of the arguments: types, and what is known of alignment and of ones."""
+    """Return source and options as `JITFunction.run` makes them: argument types, and facts on alignment and ones."""
     kernel = launch.kernel
     backend = make_backend(target)
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
@@ -93,10 +93,10 @@ def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, A
 
 
 def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
-    """Registers, bytes of spills and of shared memory, and how numbers come.
+    """Return registers, bytes of spills and of shared memory, and kinds of loads.
 
-    `copies`: bytes of the largest asynchronous copy; `narrow`: loads of two bytes. `sums`: in which layouts products
-    and sums are made, on which the order of additions depends.
+    `copies`: bytes of the largest asynchronous copy; `narrow`: loads of two bytes. `sums`: layouts of products and
+    sums, which decide the order of additions.
     """
     triton.knobs.nvidia.dump_ptxas_log, triton.knobs.compilation.always_compile = True, True
     with redirect_stdout(io.StringIO()) as log:
@@ -125,7 +125,7 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
 
 
 def layouts(text: str) -> list[str]:
-    """A digest of each kind of product and reduction in Triton's representation for GPUs, with all of its layouts."""
+    """Return a digest of each kind of product and reduction in Triton's GPU representation, with all its layouts."""
     named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
     products = re.findall(r"\b((?:tt|ttng)\.\w*dot\b).*? : (.*)$", text, re.MULTILINE)
     sums = re.findall(r'"(tt\.reduce)"\(.*?\}\) : (.*?)$', text, re.MULTILINE | re.DOTALL)

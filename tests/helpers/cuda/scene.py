@@ -19,14 +19,14 @@ from triforce.backends.kernel_api import PageTable
 from triforce.backends.kv_rows import block_of, rotated_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where kernels run that are compared: on a CPU in the interpreter."""
+"""Device of the compared kernels. On a CPU they are interpreted."""
 
-SPLIT = 64  # the smallest, so that a few keys make several
+SPLIT = 64  # the smallest, so that few keys make several splits
 Array = np.ndarray[Any, Any]
 
 
 def by_the_term(a: Array, b: Array, dtype: type) -> Array:
-    """A product of matrices of which each number is summed in one order, as on a GPU."""
+    """Multiply matrices; sum each number in one order, as a GPU does."""
     return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
 
 
@@ -43,12 +43,12 @@ class Case:
     sinks: int = 16
     window: int = 40
     turned: bool = True
-    """Whether queries are rotated apart for the sinks."""
+    """Whether sinks have queries of their own rotation."""
     rotated: bool = False
-    """Whether mixed values are those of rotated heads, and are rotated back."""
+    """Whether heads are rotated for int8, so that mixed values are rotated back."""
     weigh: bool = True
     spare: int = 1
-    """Units at the end of the longest list that nobody sees."""
+    """Units at the end of the longest list that no query sees."""
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
@@ -94,7 +94,7 @@ class Scene:
         return PageTable(self.units, case.starts, case.counts, case.unit, case.sinks, case.window)
 
     def by_kernel(self, shift: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
-        """Mixed values and mass; `shift` shifts where the queries stand."""
+        """Return mixed values and mass of the kernel. `shift` shifts the queries' positions."""
         case = self.case
         integers = self.units, torch.tensor(case.starts) + shift, torch.tensor(case.counts)
         page_table = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
@@ -131,5 +131,5 @@ class Scene:
         mass[b, g, : len(per_unit)] = per_unit
 
     def error(self, mixed: Tensor, expected: Tensor) -> float:
-        """In units of the largest value in memory."""
+        """Return the largest error of mixed values, relative to the largest value in memory."""
         return float((mixed.double() - expected).abs().nan_to_num(torch.inf).max() / self.v.double().abs().max())

@@ -1,8 +1,8 @@
-"""A machine with CUDA devices, made up on a CPU: what torch and Triton ask of one is answered, and written down.
+"""A simulated machine with CUDA devices on a CPU: it answers calls of torch and Triton, and records them.
 
-Tensors "on" device i are of a class of their own: their `device` is `cuda:i`, what is made of them is one, and two
-devices do not mix. Triton's kernels are interpreted; each launch is noted with the thread's current device, where a
-real one would run. A captured graph is a list of calls that are made once more when it is replayed.
+Tensors "on" device i are of a class of their own: their `device` is `cuda:i`, results of operations on them are of
+that class, and two devices do not mix. Triton's kernels are interpreted; each launch is recorded with the thread's
+current device, where a real one would run. A captured graph is a list of calls that a replay repeats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triforce.backends.torch import attention
 GIB = 1 << 30
 ANSWERS = {Tensor.cpu, Tensor.item, Tensor.tolist, Tensor.numpy}
 BETWEEN = {Tensor.copy_, Tensor.to, Tensor.__getitem__, Tensor.__setitem__}
-"""What takes tensors of a device and of the host together: copies, and indices."""
+"""Functions that take tensors of a device and of the host together: copies, and indexing."""
 
 
 class OnFirst(Tensor):
@@ -42,7 +42,7 @@ Call = Callable[[], Any]
 
 
 class Graph:
-    """What was done while it was captured, and what that gave."""
+    """The calls of a capture, and their results."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Call, Any]] = []
@@ -61,17 +61,17 @@ class Machine(TorchFunctionMode):
         self.capability = capability
         self.free = free
         self.launches: list[tuple[str, int, set[int]]] = []
-        """Each kernel, the device that was current, and those of its tensors."""
+        """Launches: the kernel, the current device, and the devices of its tensors."""
         self.shares = [1.0] * devices
         self.log: list[str] = []
-        """What was done with streams, events, and memory of the host."""
+        """Log of operations on streams, events, and host memory."""
         self.captured = 0
         self.capture_streams = list[Any]()
         self._capturing: Graph | None = None
         self._usual: Any = None
         self._threads = threading.local()
 
-    # What torch.cuda gives.
+    # Replacements of torch.cuda.
 
     @property
     def current(self) -> int:
@@ -89,7 +89,7 @@ class Machine(TorchFunctionMode):
             self._threads.current = previous_index
 
     def index(self, device: Any, optional: bool = True) -> int:
-        """As `torch.cuda._utils._get_device_index` has it."""
+        """Return the index of a device as `torch.cuda._utils._get_device_index` does."""
         index = device if isinstance(device, int) or device is None else torch.device(device).index
         if index is None and not optional and device is not None:
             raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
@@ -119,7 +119,7 @@ class Machine(TorchFunctionMode):
 
     @contextmanager
     def graph(self, graph: Graph, pool: object = None, stream: Any = None) -> Iterator[None]:
-        """Capture on a stream; without one on torch's own, which is of the device that was current at first."""
+        """Capture on a stream. The default is torch's own, on the device that was current at first."""
         self._usual = self._usual or self.stream()
         assert (stream or self._usual).index == self.current, "a capture on the stream of another device"
         self._capturing = graph
@@ -136,7 +136,7 @@ class Machine(TorchFunctionMode):
 
         return SimpleNamespace(cudaHostRegister=noted("pin"), cudaHostUnregister=noted("unpin"))
 
-    # What is done with tensors.
+    # Operations on tensors.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.device.__get__:  # type: ignore[attr-defined]
@@ -192,7 +192,7 @@ class Machine(TorchFunctionMode):
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
-    """Put the machine in the place of what is here."""
+    """Replace torch's and Triton's devices by the machine."""
     answers = {
         "is_available": lambda: True, "device_count": lambda: machine.devices, "device": machine.device,
         "current_device": lambda: machine.current, "set_device": machine.set_device, "Stream": machine.stream,
@@ -221,7 +221,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """As a CPU has it."""
+    """Compute torch's fused attention on a CPU."""
     batched = q_HTD[None], k_HSD[None], v_HSD[None]
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*batched, is_causal=causal)
     return out[0], lse[0, :, : q_HTD.shape[1]].float()
@@ -229,7 +229,7 @@ def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[T
 
 @contextmanager
 def machine(devices: int = 1, capability: tuple[int, int] = (9, 0), free: int = 70 * GIB) -> Iterator[Machine]:
-    """A made-up machine, for the length of a block."""
+    """Yield a simulated machine within a block."""
     stub_machine = Machine(devices, capability, free)
     with pytest.MonkeyPatch.context() as monkeypatch:
         patch(monkeypatch, stub_machine)

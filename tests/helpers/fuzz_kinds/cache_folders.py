@@ -1,5 +1,5 @@
-"""Cache folders that something has happened to: damaged, forged, replaced, too large. They are listed, verified,
-cleared, and used as a server uses them, whose answers go on whatever it finds.
+"""Faulty cache folders: damaged, forged, replaced, too large. Cases list, verify and clear them, and use them as a
+server does, whose answers go on in any case.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def open_case(folder: Path) -> int:
     if asked == "use":
         return used(cache)
     code = commanded(["cache", asked, str(cache)])
-    if asked != "list" and code == 1:  # told, line by line
+    if asked != "list" and code == 1:  # printed line by line
         assert commanded(["cache", asked, str(cache)]) in (0, 1)
         return 0
     return code
 
 
 def used(cache: Path) -> int:
-    """Read what is there, write more, and read that: what a server does, whose answers wait for none of it."""
+    """Read entries, write more, and read those, as a server does without making answers wait."""
     try:
         disk = DiskCache(cache, 1 << 20)
     except CacheError as error:
@@ -119,7 +119,7 @@ def flip(random: Random, file: Path) -> None:
 
 
 def replace(random: Random, file: Path) -> None:
-    """By a folder, a pipe, a link, another file's content, or what nobody may read."""
+    """Replace a file by a folder, a pipe, a link, another file's content, or an unreadable file."""
     if (kind := random.randrange(6)) < 4:
         file.unlink()
     match kind:
@@ -143,7 +143,7 @@ def lose(random: Random, file: Path) -> None:
 
 
 def add(random: Random, file: Path) -> None:
-    """A file of another name, which may be ours."""
+    """Add a file of another name, which may match an entry's."""
     name = random.choice([file.stem, "letter", "\x1b[31m", "a\nb", "\udcff", "f" * 40, f"{'0' * 40}.kv.{'1' * 16}"])
     sibling = file.with_name(name + random.choice([SUFFIX, ".partial", ""]))
     if not os.path.lexists(sibling):
@@ -152,7 +152,7 @@ def add(random: Random, file: Path) -> None:
 
 
 def forge_header(random: Random, file: Path) -> None:
-    """Another word or number in the header of an entry, whose checksum holds all the same."""
+    """Change a word or number in the header of an entry, and make its checksum valid."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     try:
@@ -168,7 +168,7 @@ def forge_header(random: Random, file: Path) -> None:
 
 
 def change_value(random: Random, tree: Any) -> None:
-    """Change, remove or add something somewhere in what JSON holds."""
+    """Change, remove or add a value anywhere in a JSON value."""
     while isinstance(tree, dict | list) and tree:
         key = random.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
         if not isinstance(tree[key], dict | list) or not tree[key] or random.random() < 0.2:
@@ -197,7 +197,7 @@ def forge_state(random: Random, file: Path) -> None:
 
 
 def put(file: Path, data: bytes) -> None:
-    """Let a file hold this, whatever stands in its place, but for a folder."""
+    """Write a file, replacing anything but a folder."""
     if not file.is_dir() or file.is_symlink():
         file.unlink(missing_ok=True)
         file.write_bytes(data)
@@ -210,7 +210,7 @@ def age(random: Random, file: Path) -> None:
 
 
 def on_files(*changes: Change) -> Iterable[Change]:
-    """Leave what is no longer a plain file as it is."""
+    """Apply a change to plain files only."""
     for change in changes:
         yield lambda random, file, change=change: change(random, file) if plain(file) else None  # type: ignore[misc]
 

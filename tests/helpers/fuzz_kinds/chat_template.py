@@ -1,4 +1,4 @@
-"""Cases of chat templates: programs of random statements, real layouts that are spoiled, and known attacks."""
+"""Cases of chat templates: random programs, spoiled real templates, and known attacks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Lay out two conversations."""
+    """Render two conversations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "PROCESS", TEMPLATES)
         patch.setattr(template_worker, "SECONDS", 0.1)

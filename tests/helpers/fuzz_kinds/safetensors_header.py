@@ -1,4 +1,4 @@
-"""Cases of safetensors: headers whose names, types, shapes, places or length are wrong, alone or with the config."""
+"""Cases of safetensors: headers with wrong names, types, shapes, offsets or length, alone or with the config."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spoil(random: Random, header: Header, size: int) -> None:
     if not isinstance(entry, dict) or "data_offsets" not in entry:
         return
     shape = entry.get("shape")
-    shape = shape if isinstance(shape, list) else []  # it may have been spoiled before
+    shape = shape if isinstance(shape, list) else []  # an earlier change may have spoiled it
     match random.randrange(9):
         case 0:
             header[random.choice(NAMES) or f"{name}\n\x1b[2J"] = header.pop(name)
@@ -81,5 +81,5 @@ def spoil_bytes(random: Random, file: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text."""
+    """Generate a text."""
     return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])
