@@ -21,14 +21,14 @@ NEEDED = pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} na
 
 
 def ask(what: str, *arguments: object) -> None:
-    """Have the worker do something; what it says is in the error if it cannot."""
+    """Run the worker. An error has its output."""
     command = [os.environ[VARIABLE], str(WORKER), what, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def logits(model: Path, texts: Sequence[list[int]]) -> list[Tensor]:
-    """The logits (T, V) behind each token of each text."""
+    """Return the logits (T, V) after each token of each text."""
     with TemporaryDirectory() as folder:
         texts_file = Path(folder, "texts.json")
         out = Path(folder, "logits.npz")
@@ -46,7 +46,7 @@ def quantized(model: Path, kind: str) -> Path:
 
 
 def tokenized(model: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
+    """Return ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
     with TemporaryDirectory() as folder:
         texts_file = Path(folder, "texts.json")
         out = Path(folder, "ids.json")

@@ -1,6 +1,6 @@
-"""Asks llama.cpp, in an interpreter that has its Python package: llama_worker.py WHAT MODEL INPUT OUTPUT.
+"""Runs llama.cpp in an interpreter with its Python package: llama_worker.py WHAT MODEL INPUT OUTPUT.
 
-It imports nothing of triforce, and is one thread.
+It imports nothing of triforce, and runs on one thread.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 
 def logits(model: str, texts: str, out: str) -> None:
-    """Write the logits (T, V) behind each token of each of the texts, lists of ids in a JSON file."""
+    """Write the logits (T, V) after each token of each text; texts are lists of ids in a JSON file."""
     prompts = json.loads(Path(texts).read_text())
     options = dict(n_ctx=max(map(len, prompts)), n_batch=512, n_threads=1, n_threads_batch=1, logits_all=True)
     engine = llama_cpp.Llama(model, verbose=False, **options)
@@ -37,7 +37,7 @@ def quantize(model: str, kind: str, out: str) -> None:
 
 
 def tokenize(model: str, texts: str, out: str) -> None:
-    """Write what the tokenizer makes of texts, a JSON list, and what it says of itself."""
+    """Write the ids of texts, a JSON list, and the tokenizer's settings."""
     params = llama_cpp.llama_model_default_params()
     params.vocab_only = True
     loaded = llama_cpp.llama_model_load_from_file(model.encode(), params)
@@ -56,13 +56,13 @@ def tokenize(model: str, texts: str, out: str) -> None:
 
 
 def _ids(vocab: object, text: bytes) -> list[int]:
-    """Special tokens are parsed, and none is added."""
+    """Return ids of a text. Special tokens are parsed, and none is added."""
     room = (llama_cpp.llama_token * (len(text) + 16))()
     return room[: llama_cpp.llama_tokenize(vocab, text, len(text), room, len(room), False, True)]
 
 
 def _piece(vocab: object, token: int) -> str:
-    """The bytes of a token, in hexadecimal; none of special ones."""
+    """Return the bytes of a token in hexadecimal, "" for special tokens."""
     room = ctypes.create_string_buffer(1 << 16)
     size = llama_cpp.llama_token_to_piece(vocab, token, room, len(room), 0, False)
     return room.raw[:size].hex()

@@ -1,4 +1,4 @@
-"""A worker whose steps another rank follows, and scenes in front of it."""
+"""A worker whose steps other ranks mirror, and scenes of its requests."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def mirrors(monkeypatch: pytest.MonkeyPatch) -> list[TPMirror]:
-    """All that are made."""
+    """Return the list of all mirrors that are created."""
     created: list[TPMirror] = []
 
     class Known(TPMirror):
@@ -59,7 +59,7 @@ def params(**changes: Any) -> SamplingParams:
 
 
 def play(pair: Path, ranks: TPGroup, scene: Scene, change: Callable[[LLM], object] = lambda llm: None) -> Any:
-    """A scene in front of rank 0's worker, whom the others follow; what came of it, of them None."""
+    """Run a scene on rank 0's worker, which other ranks follow; return its result, None on the others."""
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64, searched_layers="none", ranks=ranks)
     change(llm)
     if ranks.rank:
@@ -92,6 +92,6 @@ def texts(output: RequestOutput) -> list[tuple[str, list[int], str]]:
 
 
 def held(mirror: TPMirror) -> int:
-    """Pages that rows have."""
+    """Return the number of pages that rows hold."""
     engine = mirror.texts.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)

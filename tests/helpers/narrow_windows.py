@@ -1,4 +1,4 @@
-"""Layers with a window that keep nothing behind it, and short passes; what their rows give back is spoilt at once."""
+"""Layers that keep only their windows, and short passes. Freed pages are overwritten at once."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ CHUNK = 32
 SLACK = 40
 PLAYED = "gemma-3"
 SPOILT = 90
-"""Finite, as what a window hides has weight 0 on the torch path."""
+"""Value of overwritten KV: finite, as hidden keys have weight 0 on the torch path."""
 
 
 @contextmanager
 def narrow(slack: int = 0) -> Iterator[None]:
-    """Engines that are made meanwhile keep just a window and `slack` tokens."""
+    """Let engines created within the block keep just a window and `slack` tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvcache_pool, "SLACK", slack)
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
@@ -40,7 +40,7 @@ def narrow(slack: int = 0) -> Iterator[None]:
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Engines that are made meanwhile keep KV of all tokens in all layers."""
+    """Let engines created within the block keep KV of all tokens in all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SharedKV, "_windows", lambda _: None)
         yield
@@ -68,7 +68,7 @@ def llm(home: Path, name: str, **how: Any) -> LLM:
 
 
 def plain(model: LLM, length: int, mode: str = "ar", tokens: int = TOKENS) -> Any:
-    """The texts of whole KV."""
+    """Return the texts of whole KV."""
     with whole():
         model.reset_prefix_cache()
         texts = alone(model, length, mode=mode, tokens=tokens)

@@ -1,4 +1,4 @@
-"""Pages of Markdown as tests look at them: blocks of code, links, headings, and names of files."""
+"""Markdown pages for tests: code blocks, links, headings, and names of files."""
 
 from __future__ import annotations
 

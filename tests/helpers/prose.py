@@ -21,11 +21,11 @@ END = re.compile(r"""(?<=[.!?])(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)[)"'`*]*\s+"
 
 
 class Count(NamedTuple):
-    """Of one page."""
+    """Counts of one page."""
 
     words: int
     sentences: list[str]
-    """Those that are too long."""
+    """Sentences that are too long."""
     paragraphs: list[str]
 
 
@@ -42,7 +42,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def count(text: str) -> Count:
-    """Return what a page of Markdown has."""
+    """Return the counts of a page of Markdown."""
     text_paragraphs = list(paragraphs(text))
     sentences = [sentence for paragraph in text_paragraphs for sentence in END.split(paragraph)]
     return Count(
@@ -53,7 +53,7 @@ def count(text: str) -> Count:
 
 
 def pages() -> list[Path]:
-    """Return the pages that people read, README first."""
+    """Return the pages for readers, README first."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 

@@ -1,7 +1,7 @@
-"""Rules of a file of results: each row says where it comes from, and says of it what the history of the file does.
+"""Rules for a file of results: each row names its origin, in agreement with the history of the file.
 
-(a) A row has machine, level, commit and version of the bench, by itself or by the head of its file. Rows from before
-this was a rule have the commit that recorded them, or the one that they were measured at, as the history has them.
+(a) A row has machine, level, commit and version of the bench, by itself or by the head of its file. Rows older than
+this rule have the commit that recorded them, or the one at which they were measured, as in the history.
 (b) The commit led to the one that recorded the row, and has the bench.
 (c) A measured number stands under one commit, in the file and in earlier versions of it. Where an earlier version was
 wrong, the row says so.
@@ -19,15 +19,15 @@ from tests.helpers.recorded_files import History
 from triforce.bench.results_file import FIELDS
 
 LAST_WITHOUT = "3b483a83"
-"""The last commit before this was a rule."""
+"""The last commit before this rule."""
 
 LABELS = frozenset({*FIELDS, "command", "recorded_in", "mended", "corrected"})
 OLD = "old bench"
 DIGITS = 8
-"""Digits that two measurements do not share by chance."""
+"""Number of digits that two measurements do not share by chance."""
 
 VERSION_AT = ("src/triforce/bench/results_file.py", "src/triforce/bench/provenance.py")
-"""Files that have had the version of the benches, the present one first."""
+"""Files that have held the version of the benches, the current one first."""
 MODULES = (
     (r"\bbenchmarks\.(\w+)", ("benchmarks/{}.py", "benchmarks/{}/__main__.py")),
     (r"\btests\.helpers\.(\w+)", ("tests/helpers/{}/__main__.py",)),
@@ -35,12 +35,12 @@ MODULES = (
     (r"\btriforce (\w+)", ("src/triforce/cli/{}.py",)),
     (r"\bpython (scripts/\w+\.py)", ("{}",)),
 )
-"""Files of a command, by what is written of it."""
+"""Files of a bench, by a pattern of its command."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of results, with what the head of its file says of it."""
+    """A row of results, with the labels of its file's head."""
 
     labels: Mapping[str, Any]
     content: str
@@ -48,14 +48,14 @@ class Row:
     name: str
 
     def stands(self, rows: list[Row]) -> list[Row]:
-        """Return rows with the same measured numbers, or where none was measured, with the same content."""
+        """Return rows with the same measured numbers, or, without measured numbers, with the same content."""
         if self.measured:
             return [row for row in rows if self.measured <= row.measured]
         return [row for row in rows if self.content == row.content]
 
 
 def rows(report: Any, head: Mapping[str, Any] | None = None) -> list[Row]:
-    """Return the rows of a file: lists of them, below a head or not; a report without any is a row itself."""
+    """Return the rows of a file: lists of rows, below a head or not. A report without a list is a row itself."""
     if isinstance(report, list):
         return [_row(row, head or {}) for row in report]
     head = {**(head or {}), **_labels(report)}
@@ -81,7 +81,7 @@ def _row(row: dict[str, Any], head: Mapping[str, Any]) -> Row:
 
 
 def _measured(value: Any, name: str) -> Iterator[float]:
-    """Yield seconds, and what is made a second, if they have all of their digits."""
+    """Yield seconds and rates per second, if they have all of their digits."""
     if isinstance(value, dict):
         for key, child in value.items():
             yield from _measured(child, f"{name} {key}")
@@ -115,7 +115,7 @@ class RecordedFile:
                     self._places.setdefault(number, []).append((version, row.labels["commit"]))
 
     def faults(self) -> list[str]:
-        """Return what is wrong with each row, nothing if all is well."""
+        """Return the faults of each row, an empty list if there are none."""
         faults = list[str]()
         for row in rows(self.report):
             rule_a = "(a)", self._unlabelled(row)
@@ -167,7 +167,7 @@ class RecordedFile:
         return ""
 
     def _contradicted(self, row: Row, number: float) -> str:
-        """Return under which other commit a number stands: the first one is right, and others are told of."""
+        """Return a message if a number stands under another commit: the first commit is right, others are faults."""
         places = self._places.get(number, [])
         label = row.labels.get("commit")
         if places and places[0][1] != label:

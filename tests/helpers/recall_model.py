@@ -1,4 +1,4 @@
-"""A model whose abilities are known: it goes on as the text went on after the same words, as far as its view shows."""
+"""A model of known ability: it continues as the text did after the same words, within its view."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SURE = 20.0
 
 
 class Recaller:
-    """In the place of a decoder. `reach`: how many tokens it sees at most. It notes how many it saw where scored."""
+    """Stands in for a decoder. `reach`: the most tokens that it sees. `sights`: their number at each scored place."""
 
     def __init__(self, llm: LLM, reach: int = 10**9) -> None:
         self.config = llm.target.config
@@ -49,7 +49,7 @@ class Recaller:
 
 
 def match(context: list[int], n: int) -> int:
-    """How many tokens before place n are those at the end."""
+    """Return how many tokens before place n equal those at the end."""
     length = 0
     while length < min(MATCH, n) and context[n - 1 - length] == context[-1 - length]:
         length += 1
@@ -59,7 +59,7 @@ def match(context: list[int], n: int) -> int:
 def subject(
     llm: LLM, model: Recaller, ids: list[int], numbers: EvalConfig | None = None, kind: str = "prose"
 ) -> EvalContext:
-    """That model and one text."""
+    """Return an evaluation context of the model and one text."""
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
@@ -67,5 +67,5 @@ def subject(
 
 
 def noise(length: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
+    """Return random tokens of the tiny vocabulary."""
     return torch.randint(3, 258, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

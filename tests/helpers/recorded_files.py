@@ -1,4 +1,4 @@
-"""Files as they stand in the history of this checkout, read from git in a few calls."""
+"""Files in the history of this checkout, read from git in a few calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def git(*arguments: str, stdin: str = "") -> bytes:
-    """Return what git prints. Raises CalledProcessError where it fails."""
+    """Return git's output. Raises CalledProcessError if git fails."""
     command = ["git", "--no-optional-locks", "-C", str(ROOT), *arguments]
     return subprocess.run(command, input=stdin.encode(), capture_output=True, check=True).stdout
 
@@ -47,7 +47,7 @@ def versions(folder: str) -> dict[str, dict[str, str]]:
 
 
 def contents(names: list[str]) -> list[str | None]:
-    """Return the text of each `commit:path`, None of what is not there."""
+    """Return the text of each `commit:path`, None if it does not exist."""
     printed = BytesIO(git("cat-file", "--batch", stdin="".join(f"{name}\n" for name in names)))
     texts = []
     for _ in names:
@@ -68,12 +68,12 @@ class History:
 
     @classmethod
     def read(cls) -> History:
-        """Return that of this checkout."""
+        """Return the history of this checkout."""
         lines = git("log", "--format=%H %P", "HEAD").decode().splitlines()
         return cls({line[:8]: [name[:8] for name in line.split()[1:]] for line in lines})
 
     def _before(self, commit: str) -> frozenset[str]:
-        """Return a commit and all that led to it, nothing if it did not lead to HEAD."""
+        """Return a commit and its ancestors, an empty set if it is no ancestor of HEAD."""
         ancestors = set[str]()
         pending = [commit] if commit in self._parents else []
         while pending:
@@ -83,5 +83,5 @@ class History:
         return frozenset(ancestors)
 
     def _text(self, commit: str, path: str) -> str | None:
-        """Return the text of a file at a commit, None if it was not there."""
+        """Return the text of a file at a commit, None if it did not exist."""
         return contents([f"{commit}:{path}"])[0]

@@ -1,4 +1,4 @@
-"""Scenes for samplers that must decide alike: random rows, guesses and logits, and what a sampler makes of them.
+"""Scenes for samplers that must decide alike: random rows, guesses and logits, and a sampler's verdict on them.
 
 Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
 """
@@ -45,7 +45,7 @@ class Scene:
     guess: Draft
 
     def pick(self, b: int) -> Scene:
-        """Row b alone, without the columns that pad it."""
+        """Return row b alone, without its padding columns."""
         row_slice = slice(b, b + 1)
         width = int(self.guess.counts_B[b])
         probs_BKV = self.guess.probs_BKV[row_slice, :width]
@@ -67,7 +67,7 @@ def noise_of(rows: list[int], device: torch.device | str = "cpu") -> Noise:
 
 
 def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | None = None) -> Draft:
-    """What a fresh sampler makes of a scene, whose rows are these of the whole."""
+    """Return a fresh sampler's verdict on a scene. rows: their numbers in the whole scene."""
     noise = noise_of(rows or list(range(len(scene.params))))
     sampling = sampler(scene.params, scene.prompts, scene.logits_BJV.shape[-1], coupling(noise))
     guess = replace(scene.guess, probs_BKV=scene.guess.probs_BKV[..., : None if coupling is Rejection else 0])
@@ -75,7 +75,7 @@ def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | No
 
 
 def agree(scene: Scene, sampler: Sampler, coupling: type) -> None:
-    """The sampler decides as the one in torch does."""
+    """Check that the sampler decides as the one in torch does."""
     expected, got = (verdict(scene, compared_sampler, coupling) for compared_sampler in (torch_sampling, sampler))
     for b in scene.live_B.nonzero()[0].tolist():
         count = int(expected.counts_B[b])
@@ -103,7 +103,7 @@ CHOICES: dict[str, list[object]] = {
 
 
 def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
-    """Random rows, ragged, some done; guesses that are good enough to be kept often; logits with ties and with -inf."""
+    """Return random ragged rows, some done, with guesses that are often accepted, and logits with ties and -inf."""
     g = torch.Generator().manual_seed(seed)
 
     def some(high: int, *size: int) -> Tensor:
@@ -139,7 +139,7 @@ def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
 
 
 def laws(sampler: Sampler, logits_BV: Tensor, params: list[SamplingParams]) -> Tensor:
-    """What a sampler says of rows without guesses: (B, V)."""
+    """Return a sampler's laws (B, V) of rows without guesses."""
     B, vocab_size = logits_BV.shape
     prefix = SequenceState(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
     sampling = sampler(params, [1] * B, vocab_size, Rejection(noise_of(list(range(B)))))

@@ -1,4 +1,4 @@
-"""BPE by scores the slow way: of all pairs that make a token the one with the highest score, the leftmost of equals."""
+"""BPE by scores, the slow way: merge the pair whose token has the highest score, the leftmost of equals."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 def encode_by_scores(text: str, ids: Mapping[str, int], scores: Sequence[float]) -> list[int]:
-    """Ids of a text, blanks in it written as U+2581. A character without a token gives its bytes."""
+    """Return the ids of a text with blanks written as U+2581. A character without a token gives its bytes."""
     parts: list[str | None] = list(text)
     left_of = [*range(-1, len(text) - 1)]
     right_of = [*range(1, len(text)), -1]
@@ -24,7 +24,7 @@ def encode_by_scores(text: str, ids: Mapping[str, int], scores: Sequence[float])
     while heap:
         _, left_part, right, merged = heapq.heappop(heap)
         if parts[left_part] is None or parts[right] is None or f"{parts[left_part]}{parts[right]}" != merged:
-            continue  # one of the two has become a part of something else
+            continue  # one of the two was merged before
         parts[left_part], parts[right], right_of[left_part] = merged, None, right_of[right]
         if right_of[right] >= 0:
             left_of[right_of[right]] = left_part

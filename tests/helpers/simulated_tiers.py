@@ -1,4 +1,4 @@
-"""Simulated tiers whose best plan is known: passes cost what is said, and draft tokens are accepted by dice."""
+"""Simulated tiers with a known best plan: passes have given costs, and draft tokens are accepted at random."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LIVE = np.array([True])
 
 
 def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """Plain decoding, and all plans that are weighed, one by one."""
+    """Yield plain decoding, and all plans of the plan space."""
     yield from plan_space(draft, retrieval).plans
 
 
 def values(expected: Estimates) -> dict[Plan, float]:
-    """Tokens per second of each row that are to be expected of each plan, by the mean of the beliefs."""
+    """Return the expected tokens per second of a row for each plan, by the mean of the estimates."""
     space = plan_space(True, True)
     tokens_KZN, seconds_KZN = proposals(space, expected)
     return dict(zip(space.plans, (tokens_KZN / seconds_KZN)[0, 1].tolist(), strict=True))
@@ -36,9 +36,9 @@ def estimates(
     rows: int = 1,
     match_probability: float = 0.0,
 ) -> Estimates:
-    """Estimates that are certain; what n-grams predict, in a share of places, is accepted by its share, too.
+    """Return certain estimates. N-grams match with `match_probability`, and their guesses have a share, too.
 
-    seconds: of a pass of a tier over so many tokens, and of so many tokens of a fused draft.
+    seconds: by tier and tokens, of a pass over these tokens, and of a fused draft of them.
     """
     lower = "ngram", "draft", "retrieval"
     of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in (*lower, "full")}
@@ -52,10 +52,10 @@ def estimates(
 
 @dataclass
 class SimulatedTiers:
-    """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
+    """Tiers by costs, seconds of a pass and of each token, and by shares, the acceptance of each tier's guesses.
 
-    fused_draft: the seconds more that a draft's guesses take, however many are made one after another.
-    budgets: of so many times the usual budget, the seconds more that a retrieval pass takes, and the share kept.
+    fused_draft: added seconds of a draft's guesses, for any number made one after another.
+    budgets: by budget factor, the added seconds of a retrieval pass, and its acceptance.
     """
 
     costs: dict[str, tuple[float, float]]
@@ -73,11 +73,11 @@ class SimulatedTiers:
         return base + per_token * tokens
 
     def seen(self, tier: str, tokens: int) -> float:
-        """Seconds that counters tell of: a pass, or a fused draft."""
+        """Return the seconds that counters record, of a pass or a fused draft."""
         return self.fused_draft + tokens * self.cost(tier, 1) if tier == "draft" else self.cost(tier, tokens)
 
     def estimates(self) -> Estimates:
-        """What there is to know of these tiers, with the usual budget."""
+        """Return the true estimates of these tiers, with the usual budget."""
         self.times = 1.0
         return estimates(self.seen, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
 
@@ -87,7 +87,7 @@ class SimulatedTiers:
         return self.shares.get(tier, 1.0)
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
-        """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
+        """Play one proposal; return its tokens and seconds. The counters of `parts` record it."""
         spent = 0.0
         self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
 
@@ -126,18 +126,18 @@ def steer(
     live_B: Any = LIVE,
     remaining_tokens: Callable[[], int] = lambda: UNKNOWN_LENGTH,
 ) -> None:
-    """Let a controller plan the next proposal, and its tiers go by that."""
+    """Let a controller plan the next proposal, and apply the plan to its tiers."""
     apply_plan(controller.steer(prefix, live_B, remaining_tokens), controller.tiers, prefix, live_B)
 
 
 def force(controller: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
-    """Let a controller and its tiers go by this plan."""
+    """Switch a controller and its tiers to a plan."""
     controller.switch(plan)
     apply_plan(controller.planned, controller.tiers, prefix, live_B)
 
 
 class NoHindsight:
-    """Hindsight on a text in which nothing repeats itself."""
+    """Hindsight on a text without repetition."""
 
     def update(self, prefix: object, b: int) -> int:
         return 0
@@ -147,7 +147,7 @@ class NoHindsight:
 
 
 def simulated_rate(controller: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
-    """Tokens per second of simulated tiers under a controller."""
+    """Return tokens per second of simulated tiers under a controller."""
     controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
@@ -160,7 +160,7 @@ def simulated_rate(controller: PlanController, prefix: Any, simulated: Simulated
 
 
 def fixed(plan: Plan, simulated: SimulatedTiers, proposals: int = 4000) -> float:
-    """Tokens per second of simulated tiers under one plan, with dice of their own."""
+    """Return tokens per second of simulated tiers under one plan, with random numbers of their own."""
     simulated = replace(simulated, dice=random.Random(7))
     tokens, seconds = (sum(series) for series in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

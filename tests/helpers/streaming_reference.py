@@ -1,4 +1,4 @@
-"""StreamingLLM written out token by token, which the draft's view is compared with.
+"""StreamingLLM written out token by token, the reference of the draft's view.
 
 It keeps every key unrotated, gathers [sinks | window] for each query, and rotates each key to its place in that list,
 as Xiao et al. 2023 describe it.
@@ -27,7 +27,7 @@ SLACK = 6
 
 
 class Slow:
-    """One row; nothing is ever forgotten but by `cut`."""
+    """One row that keeps all keys. Only `cut` removes any."""
 
     def __init__(self, config: ModelConfig, sinks: int, window: int) -> None:
         self.config = config
@@ -88,7 +88,7 @@ def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW
 
 
 def in_pieces(cache: StreamingView, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
-    """The logits of a text fed in passes of any size."""
+    """Return the logits of a text fed in passes of random sizes."""
     logits = []
     while ids:
         count = chance.randint(1, cache.slack)

@@ -1,4 +1,4 @@
-"""Structured fuzz: cases of one kind by their seeds, opened in forked processes. A run that was cut off goes on.
+"""Structured fuzz: cases of one kind by their seeds, opened in forked processes. An interrupted run resumes.
 
 `python -m tests.helpers.structured_fuzz KIND [--count N] [--first SEED] [--file FILE]`. A kind is a module of
 tests/helpers/fuzz_kinds with two functions: `make_case(random, folder)` writes a case into an empty folder, and
@@ -28,10 +28,10 @@ from tests.helpers.resumed_run import digest
 
 KINDS = sorted(file.stem for file in (Path(__file__).parent / "fuzz_kinds").glob("*.py"))
 TOGETHER = 25
-"""Cases that a process opens one by one: a fork of what has imported torch takes longer than most of them."""
+"""Cases per process: a fork of a process with torch takes longer than most cases."""
 
 Maker = Callable[[Random, Path], None]
-"""Writes a case into an empty folder: the same one for the same random numbers."""
+"""Writes a case into an empty folder, the same one for the same random numbers."""
 
 
 class FuzzRun:
@@ -45,7 +45,7 @@ class FuzzRun:
         self._process: CaseProcess | None = None
 
     def cases(self, count: int, seed: int = 0, file: Path | None = None) -> Iterator[Outcome]:
-        """Yield the outcomes of `count` cases from `seed` on, each as it is known.
+        """Yield the outcomes of `count` cases from `seed` on, each as soon as it is known.
 
         file: has the outcomes of an earlier run of this kind and this code; those cases are not run again.
         """
@@ -63,7 +63,7 @@ class FuzzRun:
                 self._process.end()
 
     def _outcome(self, number: int) -> Outcome:
-        """Make and open a case; once more where it took too long, as a machine may stall."""
+        """Make and open a case; retry it once if it took too long, as a machine may stall."""
         for is_retry in (False, True):
             with tempfile.TemporaryDirectory(prefix="fuzz-", ignore_cleanup_errors=True) as folder:
                 self._make_case(Random(f"{self.kind} {number}"), Path(folder))
@@ -92,7 +92,7 @@ def run_kind(kind: str, count: int, seed: int = 0, file: Path | None = None) -> 
 
 
 def open_wholes(wholes: Sequence[Callable[[Path], object]], open_case: Opener) -> None:
-    """Open cases that have no fault in this process. What stays of them is no garbage that each fork looks through."""
+    """Open cases without faults in this process. Their objects are frozen, so that forks do not collect them."""
     with computing_alone():
         for make_whole in wholes:
             with tempfile.TemporaryDirectory(prefix="fuzz-") as folder, redirect_stdout(StringIO()):
@@ -103,7 +103,7 @@ def open_wholes(wholes: Sequence[Callable[[Path], object]], open_case: Opener) -
 
 
 def _known(file: Path, kind: str) -> dict[int, Outcome]:
-    """Return outcomes by seed; begin the file anew where it is of another kind or of other code."""
+    """Return outcomes by seed. A file of another kind or of other code is restarted."""
     head = f"{kind} {digest(['src', 'csrc', 'tests'])}"
     recorded_head, *lines = file.read_text().splitlines() if file.exists() else [""]
     complete_lines = (
@@ -116,7 +116,7 @@ def _known(file: Path, kind: str) -> dict[int, Outcome]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run cases; print those that will not do, and how many there were."""
+    """Run cases; print those with faults, and their number."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("--count", type=int, default=10_000)
@@ -141,6 +141,6 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory(prefix="fuzz-cache-") as own_cache:  # files that pass a trial are noted there
+    with tempfile.TemporaryDirectory(prefix="fuzz-cache-") as own_cache:  # files that pass a trial are recorded there
         os.environ["XDG_CACHE_HOME"] = own_cache
         sys.exit(main())

@@ -1,4 +1,4 @@
-"""Ranks without processes: each is a thread, and what they tell each other lies in a list."""
+"""Ranks without processes: each is a thread, and they exchange values through a list."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from triforce.distributed.group import TPGroup
 from triforce.errors import RankError
 
 T = TypeVar("T")
-PATIENCE = 60  # seconds; only a test that fails waits for it
+PATIENCE = 60  # seconds; only a failing test waits so long
 
 
 class Threads(TPGroup):
-    """`exact`: as in `TPGroup`."""
+    """A rank that is a thread. `exact`: as in `TPGroup`."""
 
     def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:
         self.rank = rank
@@ -50,7 +50,7 @@ class Threads(TPGroup):
         self._all("barrier", None)
 
     def _all(self, what: str, mine: Any) -> list[Any]:
-        """What each rank brings. Processes would wait for each other in vain where their calls differ."""
+        """Return the values of all ranks. Raises RankError if their calls differ, where processes would deadlock."""
         self._brought[self.rank] = what, mine
         self._barrier.wait(PATIENCE)
         everything = list(self._brought)
@@ -61,7 +61,7 @@ class Threads(TPGroup):
 
 
 def together(count: int, run: Callable[[TPGroup], T], exact: bool = True) -> list[T]:
-    """What each of `count` ranks makes of it; if some fail, the error of the first that was not merely left alone."""
+    """Return the results of `count` ranks. If some fail, raise the first error that is no consequence of another's."""
     barrier = threading.Barrier(count)
     brought = [None] * count
     results: list[Any] = [None] * count

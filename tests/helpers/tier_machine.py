@@ -46,7 +46,7 @@ def some_tokens(chance: Random, max_count: int) -> list[int]:
 
 
 def seen_by(lower: RetrievalView, b: int) -> Seen:
-    """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
+    """Return the tokens that row b's selection lets a query see; slots are looked up in the page table."""
     choice = lower.selections[b].pages
     pool = lower.full.pool
     row = lower.full.rows[b]
@@ -65,7 +65,7 @@ def seen_by(lower: RetrievalView, b: int) -> Seen:
 
 
 class Tiers(RuleBasedStateMachine):
-    """Row b has the committed text `texts[b]`, and the lower view holds `ahead[b]` beyond it, with what each saw."""
+    """Row b has the committed text `texts[b]`; the lower view holds guesses `ahead[b]` after it, with their sight."""
 
     @initialize(
         seed=SEEDS,
@@ -100,7 +100,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def guess(self, seed: int) -> None:
-        """A pass of the lower view: it shows what was chosen, and leaves what is committed alone."""
+        """Run a pass of the lower view: it sees its selection, and does not change committed KV."""
         chance = Random(seed)
         room = [LONGEST - len(self.texts[b]) - len(self.ahead[b]) for b in self.rows]
         fed = [some_tokens(chance, min(4, free)) for free in room]
@@ -117,7 +117,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def refuse_inside(self, seed: int) -> None:
-        """The lower view's own verification refuses some of what was guessed below it."""
+        """Reject some guesses by the lower view's own verification."""
         chance = Random(seed)
         for guesses in self.ahead:
             del guesses[chance.randint(0, len(guesses)) :]
@@ -126,7 +126,7 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def verify(self, seed: int) -> None:
-        """The exact view verifies the guesses, and some that were drawn but not fed below; any number is kept."""
+        """Verify the guesses by the exact view, and some that were drawn but not fed below; accept any number."""
         chance = Random(seed)
         fed: list[list[int]] = []
         for ids, guesses in zip(self.texts, self.ahead, strict=True):
@@ -148,7 +148,7 @@ class Tiers(RuleBasedStateMachine):
                 self.ahead[b] = []
         lengths_B = ints([*map(len, self.texts)])
         self.full.rewind(lengths_B)
-        # A row that was not live keeps what the lower view holds of it.
+        # A row that was not live keeps its guesses in the lower view.
         self.view.rewind(lengths_B + ints([*map(len, self.ahead)]))
         self._poison()
 
@@ -166,7 +166,7 @@ class Tiers(RuleBasedStateMachine):
             assert_holds(self.full, b, self.truths[b])
 
     def teardown(self) -> None:
-        """Once more from scratch: the oracle has grown step by step too."""
+        """Check once more against a fresh prefill, as the oracle has grown step by step, too."""
         for b in self.rows if hasattr(self, "ahead") else ():
             assert_holds(self.full, b, dense(DECODER, self.texts[b]))
             assert_holds(self.full.row(b), 0, dense(DECODER, self.texts[b]))
@@ -175,7 +175,7 @@ class Tiers(RuleBasedStateMachine):
         return torch.stack([self.pool.kv.keys_LGSD[:, :, slots_N], self.pool.kv.values_LGSD[:, :, slots_N]])
 
     def _ahead_logits(self, b: int) -> Tensor:
-        """One guess after the other, each with what it could read, on top of an exact prefill."""
+        """Return logits of one guess after another, each with its own sight, on top of an exact prefill."""
         cache = self.truths[b].copy()
         logits = []
         for token, cache.seen in self.ahead[b]:

@@ -22,7 +22,7 @@ MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ng
 
 
 def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
-    """A target and a draft in a folder; the draft's heads are too small for native kernels, unless changed."""
+    """Write a target and a draft to a folder. The draft's heads are too small for native kernels, unless changed."""
     draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1) | draft
     for name, size in (("target", {}), ("draft", draft_size)):
         save(tiny_model(max_position_embeddings=CONTEXT, **size), folder / name)
@@ -31,7 +31,7 @@ def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny target and a tiny draft."""
+    """Return a folder with a tiny target and a tiny draft."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder)
     return folder
@@ -62,7 +62,7 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 @contextmanager
 def counted(model: Decoder) -> Iterator[list[int]]:
-    """The number of tokens of each pass through `model`."""
+    """Record the number of tokens of each pass through `model`."""
     passes: list[int] = []
     plain = Decoder.__call__
     plain_parts = Decoder.observe_parts

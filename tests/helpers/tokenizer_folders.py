@@ -1,4 +1,4 @@
-"""Folders of tokenizer files, as publishers and earlier versions of transformers write them."""
+"""Folders of tokenizer files as publishers and earlier versions of transformers write them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def with_bos(folder: Path) -> None:
 
 
 def asked_for_bos(folder: Path) -> None:
-    """What tokenizer.json does counts."""
+    """The config asks for begin and end tokens, but tokenizer.json decides."""
     byte_level(folder)
     edit(folder / "tokenizer_config.json", add_bos_token=True, add_eos_token=True)
 
@@ -39,7 +39,7 @@ def with_tokens_in_the_config(folder: Path) -> None:
 
 
 def found_otherwise(folder: Path) -> None:
-    """The config has the last word on how a token is found in a text, and on which are special."""
+    """The config decides how tokens are matched in a text, and which are special."""
     byte_level(folder)
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     decoder = {
@@ -84,7 +84,7 @@ def set_class(folder: Path, name: str) -> None:
 
 
 def called(name: str, make: Callable[[Path], None] = byte_level) -> Callable[[Path], None]:
-    """The same files, of another class."""
+    """Return a writer of the same files with another tokenizer class."""
 
     def make_and_call(folder: Path) -> None:
         make(folder)

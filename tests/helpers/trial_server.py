@@ -1,4 +1,4 @@
-"""Trials as `sandbox.tried` makes them, in forks of a small process that has imported what they need.
+"""Trials as `sandbox.tried` makes them, in forks of a small process with the necessary imports.
 
 A fork of a process that has imported torch takes longer than most trials of tokenizers.
 """
@@ -19,7 +19,7 @@ from triforce.sandbox import TrialLimits, answer_in
 
 
 class TrialServer:
-    """The process, which lasts as long as this one. Forks of this process use it one after the other."""
+    """The process, which lives as long as this one. Forks of this process use it one after another."""
 
     def __init__(self, module: str) -> None:
         command = [sys.executable, "-m", __name__, module]
@@ -38,7 +38,7 @@ class TrialServer:
         request = [next(self._numbers), str(task), function]
         self._process.stdin.write(json.dumps([request, task, astuple(limits)]) + "\n")
         self._process.stdin.flush()
-        for line in self._process.stdout:  # the first may be that of a case that took too long
+        for line in self._process.stdout:  # the first answer may be of an earlier case that took too long
             answered, answer = json.loads(line)
             if answered == request:
                 return answer_in(answer, limits)

@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file beside llama.cpp's."""
+"""Comparison of a GGUF file's tokenizer with llama.cpp's."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from triforce.checkpoint.tokenizer import Tokenizer
 
 @dataclass(frozen=True)
 class Compared:
-    """What was compared, and what is not the same."""
+    """The compared values, and the differences."""
 
     tokens: int
     """Ids of all texts."""
     texts: list[str]
-    """Those whose ids differ."""
+    """Texts whose ids differ."""
     ends: list[str]
     """Tokens that begin and end texts, as far as they differ."""
     pieces: list[str]
-    """Bytes of tokens, as far as they differ. llama.cpp hides those that stand for holes in code, whatever they are."""
+    """Differing bytes of tokens. llama.cpp hides tokens that stand for holes in code."""
 
 
 def compare(file: Path, texts: Sequence[str]) -> Compared:
-    """Compare ids of texts, and all that a tokenizer says of itself. Raises ModelError for one that is refused.
+    """Compare ids of texts, and a tokenizer's settings. Raises ModelError for a refused tokenizer.
 
     llama.cpp gets texts composed where the model's own tokenizer composes them, which llama.cpp's does not.
     Texts with `</s>` are left out where that is a normal token: llama.cpp ends texts at it, and we do not.
@@ -48,7 +48,7 @@ def compare(file: Path, texts: Sequence[str]) -> Compared:
     pieces = [b"" if i in tokenizer.special_ids else piece for i, piece in enumerate(tokenizer.all_bytes())]
     our_facts = {"adds_bos": ours.adds_bos, "adds_eos": ours.adds_eos, "eos_ids": sorted(ours.eos_ids)}
     ends = [f"{name}: {theirs[name]}, ours {mine}" for name, mine in our_facts.items() if mine != theirs[name]]
-    piece_pairs = zip(pieces, map(bytes.fromhex, theirs["pieces"]), strict=False)  # theirs go on with unused ones
+    piece_pairs = zip(pieces, map(bytes.fromhex, theirs["pieces"]), strict=False)  # theirs has unused tokens at the end
     strange = [f"token {i} is {piece!r}, ours {mine!r}" for i, (mine, piece) in enumerate(piece_pairs) if mine != piece]
     ids = [encoded.ids for encoded in core.encode_batch(texts, add_special_tokens=False)]
     differing = [text for text, mine, their_ids in zip(texts, ids, theirs["ids"], strict=True) if mine != their_ids]

@@ -1,4 +1,4 @@
-"""A folder of two texts that `triforce watch` reads into a disk cache, and what is kept of it."""
+"""A folder of two texts that `triforce watch` prefills into a disk cache, and checks of that cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WORDS = "the spring of hope "
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two texts; reading from a disk cache takes no time, and nobody is given way to."""
+    """Return a folder of two texts. Reads from a disk cache take no measured time, and `os.nice` does nothing."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(os, "nice", lambda _: 0)
     (tmp_path / "texts").mkdir()
@@ -42,7 +42,7 @@ def watch_once(pair: Path, folder: Path, cache: Path, *options: str) -> int:
 
 
 def asked(pair: Path, file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `generate` tells of a document that was read."""
+    """Return the JSON report of `generate` on a prefilled document."""
     command = ["generate", *models(pair), "--chat", "--prompt-file", str(file), "--disk-cache", str(cache)]
     assert main([*command, "-n", "2", "--ignore-eos", "--json"]) == 0
     report: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -50,5 +50,5 @@ def asked(pair: Path, file: Path, cache: Path, capsys: pytest.CaptureFixture[str
 
 
 def kept(report: dict[str, Any]) -> bool:
-    """Whether all that could be kept of a prompt was read before."""
+    """Whether all segments of a prompt were restored from the cache."""
     return bool(report["cached_tokens"] >= (report["prompt_tokens"] - 40) // SEGMENT * SEGMENT > 0)

@@ -1,4 +1,4 @@
-"""Every way that tiers of Markov chains can go, through the real decision code, and its probability.
+"""Enumeration of all branches of tiers of Markov chains, through the real decision code, with their probabilities.
 
 A chain reads its context from its memory of the tokens it was fed, not from the text, so a memory that is not rewound
 is a wrong law. Its laws lie on a palette for which a few cells have every threshold of a decision (p / q, and the
@@ -58,7 +58,7 @@ class TierStack:
         return below
 
     def play(self, branches: Branches, noise: object) -> Branches:
-        """One proposal of the top tier, as `engine.Batch.step` makes it."""
+        """Run one proposal of the top tier, as `SequenceBatch.step` does."""
         rows = len(branches.ids_BS)
         coupling = self.coupling(noise)
         prompts = [len(self.prompt)] * rows
@@ -79,7 +79,7 @@ class TierStack:
         return Branches(ids_BS, seen_B + 1, memories, torch.ones(branches, dtype=torch.bool), weights_B)
 
     def sequence(self, branches: Branches, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
-        """The real sequence that takes the tokens of a branch: it ends at a stop token, or at the horizon."""
+        """Return a real sequence for the tokens of a branch: it ends at a stop token, or at the horizon."""
         sequence = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = branches.ids_BS[b, len(self.prompt) : int(branches.lengths_B[b])].tolist()
         sequence.accept(tokens, [""] * len(tokens), horizon)
@@ -87,7 +87,7 @@ class TierStack:
 
 
 def expand(stack: TierStack, branches: Branches) -> Branches:
-    """Every way one proposal can go from every branch: a string of digits that proves too short gets longer."""
+    """Return all outcomes of one proposal from every branch. A string of digits that is too short is extended."""
     of_B = torch.arange(len(branches.ids_BS))
     digits_BD = torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
     chances_B = torch.ones(len(of_B), dtype=torch.float64)
@@ -121,7 +121,7 @@ def joined(parts: list[Branches]) -> Branches:
 
 
 def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> Law:
-    """The exact law of the text that a stack of tiers makes."""
+    """Return the exact law of a stack's text."""
     branches = stack.start(horizon)
     while branches.live_B.any():
         branches = expand(stack, branches)
@@ -136,7 +136,7 @@ def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> L
 def chain_law(
     next_law: Callable[[tuple[int, ...]], list[float]], horizon: int, stop: frozenset[int] = frozenset()
 ) -> Law:
-    """The law of texts whose next token follows `next_law` of the new tokens so far."""
+    """Return the law of texts whose next token follows `next_law` of the new tokens so far."""
     ended: Law = {}
     growing: Law = {(): 1.0}
     while growing:
@@ -149,5 +149,5 @@ def chain_law(
 
 
 def distance(a: Law, b: Law) -> float:
-    """The largest difference of a probability."""
+    """Return the largest difference of a probability."""
     return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())

@@ -1,4 +1,4 @@
-"""Hypothesis tests that say what they could have seen.
+"""Hypothesis tests that report the smallest deviation they detect.
 
 Shape suffixes: B texts, T tokens, V vocabulary, W windows.
 """
@@ -12,14 +12,14 @@ from torch import Tensor
 ALPHA = 1e-4
 POWER = 0.99
 SPARSE = 5.0
-"""Cells expected fewer times are counted together."""
+"""Cells with a smaller expected count are merged."""
 
 
 def surprise(observed: Tensor, expected: Tensor, groups: int = 1) -> float:
-    """The p-value of a G-test of counts against the expected ones; the totals of `groups` parts of them are fixed."""
+    """Return the p-value of a G-test of counts against expected ones. The totals of `groups` parts are fixed."""
     rare = expected < SPARSE
     if observed[rare].sum() > 0 and expected[rare].sum() == 0:
-        return 0.0  # the impossible has happened
+        return 0.0  # an impossible cell has counts
     observed = torch.cat([observed[~rare], observed[rare].sum()[None]]).double()
     expected = torch.cat([expected[~rare], expected[rare].sum()[None]]).double()
     occupied = observed > 0
@@ -28,7 +28,7 @@ def surprise(observed: Tensor, expected: Tensor, groups: int = 1) -> float:
 
 
 def detectable(samples: int, df: int) -> float:
-    """The least total variation that a test at level ALPHA finds with probability POWER, in whatever direction.
+    """Return the least total variation that a test at level ALPHA finds with probability POWER, in any direction.
 
     A law at total variation d from the expected one has a chi-square divergence of at least (2 d)^2 (Cauchy-Schwarz),
     so that the statistic is non-central chi-square with non-centrality of at least 4 d^2 samples.
@@ -39,7 +39,7 @@ def detectable(samples: int, df: int) -> float:
 
 
 def ranks(texts_BT: Tensor, laws_BTV: Tensor, likings_BTV: Tensor) -> Tensor:
-    """Rosenblatt's transform of texts: independent uniforms, if each token follows its law given those before it.
+    """Return Rosenblatt's transform of texts: independent uniforms, if each token follows its law given those before.
 
     A token's share of [0, 1) is its law, in ascending order of `likings`; the place within the share is drawn.
     """

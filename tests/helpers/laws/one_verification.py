@@ -1,8 +1,8 @@
 """One call of `rejection` or `block` for arbitrary laws, integrated over its noise.
 
 The unit cube of a row's uniforms is cut at thresholds that are computed here, independently: p / q for each guess (or
-what `block` has in its place), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome
-must not change: it is looked at in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
+the chances of `block`), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome must not
+change: it is evaluated in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
 probabilities.
 
 Shape suffixes: K guesses, J = K + 1 uniforms and columns, N cells, P points of a cell, V vocabulary.
@@ -39,7 +39,7 @@ PROMPT = (0, 1, 1)
 
 
 def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float = 0.0) -> NextLaw:
-    """Random next-token laws by the real processor; a share `likeness` of the logits is the same for all seeds."""
+    """Return random next-token laws by the real processor; a share `likeness` of the logits is equal for all seeds."""
 
     def next_law(text: Text) -> list[float]:
         own_normals, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
@@ -62,16 +62,16 @@ def _normals(key: tuple[int, ...], n: int) -> Tensor:
 @dataclass(frozen=True)
 class Cell:
     guess: Text
-    weight: float  # of the guess, times the cell's volume
-    edges: list[Interval]  # of the draw, then of each guess
+    weight: float  # probability of the guess, times the cell's volume
+    edges: list[Interval]  # for the draw, then for each guess
 
 
 Cut = Callable[[NextLaw, NextLaw, Text], Iterator[list[Interval]]]
-"""The edges of the cells of a guess: of the draw, then of each of its tokens."""
+"""Yields the edges of the cells of a guess: for the draw, then for each of its tokens."""
 
 
 def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
-    """All cells of positive volume, for drafts of `count` guesses, each drawn from q."""
+    """Yield all cells of positive volume, for drafts of `count` guesses, each drawn from q."""
     for guess in product(range(len(q(()))), repeat=count):
         weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
         for edges in cut(p, q, guess) if weight else ():
@@ -80,7 +80,7 @@ def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
 
 
 def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
-    """A token is kept below p / q; the draw is from p, or from max(p - q, 0) after a refusal."""
+    """A token is accepted below p / q; the draw is from p, or from max(p - q, 0) after a rejection."""
     count = len(guess)
     thresholds = [min(1.0, p(guess[:j])[token] / q(guess[:j])[token]) for j, token in enumerate(guess)]
     for accepted in range(count + 1):
@@ -91,7 +91,7 @@ def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
 
 
 def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
-    """The last token that is below its threshold is kept with all before it (Sun et al. 2024, equations 3 and 4)."""
+    """The last token below its threshold is accepted with all before it (Sun et al. 2024, equations 3 and 4)."""
     count = len(guess)
     reaches = reaches_of(p, q, guess)
     rests = [owed(reach, p, q, guess, accepted) for accepted, reach in enumerate(reaches)]
@@ -107,24 +107,24 @@ def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
 
 
 def reaches_of(p: NextLaw, q: NextLaw, guess: Text) -> list[float]:
-    """The chance that a block keeps at least 0, 1, ... of these guesses, where they are made."""
+    """Return the chances that a block accepts at least 0, 1, ... of these guesses, given that they are proposed."""
     ratios = (p(guess[:j])[token] / q(guess[:j])[token] for j, token in enumerate(guess))
     return [*accumulate(ratios, lambda reach, ratio: min(1.0, reach * ratio), initial=1.0)]
 
 
 def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, accepted: int) -> list[float]:
-    """max(reach p - q, 0) behind the guesses kept; q = 0 behind the last one."""
+    """Return max(reach p - q, 0) after the accepted guesses; q = 0 after the last one."""
     proposal_law = q(guess[:accepted]) if accepted < len(guess) else [0.0] * len(p(()))
     return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:accepted]), proposal_law, strict=True)]
 
 
 def draws(law: list[float]) -> list[Interval]:
-    """The part of [0, 1) of each token of these weights."""
+    """Return the interval of [0, 1) of each token, by weights."""
     return list(pairwise([0.0, *(total / sum(law) for total in accumulate(law))])) if sum(law) else []
 
 
 class Given:
-    """These uniforms, whatever is asked for."""
+    """Noise that returns given uniforms for any call."""
 
     def __init__(self, uniforms_BJ: Tensor) -> None:
         self.uniforms_BJ = uniforms_BJ
@@ -134,12 +134,12 @@ class Given:
 
 
 def in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Looked up when called: mutants.py may have replaced it."""
+    """Decide by `rejection`, looked up at the call, as a mutant may replace it."""
     return couplings.rejection(draft, probs_BJV, uniforms_BJ)
 
 
 def block_in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of `block`."""
+    """Decide by `block`, looked up at the call."""
     return couplings.block(draft, probs_BJV, uniforms_BJ)
 
 
@@ -148,7 +148,7 @@ def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor
 
 
 def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """`rejection` as a fused sampler decides, from logits that are the logarithms of these laws."""
+    """Decide by a fused sampler's `rejection`, from logits that are the logarithms of the laws."""
     B, _, V = probs_BJV.shape
     sampling = sampler([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
     prefix = SequenceState(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
@@ -158,7 +158,7 @@ def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor
 
 
 def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
-    """What is emitted in each cell, for drafts of each of these counts, all in one ragged batch."""
+    """Return the emitted tokens of each cell, for drafts of each of `counts`, all in one ragged batch."""
     cut = as_a_block if decide is block_in_torch else one_by_one
     listed = [(count, cell) for count in counts for cell in cells(p, q, count, cut)]
     draft, laws_p = batch(p, q, listed, max(counts))
@@ -175,7 +175,7 @@ def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_
 
 
 def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tuple[Draft, Tensor]:
-    """The guesses of all cells as one draft, and the laws that judge them; what pads them is noise."""
+    """Return the guesses of all cells as one draft, and the laws that judge them; padding is random."""
     V = len(p(()))
     generator = torch.Generator().manual_seed(5)
     counts_B = ints([count for count, _ in listed])
@@ -191,7 +191,7 @@ def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tup
 
 
 def looks(edges: list[list[Interval]], J: int) -> Tensor:
-    """Points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all their values."""
+    """Return points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all values."""
     unit_interval = (0.0, 1.0)
     edges_NJ2 = torch.tensor([e + [unit_interval] * (J - len(e)) for e in edges], dtype=torch.float64)
     corners_PJ = torch.tensor([*product(unit_interval, repeat=J), (0.5,) * J], dtype=torch.float64)
@@ -201,7 +201,7 @@ def looks(edges: list[list[Interval]], J: int) -> Tensor:
 
 
 def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, Law]:
-    """For each count, the law of `max(counts) + 1` tokens: what is emitted, continued by p."""
+    """Return for each count the law of `max(counts) + 1` tokens: the emitted ones, continued by p."""
     laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
         for full_text, weight in continued(p, text, cell.weight, max(counts) + 1).items():
@@ -210,7 +210,7 @@ def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide =
 
 
 def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
-    """The law of texts of `length` tokens that begin with `text` and go on by p."""
+    """Return the law of texts of `length` tokens that begin with `text` and go on by p."""
     growing = {text: weight}
     for _ in range(length - len(text)):
         growing = {(*t, v): w * x for t, w in growing.items() for v, x in enumerate(p(t))}
@@ -218,13 +218,13 @@ def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
 
 
 def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
-    """How far what is emitted, continued by p, is from p: the largest total variation of all counts."""
+    """Return the largest total variation, over all counts, of the emitted tokens, continued by p, from p."""
     truth = continued(p, (), 1.0, max(counts) + 1)
     return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
 def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:
-    """For each count, the probability that at least 1, 2, ... guesses are kept."""
+    """Return for each count the probability that at least 1, 2, ... guesses are accepted."""
     chances = {count: [0.0] * count for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
         for j in range(len(text) - 1):

@@ -1,4 +1,4 @@
-"""A tiny target with grouped queries and a draft that resembles it, and the engine run on them."""
+"""A tiny target with grouped queries and a draft that resembles it, and engine runs on them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SETTING = SpeculativeConfig(
 def decoder(
     layers: int, noise: float, parts: Architecture = LLAMA, D: int = D, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """The first layers of one random model, with so much noise on their weights; perhaps with experts."""
+    """Return the first layers of one random model, with a share `noise` of other weights; perhaps with experts."""
     common = torch.Generator().manual_seed(1)
     layer_random = torch.Generator().manual_seed(layers)
 
@@ -72,11 +72,11 @@ def decoder(
 MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 WINDOWED = Architecture(kinds=(LayerKind(window=40), LayerKind()), experts=Experts(4, 2, renormalised=True))
 MIXTURE = ModelSet(decoder(LAYERS, 0.0, WINDOWED), MODELS.draft)
-"""A target with a window and experts."""
+"""Models with a target that has a window and experts."""
 
 
 def native_mixture() -> ModelSet:
-    """Return the like with heads and a type that native kernels take."""
+    """Return such models with a head size and a type that native kernels take."""
     return ModelSet(decoder(LAYERS, 0.0, WINDOWED, D=16, dtype=torch.bfloat16), MODELS.draft)
 
 
@@ -89,7 +89,7 @@ def started(
     setting: SpeculativeConfig = SETTING,
     models: ModelSet = MODELS,
 ) -> SequenceBatch:
-    """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
+    """Return a prefilled ragged batch: row b is choice `first_row + b`, of that prompt modulo their number."""
     sequences = [
         TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first_row + row) for row in range(rows)
     ]
@@ -99,7 +99,7 @@ def started(
 
 
 def finished(batch: SequenceBatch) -> Tensor:
-    """The new tokens of each row, (B, max_tokens)."""
+    """Decode to the end; return the new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
     return torch.tensor([sequence.tokens for sequence in batch.sequences])
@@ -107,7 +107,7 @@ def finished(batch: SequenceBatch) -> Tensor:
 
 @torch.no_grad()
 def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
-    """The law of each of these tokens given those before it, (B, T, V): plain dense passes and the real processor."""
+    """Return the law of each token given those before, (B, T, V): plain dense passes and the real processor."""
     laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
     for first_row, prompt in enumerate(PROMPTS):
         for rows in torch.arange(first_row, len(texts_BT), len(PROMPTS)).split(64):

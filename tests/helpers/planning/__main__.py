@@ -15,9 +15,9 @@ from triforce.cli.options import json_file
 
 
 def rows(all_cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Of texts of each length: the least part of plain decoding, the mean and the least part of the best fixed plan.
+    """Return by length the least share of plain decoding's rate, and mean and least share of the best fixed plan's.
 
-    The last one is of texts in which something pays.
+    The last one covers only texts in which speculation pays.
     """
     rows_by_length = []
     for length in LENGTHS:
@@ -30,13 +30,13 @@ def rows(all_cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 def summary(all_cells: Sequence[Cell]) -> str:
-    """The same in one line."""
+    """Return the rows in one line."""
     names = "least_of_plain", "mean_of_best", "least_where_it_pays"
     return " | ".join(" ".join(f"{row[name]:5.2f}" for name in names) for row in rows(all_cells))
 
 
 def main() -> None:
-    """Print the table of each world, and of all together."""
+    """Print the table of each world, and the table over all."""
     parser = argparse.ArgumentParser(prog="python -m tests.helpers.planning", description=__doc__)
     parser.add_argument("word", nargs="?", default="", help="worlds with this in their names (default: all)")
     json_file(parser)

@@ -14,14 +14,14 @@ from triforce.planner.cost_model import FILE_PASSES
 
 LENGTHS = 64, 256, 1024  # tokens of a text
 TUNED = "anthony-", "abraham-", "aio-libs"
-"""Texts that `PlannerConfig` was tuned on; the others judge it."""
-WARMING = "anthony-", 200  # a text that a process has written before, and its tokens
-PAYS = 1.3  # times plain decoding's rate, from which a text counts as one in which something pays
+"""Texts for tuning `PlannerConfig`. The others test it."""
+WARMING = "anthony-", 200  # an earlier text of the process, and its tokens
+PAYS = 1.3  # speedup over plain decoding from which speculation pays on a text
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mode auto on one text of one length: its rate over plain decoding's, and over the best fixed plan's."""
+    """Mode auto on one text of one length: its rate relative to plain decoding, and to the best fixed plan."""
 
     world: str
     trace: str
@@ -37,12 +37,12 @@ class Cell:
 
 
 def judging() -> list[Trace]:
-    """The traces that nothing was tuned on."""
+    """Return the traces that were not used for tuning."""
     return [trace for trace in traces().values() if not trace.name.endswith(TUNED)]
 
 
 def cells(world: World, played_traces: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
-    """Mode auto on each trace that suits a world, as long as each of the lengths, one text after the other."""
+    """Yield mode auto's cells on each trace that suits a world, for texts of each length one after another."""
     for trace in played_traces:
         if world.suits(trace):
             costs = warmed(trace, world)
@@ -53,7 +53,7 @@ def cells(world: World, played_traces: Iterable[Trace], lengths: Sequence[int] =
 
 
 def warmed(trace: Trace, world: World) -> CostModel:
-    """What a process knows that has read its profile and written another text of the kind; nothing where it is cold."""
+    """Return the costs of a process with a profile and an earlier similar text; empty costs if the world is cold."""
     costs = profile(trace, world)
     who, tokens = WARMING
     for earlier_trace in traces().values() if world.known_seconds else ():
@@ -73,7 +73,7 @@ def warmed(trace: Trace, world: World) -> CostModel:
 
 
 def profile(trace: Trace, world: World) -> CostModel:
-    """The costs that a file holds, of passes that took as long as the world `before`."""
+    """Return the costs of a profile whose passes took the world's `known_seconds`."""
     costs = CostModel(level=world.level)
     dice = random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
@@ -91,7 +91,7 @@ def profile(trace: Trace, world: World) -> CostModel:
 
 
 def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, Plan]:
-    """Tokens per second of plain decoding and of the best fixed plan in hindsight, and that plan."""
+    """Return tokens per second of plain decoding and of the best fixed plan in hindsight, and that plan."""
     prompt = world.keys * trace.prompt
     budgets = [(), ((prompt.bit_length(), 2.0),)] if prompt > 9000 else [()]
     plans = [Plan(), *fixed_plans(world.draft, prompt > 2048, budgets)]
@@ -100,7 +100,7 @@ def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, P
 
 
 def fixed_rate(trace: Trace, world: World, plan: Plan, length: int) -> float:
-    """Tokens per second of a fixed plan in a world, up to a length."""
+    """Return tokens per second of a fixed plan in a world, up to a length."""
     stops = tuple(sorted({*world.busy, *LENGTHS} - {0}))
     tokens = 0
     seconds = 0.0

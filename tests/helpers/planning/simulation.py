@@ -21,12 +21,12 @@ from triforce.speculation.draft import Counters
 from triforce.speculation.ngram import PROMPT_TAIL, STRIDE
 
 USUAL = Budget(2048, open=True)
-STEP_SECONDS = 3e-6  # of the planner between two proposals, where it does not look at the clock
+STEP_SECONDS = 3e-6  # planner time between two proposals without a look at the clock
 NOISE = 0.06  # standard deviation of the logarithm of a pass's seconds
 
 
 class ReplayedView:
-    """A retrieval view without pages: how much it would read."""
+    """A retrieval view without pages, which computes the number of keys that it would read."""
 
     def __init__(self) -> None:
         self.setting = RetrievalConfig(USUAL)
@@ -41,7 +41,7 @@ class ReplayedView:
 
 
 class ReplayedNgrams(NgramProposer):
-    """N-grams whose matches were recorded."""
+    """An n-gram proposer with recorded matches."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(len(replay.positions))
@@ -59,14 +59,14 @@ class ReplayedNgrams(NgramProposer):
 
 
 def keys_of(tier: str, lengths: Sequence[int], times: float) -> int:
-    """Keys that a pass of a tier reads, of rows of these lengths, with so many times the usual budget."""
+    """Return the keys that a tier's pass reads for rows of `lengths`, with `times` the usual budget."""
     if tier == "retrieval":
         return sum(min(USUAL.of(length, times), length) for length in lengths)
     return sum(lengths) if tier == "full" else 0
 
 
 class Simulation:
-    """One text in one world, as a controller with these costs decides."""
+    """One text in one world under a controller with given costs."""
 
     def __init__(self, trace: Trace, world: World, costs: CostModel, seed: int = 0) -> None:
         rows = world.rows
@@ -88,9 +88,9 @@ class Simulation:
         self.controller.choose = self._weighed(self.controller.choose)  # type: ignore[method-assign]
 
     def rate(self, tokens: int) -> float:
-        """Tokens per second of all rows, until the first one has so many, had no pass been lucky or unlucky.
+        """Return tokens per second of all rows, until the first one has `tokens`, without the noise of passes.
 
-        Else plain decoding alone would make .74 of itself in the worst text of 64 tokens of a busy machine.
+        With noise, plain decoding alone would reach .74 of itself on the worst text of 64 tokens of a busy machine.
         """
         controller = self.controller
         emitted = 0
@@ -114,7 +114,7 @@ class Simulation:
         return SequenceState(np.zeros((len(self.live_B), 1), np.int64), self.prompt + ints(self.replay.positions))
 
     def _weighed(self, choose: Callable[..., Choice]) -> Callable[..., Choice]:
-        """What weighs plans as this does, and takes its time."""
+        """Return `choose` with the simulated time of weighing plans."""
 
         def weighed(*how: Any) -> Choice:
             self.now += self.world.weighing

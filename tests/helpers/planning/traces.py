@@ -1,4 +1,4 @@
-"""Recorded traces of acceptance, and what a plan makes of them (see benchmarks/acceptance_traces.py)."""
+"""Recorded traces of acceptance, and proposals of plans on them (see benchmarks/acceptance_traces.py)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ROLLED = 173  # positions between rows that replay one trace
 MODELS = ("pair", "smollm2")
 
 Token = tuple[bool, bool]
-"""Whether a proposed token is that of the text, and whether it is that of the retrieval tier."""
+"""Whether a proposed token equals the text's, and whether it equals the retrieval tier's."""
 
 Passed = Callable[[str, int, int], None]
-"""Gets a tier, the width of a pass or the tokens of a fused draft, and the rows."""
+"""Callback with a tier, the width of a pass or the tokens of a fused draft, and the rows."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One text: what each tier would have said at each of its positions."""
+    """One text: each tier's agreement at each of its positions."""
 
     name: str
     model: str
@@ -39,13 +39,13 @@ class Trace:
     hits: list[int]
 
     def match(self, position: int) -> tuple[int, int]:
-        """The match of n-grams at a position, from the prompt's last tokens on, and its hits."""
+        """Return the n-gram match at a position, from the prompt's last tokens on, and its hits."""
         return self.matches[position + PROMPT_TAIL], self.hits[position + PROMPT_TAIL]
 
 
 @cache
 def traces() -> dict[str, Trace]:
-    """All traces by name: model, workload, tokens of the prompt, temperature, and text."""
+    """Return all traces by name: model, workload, tokens of the prompt, temperature, and text."""
     traces_by_name = {}
     with np.load(FILE) as file:
         for name, facts, grams in zip(file["names"], file["facts"], file["ngrams"], strict=True):
@@ -64,7 +64,7 @@ def traces() -> dict[str, Trace]:
 class Replay:
     """Rows of a trace under plans: `propose` makes one proposal of the full tier.
 
-    passed: told of each pass. verdict: told of a tier, a row, and how many tokens were offered and accepted.
+    passed: called for each pass. verdict: called with a tier, a row, and numbers of proposed and accepted tokens.
     """
 
     def __init__(self, trace: Trace, rows: int, passed: Passed, verdict: Callable[[str, int, int, int], None]) -> None:
@@ -76,7 +76,7 @@ class Replay:
         self._counts = {name: [[PRIOR_COUNT, PRIOR_COUNT] for _ in range(rows)] for name in ("draft", "ngram")}
 
     def propose(self, plan: Plan) -> list[int]:
-        """Returns how many tokens each row got."""
+        """Return the number of new tokens of each row."""
         self._tiers = plan.tiers
         self._gammas = (*plan.gammas, 1)
         self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
@@ -123,7 +123,7 @@ class Replay:
         return [(full or self._retrieved(b, at + i), True) for i in range(accepted + 1)]
 
     def _look_up(self, level: int, rows: list[int], offsets: list[int]) -> dict[int, list[Token]]:
-        """N-grams where they match, and the draft below elsewhere."""
+        """Propose by n-grams where they match, and by the draft below elsewhere."""
         self.passed("ngram", 1, len(rows))
         self._guesser: dict[int, str] = {}
         proposed = {}
@@ -157,7 +157,7 @@ class Played:
 
 @cache
 def played(name: str, plan: Plan, rows: int, stops: tuple[int, ...]) -> list[Played]:
-    """What a fixed plan makes of a trace between each two of the `stops`, positions of the first row."""
+    """Return a fixed plan's proposals on a trace up to each of `stops`, positions of the first row."""
     passes: Counter[tuple[str, int, int]] = Counter()
 
     def passed(tier: str, width: int, live: int) -> None:
@@ -175,7 +175,7 @@ def played(name: str, plan: Plan, rows: int, stops: tuple[int, ...]) -> list[Pla
 
 
 def fixed_plans(draft: bool, retrieval: bool, budgets: Sequence[tuple[tuple[int, float], ...]]) -> list[Plan]:
-    """A grid of plans that somebody might have chosen by hand."""
+    """Return a grid of plans that a user might choose by hand."""
     plans = [Plan(("ngram", "full"), (gamma,)) for gamma in (4, 12)]
     if draft:
         plans += [Plan(("draft", "full"), (gamma,)) for gamma in (1, 2, 4, 6)]

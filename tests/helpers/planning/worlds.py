@@ -1,4 +1,4 @@
-"""Worlds: what passes cost, measured (tests/data/pass_seconds.json) or on paper."""
+"""Worlds: costs of passes, measured (tests/data/pass_seconds.json) or computed on paper."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.helpers.planning.traces import Trace
 
 FILE = Path(__file__).parents[2] / "data" / "pass_seconds.json"
 NGRAM_SECONDS = 25e-6
-OUTLIER = 8.0  # times the seconds, where a machine is interrupted
+OUTLIER = 8.0  # factor of the seconds of an interrupted pass
 
 Seconds = Callable[[str, int, int, float], float]
-"""Of a pass: tier, width (of a fused draft: tokens), rows, keys of all rows."""
+"""Seconds of a pass by tier, width (of a fused draft: tokens), rows, and keys of all rows."""
 
 
 @dataclass(frozen=True)
 class PaperMachine:
-    """A machine and a target on paper: bytes and operations, of a pass and of each key."""
+    """A machine and a target on paper: bytes and operations of a pass and of each key."""
 
     bandwidth: float
     operations: float  # per second
@@ -52,7 +52,7 @@ class Measured:
 
     @cached_property
     def tables(self) -> dict[str, tuple[list[int], list[np.ndarray]]]:
-        """By tier: lengths, and for each of them seconds by width, from 0 to 33."""
+        """Return by tier lengths, and for each length seconds by width, from 0 to 33."""
         tables_by_tier: dict[str, tuple[list[int], list[np.ndarray]]] = {}
         for row_of_file in json.loads(FILE.read_text(encoding="utf-8")):
             if (row_of_file["model"], row_of_file["level"]) == (self.model, self.level):
@@ -67,7 +67,7 @@ class Measured:
         return tables_by_tier
 
     def seconds(self, tier: str, width: int, rows: int, keys: float) -> float:
-        """The seconds of a pass; a row more costs like as many tokens more."""
+        """Return the seconds of a pass. Further rows cost as much as further tokens."""
         if tier == "ngram":
             return NGRAM_SECONDS
         lengths, tables = self.tables["full" if tier == "retrieval" else tier]
@@ -76,7 +76,7 @@ class Measured:
             return sum(at) / len(at)
         extrapolated = at[-1] + (at[-1] - at[-2]) / (lengths[-1] - lengths[-2]) * max(0.0, keys - lengths[-1])
         seconds = extrapolated if keys > lengths[-1] else float(np.interp(keys, lengths, at))
-        if tier == "retrieval":  # its pages lie anywhere
+        if tier == "retrieval":  # its pages are scattered
             _, retrieval_tables = self.tables["retrieval"]
             at_2048 = float(np.interp(2048, lengths, [row[1] for row in tables]))
             seconds *= float(retrieval_tables[-1][1]) / at_2048 if keys >= 2048 else 1.04
@@ -85,7 +85,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class World:
-    """What passes cost for a trace, and what the planner knew before.
+    """Costs of passes for a trace, and the planner's knowledge before.
 
     busy: factors of all seconds, from these positions of the text on.
     known_seconds: seconds of passes that the profile was made of; None: the profile is empty. widths: of these passes.
@@ -113,16 +113,16 @@ class World:
 
     @property
     def outlier_factor(self) -> float:
-        """The factor of all seconds that interruptions make in the mean."""
+        """The mean factor of all seconds by interruptions."""
         return 1 + self.outliers * (OUTLIER - 1)
 
     def speed(self, position: int) -> float:
-        """The factor of all seconds at a position."""
+        """Return the factor of all seconds at a position."""
         return next((factor for start, factor in reversed(list(self.busy.items())) if position >= start), 1.0)
 
 
 def worlds() -> list[World]:
-    """All worlds."""
+    """Return all worlds."""
     avx2 = Measured("pair", "avx2").seconds
     avx512 = Measured("pair", "avx512bf16").seconds
     small2 = Measured("smollm2", "avx2").seconds

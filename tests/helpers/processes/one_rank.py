@@ -1,7 +1,7 @@
-"""One of several processes that try what `TorchGroup` promises; prints what went right, and what it says of the end.
+"""One of several processes that test `TorchGroup`; prints the successes, and the error at the end.
 
-Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang`, `differ`, or
-`part`: it leaves out a broadcast.
+Run as: python one_rank.py RANK COUNT FOLDER END, where END is the fault of the last rank: `die`, `hang`, `differ`, or
+`part`: it skips a broadcast.
 """
 
 from __future__ import annotations

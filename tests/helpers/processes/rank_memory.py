@@ -1,4 +1,4 @@
-"""Prints, as JSON, the resident memory of this process above that after import, while all ranks are there; in bytes.
+"""Prints as JSON this process's resident bytes above those after import, while all ranks are alive.
 
 Run as: python rank_memory.py MODEL RANK COUNT MEETING. One process is rank 0 of 1.
 """
