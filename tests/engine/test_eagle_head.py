@@ -123,22 +123,22 @@ def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: 
     like_a_prompt(features, mode)
 
 
-def texts_of(texts: Engine) -> list[list[int]]:
+def texts_of(engine: Engine) -> list[list[int]]:
     """Return the new tokens of the three rows, once all rows are decoding."""
-    rows = [sequence.tokens for batch in texts.core.batches.values() for sequence in batch.sequences]
+    rows = [sequence.tokens for batch in engine.core.batches.values() for sequence in batch.sequences]
     return rows if len(rows) == 3 else []
 
 
 def like_a_prompt(features: Path, mode: str) -> None:
     model = llm(features)
-    texts = model.open(ROWS, 900)
-    texts.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
-    while min(map(len, texts_of(texts)), default=0) < 20:
-        for _, event in texts.step():
+    engine = model.open(ROWS, 900)
+    engine.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
+    while min(map(len, texts_of(engine)), default=0) < 20:
+        for _, event in engine.step():
             assert not isinstance(event, Exception), event
-    check_entries(model, texts)
-    finish(texts)
-    texts.close()
+    check_entries(model, engine)
+    finish(engine)
+    engine.close()
 
 
 def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:

@@ -70,7 +70,7 @@ def check_schedules(model: LLM) -> None:
 
 def check_branches(model: LLM) -> None:
     """Check questions about a document whose windows other texts evict; its other pages stay."""
-    texts = model.open(1, 2400)
+    engine = model.open(1, 2400)
     document = prompt(260)
     unrelated_prompts = [(ids(300, seed=seed), 0) for seed in (20, 21, 22)]
     asked = [
@@ -79,14 +79,14 @@ def check_branches(model: LLM) -> None:
     ]
     for text, cached in (*asked[:2], *unrelated_prompts, *asked[2:]):
         branch_request = model.request(text, ask(), "triforce")
-        texts.submit([branch_request])
-        output = finish(texts)[branch_request]
+        engine.submit([branch_request])
+        output = finish(engine)[branch_request]
         with whole():
             expected_output = model.generate(text, ask(), mode="ar")[0]
             model.reset_prefix_cache()
         assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids
         assert branch_request.groups[0].cached == cached
-    check_empty(texts)
+    check_empty(engine)
 
 
 def test_narrow_windows_rows_that_come_and_go_keep_their_texts(home: Path) -> None:
@@ -108,27 +108,27 @@ def test_narrow_windows_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatc
 def test_narrow_windows_take_turns_and_keep_their_texts(home: Path) -> None:
     model = llm(home, PLAYED)
     expected_outputs = {length: [plain(model, length)[0]] for length in (150, 260, 400)}
-    texts = model.open(1, CONTEXT, turn=3)
+    engine = model.open(1, CONTEXT, turn=3)
     requests = [request(model, length, "retrieval") for length in expected_outputs]
-    texts.submit(requests)
-    for finished_request, output in finish(texts).items():
+    engine.submit(requests)
+    for finished_request, output in finish(engine).items():
         assert [output.outputs[0].token_ids] == [
             completion.token_ids for completion in expected_outputs[len(finished_request.prompt)]
         ]
-    check_empty(texts)
+    check_empty(engine)
 
 
 def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
     model = llm(home, PLAYED)
-    texts = model.open(1, CONTEXT)
+    engine = model.open(1, CONTEXT)
     long_request = request(model, 400)
-    texts.submit([long_request])
+    engine.submit([long_request])
     peak_pages = 0
-    while texts.busy:
-        texts.step()
-        if windows := texts.core.store.pool.windows:
+    while engine.busy:
+        engine.step()
+        if windows := engine.core.store.pool.windows:
             peak_pages = max(peak_pages, windows.allocator.pages - len(windows.allocator.free))
-    pool = texts.core.store.pool
+    pool = engine.core.store.pool
     assert (
         pool.windows
         and 0 < peak_pages <= pool.windows.allocator.pages == 2 * pool.windows.max_pages < pool.allocator.pages / 2
@@ -140,7 +140,7 @@ def test_narrow_windows_hold_fewer_bytes(home: Path) -> None:
     assert everything.bytes.device_bytes == everything.token_bytes * (pool.allocator.pages + 1) * 16
     saved = (pool.allocator.pages - pool.windows.allocator.pages) * 16 * pool.token_bytes * windowed // layers
     assert pool.bytes.device_bytes == everything.bytes.device_bytes - saved
-    check_empty(texts)
+    check_empty(engine)
 
 
 def test_narrow_windows_memory_is_free_with_its_last_owner(home: Path) -> None:
@@ -149,11 +149,11 @@ def test_narrow_windows_memory_is_free_with_its_last_owner(home: Path) -> None:
     gc.collect()
     gc.disable()
     try:
-        texts = model.open(1, CONTEXT)
-        texts.submit([request(model, 91)])
-        finish(texts)
-        pool = ref(texts.core.store.pool)
-        del texts
+        engine = model.open(1, CONTEXT)
+        engine.submit([request(model, 91)])
+        finish(engine)
+        pool = ref(engine.core.store.pool)
+        del engine
         assert pool() is None
     finally:
         gc.enable()

@@ -35,7 +35,7 @@ class Schedules(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.texts = self.model.open(ROWS, KV_TOKENS)
+        self.engine = self.model.open(ROWS, KV_TOKENS)
         self.running: dict[Request, list[list[int]]] = {}
         self.temperatures: dict[Request, float] = {}
 
@@ -53,7 +53,7 @@ class Schedules(RuleBasedStateMachine):
         self, mode: str, length: int, temperature: float, tokens: int, n: int, extra: dict[str, int], scope: str
     ) -> None:
         new_request = request(self.model, length, mode, scope, temperature=temperature, max_tokens=tokens, n=n, **extra)
-        self.texts.submit([new_request])
+        self.engine.submit([new_request])
         self.running[new_request], self.temperatures[new_request] = [[] for _ in range(n)], temperature
 
     @precondition(lambda self: self.running)
@@ -66,7 +66,7 @@ class Schedules(RuleBasedStateMachine):
     @rule(which=st.integers(0, 5))
     def leave(self, which: int) -> None:
         left_request = list(self.running)[which % len(self.running)]
-        self.texts.cancel(left_request)
+        self.engine.cancel(left_request)
         del self.running[left_request]
 
     @precondition(lambda self: self.running)
@@ -74,10 +74,10 @@ class Schedules(RuleBasedStateMachine):
     def swap_out(self, which: int) -> None:
         swapped_request = list(self.running)[which % len(self.running)]
         for group in swapped_request.groups:
-            self.texts.core.swap_out(group)
+            self.engine.core.swap_out(group)
 
     def step(self) -> None:
-        for stepped_request, event in self.texts.step():
+        for stepped_request, event in self.engine.step():
             if isinstance(event, OutputChunk):
                 self.running[stepped_request][event.index] += event.token_ids
                 continue
@@ -95,7 +95,7 @@ class Schedules(RuleBasedStateMachine):
 
     @invariant()
     def pages_have_the_owners_they_should(self) -> None:
-        core = self.texts.core
+        core = self.engine.core
         batches = [*core.batches.values(), *(task.batch for task in core.prefilling.values())]
         owned_pages = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
         owned_pages += core.prefixes.pages.values()
@@ -113,9 +113,9 @@ class Schedules(RuleBasedStateMachine):
         assert all(sequence.finish is None for batch in batches for sequence in batch.sequences)
 
     def teardown(self) -> None:
-        while self.running and self.texts.busy:
+        while self.running and self.engine.busy:
             self.step()
-        check_empty(self.texts)
+        check_empty(self.engine)
 
 
 class Int8Schedules(Schedules):

@@ -124,18 +124,18 @@ def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
     torch.testing.assert_close(guess.logits_V[draft.weights.tokens_M], wanted_M, atol=5e-3, rtol=5e-3)
 
 
-def entries(texts: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
+def entries(engine: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
     """Yield the committed tokens of each decoding row, and the draft's entries of them."""
-    for batch in texts.core.batches.values():
+    for batch in engine.core.batches.values():
         pool = batch.top.cache.pool
         assert pool.eagle_memory
         for b, length in enumerate(batch.top.cache.lengths_B.tolist()):
             yield batch.prefix.ids_BS[b, :length].tolist(), pool.eagle_memory.read(pool.slots(b, 0, length))
 
 
-def check_entries(llm: LLM, texts: Engine) -> None:
+def check_entries(llm: LLM, engine: Engine) -> None:
     """Check that the draft's entries of committed tokens equal those of the same text as a prompt, bit for bit."""
-    for text, reused_entries in entries(texts):
+    for text, reused_entries in entries(engine):
         replayed = llm.open(1, len(text) + 64)
         replayed.submit([llm.request([*text, 2], ask(max_tokens=8), "ar")])
         while not replayed.core.batches:

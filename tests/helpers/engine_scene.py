@@ -67,21 +67,21 @@ def request(model: LLM, length: int, mode: str | None = None, scope: str = "", *
     return model.request(prompt(length), ask(**({"max_tokens": TOKENS} | changes)), mode, scope)
 
 
-def finish(texts: Engine) -> dict[Request, RequestOutput]:
+def finish(engine: Engine) -> dict[Request, RequestOutput]:
     outputs = {}
-    while texts.busy:
-        for request, event in texts.step():
+    while engine.busy:
+        for request, event in engine.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
                 outputs[request] = event
     return outputs
 
 
-def check_empty(texts: Engine) -> None:
-    store = texts.core.store
-    assert not texts.core.scheduler.groups and texts.core.kv_tokens == 0
-    assert store.pool.free_pages + len(texts.core.prefixes.pages) == store.pages
-    texts.close()
+def check_empty(engine: Engine) -> None:
+    store = engine.core.store
+    assert not engine.core.scheduler.groups and engine.core.kv_tokens == 0
+    assert store.pool.free_pages + len(engine.core.prefixes.pages) == store.pages
+    engine.close()
     assert store.pool.free_pages == store.pages
     if windows := store.pool.windows:
         assert not windows.allocator.reserved and len(windows.allocator.free) == windows.allocator.pages

@@ -49,16 +49,16 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
 
 def swapped_out_and_in(llm: LLM, mode: str) -> None:
     """Run two texts. In the middle of the first one it is swapped out for the other."""
-    texts = llm.open(1, 240)
+    engine = llm.open(1, 240)
     first_request, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
-    texts.submit([first_request])
+    engine.submit([first_request])
     while len(first_request.sequences[0].tokens) < 4:
-        texts.step()
-    texts.submit([second])
-    texts.core.swap_out(first_request.groups[0])
-    assert not first_request.done and texts.core.scheduler.groups[-1].swapped
-    while texts.busy:
-        texts.step()
+        engine.step()
+    engine.submit([second])
+    engine.core.swap_out(first_request.groups[0])
+    assert not first_request.done and engine.core.scheduler.groups[-1].swapped
+    while engine.busy:
+        engine.step()
     assert first_request.done and second.done
 
 
@@ -71,7 +71,7 @@ def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pyt
     """This holds for any start. Prompts share the KV of whole passes, not a part of one, nor decoded tokens."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
     llm = LLM(folder / "target", retrieval_budget=64, strict=True)
-    texts = llm.open(1, 640)
+    engine = llm.open(1, 640)
     passes: list[tuple[int, int]] = []
     resume = FullView.resume
 
@@ -83,9 +83,9 @@ def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pyt
 
     def read(prompt: list[int]) -> list[tuple[int, int]]:
         passes.clear()
-        texts.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
-        while texts.busy:
-            texts.step()
+        engine.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
+        while engine.busy:
+            engine.step()
         return [span for span in passes if span[0] < span[1]]
 
     prompt = ids(260)

@@ -75,79 +75,79 @@ def test_offloaded_int8_kv_text_equals_memory(folder: Path, mode: str, temperatu
     assert kv_bytes <= (output.kv.file_bytes if kind == "file" else output.kv.host_bytes) < 1.1 * kv_bytes
 
 
-def memory_of(texts: Any) -> Any:
-    return texts.core.store.pool.kv
+def memory_of(engine: Any) -> Any:
+    return engine.core.store.pool.kv
 
 
-def outcomes(texts: Any) -> dict[Any, Any]:
+def outcomes(engine: Any) -> dict[Any, Any]:
     """Run to the end; return the output or the error of each request."""
     events = {}
-    while texts.busy:
-        events |= {request: event for request, event in texts.step() if isinstance(event, Exception | RequestOutput)}
+    while engine.busy:
+        events |= {request: event for request, event in engine.step() if isinstance(event, Exception | RequestOutput)}
     return events
 
 
 def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     """Return an engine, a request that decodes plainly, and one of another mode that waits for it."""
-    texts = model.open(2, 2 * LONG + 400)
+    engine = model.open(2, 2 * LONG + 400)
     first_request = model.request(PROMPT, ask(max_tokens=12), "ar")
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
-    texts.submit([first_request])
+    engine.submit([first_request])
     while not first_request.sequences[0].tokens:
-        texts.step()
-    return texts, first_request, second
+        engine.step()
+    return engine, first_request, second
 
 
 def test_read_error_fails_rows_of_its_pass(folder: Path) -> None:
-    texts, first_request, second = two_requests(llm(folder, "file", "8MiB"))
-    store = memory_of(texts).offload_layout.store
+    engine, first_request, second = two_requests(llm(folder, "file", "8MiB"))
+    store = memory_of(engine).offload_layout.store
     good = os.dup(store.direct)
     with open(os.devnull, "wb") as unreadable:
         os.dup2(unreadable.fileno(), store.direct)
-        error = outcomes(texts)[first_request]
+        error = outcomes(engine)[first_request]
     assert isinstance(error, CacheError) and "cannot be read back" in str(error) and "TMPDIR" in str(error)
     os.dup2(good, store.direct)
     os.close(good)
-    texts.submit([second])
-    assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
+    engine.submit([second])
+    assert outcomes(engine)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
 
 
 def test_truncated_file_raises_cache_error(folder: Path) -> None:
-    texts, first_request, second = two_requests(llm(folder, "file", "8MiB"))
-    os.ftruncate(memory_of(texts).offload_layout.store.file, 1 << 20)
-    error = outcomes(texts)[first_request]
+    engine, first_request, second = two_requests(llm(folder, "file", "8MiB"))
+    os.ftruncate(memory_of(engine).offload_layout.store.file, 1 << 20)
+    error = outcomes(engine)[first_request]
     assert isinstance(error, CacheError) and "its file was cut" in str(error)
-    texts.submit([second])  # it writes all that it prefills
-    assert outcomes(texts)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
+    engine.submit([second])  # it writes all that it prefills
+    assert outcomes(engine)[second].outputs[0].token_ids == tokens(llm(folder), PROMPT[:-1])
 
 
 def test_full_disk_fails_one_request(folder: Path) -> None:
     model = llm(folder, "file", "8MiB")
-    texts, first_request, _ = two_requests(model)
+    engine, first_request, _ = two_requests(model)
     second = model.request(ids(LONG, seed=1), ask(max_tokens=12), "retrieval")
-    store = memory_of(texts).offload_layout.store
+    store = memory_of(engine).offload_layout.store
     good = os.dup(store.file)
     with open("/dev/full", "wb") as full:
         os.dup2(full.fileno(), store.file)
-        texts.submit([second])
-        error = next(event for request, event in texts.step() if request is second)
+        engine.submit([second])
+        error = next(event for request, event in engine.step() if request is second)
     os.dup2(good, store.file)
     os.close(good)
     assert isinstance(error, CacheError) and "No space left" in str(error) and "TMPDIR" in str(error)
-    assert outcomes(texts)[first_request].outputs[0].token_ids == tokens(llm(folder))
+    assert outcomes(engine)[first_request].outputs[0].token_ids == tokens(llm(folder))
 
 
 def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    texts = llm(folder, "file", "8MiB").open(1, LONG + 200)
-    store = memory_of(texts).offload_layout.store
+    engine = llm(folder, "file", "8MiB").open(1, LONG + 200)
+    store = memory_of(engine).offload_layout.store
     assert list(tmp_path.iterdir()) == []
     assert os.readlink(f"/proc/self/fd/{store.file}").startswith(str(tmp_path))
     assert os.fstat(store.file).st_mode & 0o777 == 0o600
     assert os.fstat(store.file).st_nlink == 0
     file = store.file
-    del texts, store
+    del engine, store
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(file)
 
@@ -155,11 +155,11 @@ def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: 
 def crossed(folder: Path) -> tuple[int, int, int]:
     """Return the counts of pages that were streamed ahead, fetched on demand, and made resident while streamed."""
     model = llm(folder, "file", "6MiB", kv_resident_layers=0)
-    texts = model.open(1, LONG + 200)
+    engine = model.open(1, LONG + 200)
     request = model.request(PROMPT, ask(max_tokens=24), "retrieval")
-    texts.submit([request])
-    outcomes(texts)
-    page_counts: tuple[int, int, int] = memory_of(texts).native_offload.page_counts
+    engine.submit([request])
+    outcomes(engine)
+    page_counts: tuple[int, int, int] = memory_of(engine).native_offload.page_counts
     return page_counts
 
 
@@ -231,10 +231,10 @@ def test_memory_report_without_offload_counts_device_bytes(folder: Path) -> None
 
 def test_changed_file_changes_text(folder: Path) -> None:
     """Control of the tests above: KV is read from the file."""
-    texts, first_request, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
-    store = memory_of(texts).offload_layout.store
+    engine, first_request, _ = two_requests(llm(folder, "file", "8MiB", kv_resident_layers=0))
+    store = memory_of(engine).offload_layout.store
     os.pwrite(store.file, bytes(store.bytes), 0)
-    assert outcomes(texts)[first_request].outputs[0].token_ids != tokens(llm(folder))
+    assert outcomes(engine)[first_request].outputs[0].token_ids != tokens(llm(folder))
 
 
 def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

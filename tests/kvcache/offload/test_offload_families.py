@@ -126,16 +126,16 @@ def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: st
 def test_cancelled_prompts_leave_memory(home: Path) -> None:
     """Each prompt is cancelled after its first chunk. Its pages stay in the prefix cache, and no row uses them."""
     model = llm.__wrapped__(home, "gemma-3", "file")
-    texts = model.open(1, max_itl=0.001)
+    engine = model.open(1, max_itl=0.001)
     for seed in range(8):
         request = model.request(ids(900, seed=20 + seed), ask(max_tokens=4), "ar")
-        texts.submit([request])
-        assert not [event for _, event in texts.step() if isinstance(event, Exception)]
-        texts.cancel(request)
+        engine.submit([request])
+        assert not [event for _, event in engine.step() if isinstance(event, Exception)]
+        engine.cancel(request)
     surviving_request = model.request(PROMPT, ask(max_tokens=12), "ar")
-    texts.submit([surviving_request])
-    assert tokens([texts.finish(surviving_request)]) == tokens(answer(llm(home, "gemma-3")))
-    texts.close()
+    engine.submit([surviving_request])
+    assert tokens([engine.finish(surviving_request)]) == tokens(answer(llm(home, "gemma-3")))
+    engine.close()
 
 
 def test_windows_alone_leave_nothing_to_offload(home: Path) -> None:
