@@ -57,11 +57,11 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     return drawn
 
 
-def think_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def replan_always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let controllers replan before every proposal, also before the first of a process."""
     always = replace(CONFIG, replan_ratio=0.0, scan_ratio=0.0, first_proposals=0, first_seconds=0.0)
     monkeypatch.setattr(planner_controller, "CONFIG", always)

@@ -72,14 +72,14 @@ class SimulatedTiers:
             base += self.budgets[self.times][0]
         return base + per_token * tokens
 
-    def seen(self, tier: str, tokens: int) -> float:
+    def pass_seconds(self, tier: str, tokens: int) -> float:
         """Return the seconds that counters record, of a pass or a fused draft."""
         return self.fused_draft + tokens * self.cost(tier, 1) if tier == "draft" else self.cost(tier, tokens)
 
     def estimates(self) -> Estimates:
         """Return the true estimates of these tiers, with the usual budget."""
         self.times = 1.0
-        return estimates(self.seen, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
+        return estimates(self.pass_seconds, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
 
     def acceptance(self, tier: str) -> float:
         if tier == "retrieval" and self.budgets:

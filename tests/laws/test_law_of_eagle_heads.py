@@ -81,14 +81,14 @@ def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
         step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
     prompt_tokens = [*sequences[0].tokens]
     assert len(prompt_tokens) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
-    guessed, verified = (told(tier) for tier in batch.tiers)
+    guessed, verified = (recorded_drafts(tier) for tier in batch.tiers)
     step(batch, rows)
     guesses = [tuple(tokens) for tokens in guessed[0].tokens_BK[:, :GAMMA].tolist()]
     new = [tuple(sequence.tokens[len(prompt_tokens) :]) for sequence in sequences]
     return ProposalOutcome(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, prompt_tokens)
 
 
-def told(tier: Any) -> list[Any]:
+def recorded_drafts(tier: Any) -> list[Any]:
     """Return a list that collects the drafts that a tier returns from now on."""
     drafts = list[Any]()
     propose = tier.propose
@@ -188,15 +188,15 @@ def test_eagle_head_that_tells_another_law_is_detected(
 @each_coupling
 def test_verifier_that_accepts_too_much_is_detected(coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
     """The verifier treats guesses as if their law gave them half of their probability."""
-    monkeypatch.setattr(GivenNoise, "uniforms", lenient(GivenNoise.uniforms))
+    monkeypatch.setattr(GivenNoise, "uniforms", halving_thresholds(GivenNoise.uniforms))
     assert deviation(coupling, cut)[0] > 100 * ROUNDED
 
 
-def lenient(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def halving_thresholds(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a function that halves the uniforms of verified guesses."""
 
-    def less(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
+    def halved_uniforms(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
         found_BJ = uniforms(self, tier, n, used_B)
         return found_BJ if tier == 0 else torch.cat([found_BJ[:, :1], 0.5 * found_BJ[:, 1:]], 1)
 
-    return less
+    return halved_uniforms

@@ -17,18 +17,18 @@ from triforce.speculation import SequenceState
 def test_planning_takes_one_percent_of_time() -> None:
     ticks = iter(range(10**6))
     controller, batch = steered(known(full=20e-3), steps=1, clock=lambda: 5e-4 * next(ticks))
-    thoughts = [0, 0]
+    replan_counts = [0, 0]
     choose = controller.choose
     for step in range(800):
         controller.choose = lambda *how, half=step >= 400: (  # type: ignore[method-assign]
-            thoughts.__setitem__(half, thoughts[half] + 1) or choose(*how)  # type: ignore[func-returns-value]
+            replan_counts.__setitem__(half, replan_counts[half] + 1) or choose(*how)  # type: ignore[func-returns-value]
         )
         controller.observe([100], 1, 2e-3)
         steer(controller, batch.prefix)
-    assert 2 <= thoughts[1] <= 4 <= thoughts[0] <= 7
+    assert 2 <= replan_counts[1] <= 4 <= replan_counts[0] <= 7
 
 
-def listening(
+def scanning_controller(
     monkeypatch: pytest.MonkeyPatch, costs: CostModel, hits: int = 0
 ) -> tuple[PlanController, SequenceState, list[int], list[int]]:
     """Return a controller whose scans each find `hits` n-gram hits, its prefix, and records of scans and replans."""
@@ -48,7 +48,7 @@ def listening(
     return controller, batch.prefix, scans, weighed
 
 
-def goes_on(controller: PlanController, prefix: SequenceState, steps: int) -> None:
+def decode_plainly(controller: PlanController, prefix: SequenceState, steps: int) -> None:
     for _ in range(steps):
         steer(controller, prefix, remaining_tokens=lambda: 20)
         controller.by_name["full"].counters.record_passes(LIVE, 1e-4)
@@ -61,16 +61,16 @@ def hopeless() -> CostModel:
 
 
 def test_plain_text_without_signal_is_only_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    controller, prefix, scans, weighed = listening(monkeypatch, hopeless())
-    goes_on(controller, prefix, 400)
+    controller, prefix, scans, weighed = scanning_controller(monkeypatch, hopeless())
+    decode_plainly(controller, prefix, 400)
     assert controller.plan == Plan() and controller.choice.state.name == "PLAIN"
     assert 2 <= len(weighed) <= 20 and len(scans) >= len(weighed)
 
 
 def test_plain_text_with_signal_is_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     def times(hits: int) -> int:
-        controller, prefix, _, weighed = listening(monkeypatch, hopeless(), hits)
-        goes_on(controller, prefix, 400)
+        controller, prefix, _, weighed = scanning_controller(monkeypatch, hopeless(), hits)
+        decode_plainly(controller, prefix, 400)
         return len(weighed)
 
     assert times(0) < times(CONFIG.replan_hits)
@@ -78,17 +78,17 @@ def test_plain_text_with_signal_is_planned(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = hopeless()
-    thoughts = list[int]()
+    replan_counts = list[int]()
     for _ in range(12):
-        controller, prefix, _, weighed = listening(monkeypatch, costs)
-        goes_on(controller, prefix, 5)
+        controller, prefix, _, weighed = scanning_controller(monkeypatch, costs)
+        decode_plainly(controller, prefix, 5)
         controller.close(prefix)
-        thoughts.append(len(weighed))
+        replan_counts.append(len(weighed))
         assert controller.plain_rate > 0 and controller.choice.rate == controller.plain_rate
-    assert thoughts[0] >= 1 and sum(thoughts) <= 6
-    controller, prefix, _, weighed = listening(monkeypatch, costs)
+    assert replan_counts[0] >= 1 and sum(replan_counts) <= 6
+    controller, prefix, _, weighed = scanning_controller(monkeypatch, costs)
     controller.beliefs.acceptance.temperature += 1  # texts of another kind
-    goes_on(controller, prefix, 1)
+    decode_plainly(controller, prefix, 1)
     assert len(weighed) == 1
 
 
@@ -141,7 +141,7 @@ def test_batch_ending_before_proposal_is_not_remembered() -> None:
 def test_short_plain_texts_teach_pass_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = known(full=1e-3, retrieval=2e-3, draft=1e-3)
     for _ in range(100):
-        controller, prefix, _, _ = listening(monkeypatch, costs)
-        goes_on(controller, prefix, 5)
+        controller, prefix, _, _ = scanning_controller(monkeypatch, costs)
+        decode_plainly(controller, prefix, 5)
         controller.close(prefix)
     assert costs.passes.seconds("full", 1, 1, 150) == pytest.approx(1e-4, rel=0.5)

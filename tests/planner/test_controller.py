@@ -57,7 +57,7 @@ def test_plan_better_by_upper_bound_alone_is_tried() -> None:
 def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
     """Here the first gamma promises less than plain decoding, and a larger one more."""
     long = SimulatedTiers({"full": (8e-3, 0.0), "draft": (1e-4, 0.0)}, {}, fused_draft=7e-3)
-    expected = estimates(lambda tier, tokens: long.seen(tier, tokens) if tier in long.costs else 1.0, {})
+    expected = estimates(lambda tier, tokens: long.pass_seconds(tier, tokens) if tier in long.costs else 1.0, {})
     unsure = {"draft": np.array([[0.0, 0.7, 0.7]]), "retrieval": np.array([[0.0, 0.1, 0.1]])}
     ranked = candidates(
         replace(expected, accepted_KZ=expected.accepted_KZ | unsure), True, True, [()], 64, headroom=0.0

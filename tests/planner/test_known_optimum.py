@@ -43,7 +43,7 @@ def informed(simulated: SimulatedTiers) -> CostModel:
     costs = CostModel()
     for tier in simulated.costs:
         for width in (1, 3, 7) * 4:
-            costs.passes.observe(tier, width, 1, 0 if tier == "draft" else 150, simulated.seen(tier, width))
+            costs.passes.observe(tier, width, 1, 0 if tier == "draft" else 150, simulated.pass_seconds(tier, width))
     return costs
 
 

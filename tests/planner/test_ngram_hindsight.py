@@ -23,7 +23,7 @@ def prefix(text: np.ndarray, length: int = 400) -> SequenceState:
     return SequenceState(text[None].copy(), ints([length]))
 
 
-def asked_then(text: np.ndarray, place: int) -> tuple[int, int]:
+def match_at(text: np.ndarray, place: int) -> tuple[int, int]:
     """Return the match length at a place of a text cut there, and how many of the next tokens it predicts."""
     grams = NgramIndex(MIN_MATCH_ALONE)
     grams.read(text[:place])
@@ -39,7 +39,7 @@ def test_hindsight_equals_ngram_proposals(text: np.ndarray) -> None:
     assert list(lookup.prefill(prefix(text), 0, 199)) == [199]
     tried = list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))
     places = range(199 - PROMPT_TAIL, 400 - MAX_GAMMA + 1, STRIDE)
-    assert tried == [(*asked_then(text, place), place >= 199) for place in places]
+    assert tried == [(*match_at(text, place), place >= 199) for place in places]
     assert not list(lookup.hindsight(prefix(text), 0, MAX_GAMMA))  # each place is tried once
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.controlled_batch import think_always, with_random_budgets
+from tests.helpers.controlled_batch import replan_always, with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import dispatch
@@ -52,7 +52,7 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     return drawn
 
 

@@ -57,14 +57,14 @@ def informed(simulated: SimulatedTiers) -> CostModel:
     ]:
         simulated.times = times
         keys = OPEN.budget.of(400, times) if tier == "retrieval" else 400 * times
-        costs.passes.observe(tier, width, 1, keys, simulated.seen(tier, width))
+        costs.passes.observe(tier, width, 1, keys, simulated.pass_seconds(tier, width))
     return costs
 
 
 SEEDS = range(1, 5)
 
 
-def followed(
+def budgets_and_speed(
     simulated: SimulatedTiers, setting: RetrievalConfig = OPEN, proposals: int = 600, seed: int = 1
 ) -> tuple[list[float], float]:
     """Return the budget factor of each proposal, and tokens per second."""
@@ -84,27 +84,27 @@ def followed(
 )
 def test_best_budget_is_found_and_kept(simulated: SimulatedTiers, times: float, part: float) -> None:
     """A smaller budget with bad luck at first may have to wait, so the test takes the mean over seeds."""
-    budgets, speeds = zip(*(followed(simulated, seed=seed) for seed in SEEDS), strict=True)
+    budgets, speeds = zip(*(budgets_and_speed(simulated, seed=seed) for seed in SEEDS), strict=True)
     assert np.mean(np.array(budgets)[:, 100:] == times) > part
-    asked, usual_speed = followed(simulated, RetrievalConfig(Budget(64)))
+    asked, usual_speed = budgets_and_speed(simulated, RetrievalConfig(Budget(64)))
     assert set(asked) == {1.0} and np.mean(speeds) > 1.1 * usual_speed  # a budget from the user is kept
 
 
 def test_budget_without_effect_is_seldom_changed() -> None:
-    budgets = [followed(EQUAL, seed=seed)[0] for seed in SEEDS]
+    budgets = [budgets_and_speed(EQUAL, seed=seed)[0] for seed in SEEDS]
     assert np.mean(np.array(budgets) == 1.0) > 0.5
     assert max(sum(a != b for a, b in pairwise(run_budgets)) for run_budgets in budgets) <= 12
 
 
 def test_optimistic_budget_prior_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost_model, "CONFIG", replace(CONFIG, budget_exponent=3.0))
-    budgets, _ = followed(EQUAL)
+    budgets, _ = budgets_and_speed(EQUAL)
     assert np.mean(np.array(budgets[:50]) == 2.0) > 0.1
 
 
 def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forecast, "CONFIG", replace(CONFIG, budget_gain=100.0))
-    assert set(followed(LARGER)[0]) == {1.0}
+    assert set(budgets_and_speed(LARGER)[0]) == {1.0}
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
     assert budget_options(view, [400, 200]) == [(twice,), ((8, 0.5), twice), ()]
 
 
-def both() -> tuple[PlanController, SequenceBatch]:
+def two_row_batch() -> tuple[PlanController, SequenceBatch]:
     prefilled = batch(LONGER, SHORTER)
     controller = PlanController(unlinked(prefilled.top), informed(LARGER), clock=lambda: 0.0)
     controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
@@ -136,7 +136,7 @@ def both() -> tuple[PlanController, SequenceBatch]:
 
 
 def test_batch_rows_have_budget_of_their_size() -> None:
-    controller, two_rows = both()
+    controller, two_rows = two_row_batch()
     for accepted_percent, times in ((80, 1.0), (97, 2.0)):
         controller.beliefs.acceptance.add("retrieval", 400, 10 * accepted_percent, 10 * (100 - accepted_percent), times)
     live_B = np.array([True, True])
@@ -152,7 +152,7 @@ def test_batch_rows_have_budget_of_their_size() -> None:
 
 
 def test_batch_rows_teach_acceptance_of_their_size() -> None:
-    controller, two_rows = both()
+    controller, two_rows = two_row_batch()
     force(controller, replace(DEEP, budget_factors=((9, 2.0),)), two_rows.prefix, np.array([True, True]))
     controller.by_name["retrieval"].counters.record_verdict(np.array([4, 4]), np.array([4, 1]), np.array([True, True]))
     controller.observe([400, 150], 8, 0.02)
@@ -162,7 +162,7 @@ def test_batch_rows_teach_acceptance_of_their_size() -> None:
 
 
 def test_unvaried_keys_cost_by_their_bytes() -> None:
-    controller, _ = both()
+    controller, _ = two_row_batch()
     controller.beliefs.costs = costs = CostModel(works=dict.fromkeys(("full", "retrieval"), TierWork(1, 1e5, 1e4)))
     for width in (1, 3, 7) * 4:
         costs.passes.observe("retrieval", width, 1, 64, 2 * MS)
@@ -175,7 +175,7 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
 
 def test_unread_keys_cost_at_most_full_tier() -> None:
     """The keys of a short text hardly vary, so a line through its passes may point anywhere at long contexts."""
-    controller, _ = both()
+    controller, _ = two_row_batch()
     controller.beliefs.costs, dice = CostModel(), random.Random(1)
     costs = controller.beliefs.costs
     view = controller.view
@@ -205,7 +205,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
 
 
 def test_budget_arrays_equal_single_budgets() -> None:
-    controller, _ = both()
+    controller, _ = two_row_batch()
     budgets = budget_options(controller.view, [400, 300, 150])
     space = plan_space(True, True)
 

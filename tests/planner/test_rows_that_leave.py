@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, think_always
+from tests.helpers.controlled_batch import DEEP, PARAMS, controlled, replan_always
 from tests.helpers.simulated_tiers import force
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
@@ -42,7 +42,7 @@ def batch(
 ) -> Iterator[SequenceBatch]:
     """Yield a batch of four rows that always follow one plan."""
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(request.param))
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     controlled_batch = controlled(rows=4)
     for _ in range(3):
         controlled_batch.step()

@@ -42,29 +42,29 @@ FORMAT = 3
 """Format of cached results. Another format makes all kernels compile again."""
 
 
-class Kept:
+class NeedsCache:
     """Cache of an architecture's compiler results: a file that is read once and written after each result."""
 
     def __init__(self, arch: str) -> None:
         self._file = FOLDER / f"kernels-{arch}.json"
         self._target = TARGETS[arch]
-        self._found: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._rows: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
         """Return a kernel's needs, from the cache if they are there."""
         text = f"{FORMAT} {triton.__version__} {source.hash()} {options}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
-        if key not in self._found:
-            self._found[key] = needs(source, options, self._target)
+        if key not in self._rows:
+            self._rows[key] = needs(source, options, self._target)
             FOLDER.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(self._found))
-        return self._found[key]
+            self._file.write_text(json.dumps(self._rows))
+        return self._rows[key]
 
 
 def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
     """Yield each launch's needs. Launches of a case that are equal to the compiler and in their programs come once."""
     compiled_keys = set()
-    compiler = Kept(arch)
+    compiler = NeedsCache(arch)
     for launch in launches:
         source, options = source_of(launch, TARGETS[arch])
         key = launch.case, launch.kernel.__name__, launch.grid, source.hash(), str(options)

@@ -76,10 +76,10 @@ def all_faults(rows: list[dict[str, Any]]) -> set[str]:
 
 def compiled(arch: str, *options: str) -> list[dict[str, Any]]:
     """Return each kernel's needs, as `compile_all` prints them."""
-    return [json.loads(line) for line in said("compile_all", arch, *options).splitlines()]
+    return [json.loads(line) for line in output_of("compile_all", arch, *options).splitlines()]
 
 
-def said(module: str, *arguments: str) -> str:
+def output_of(module: str, *arguments: str) -> str:
     """Return the output of a module beside this one, in a process of its own: the interpreter is on in this one."""
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, "-m", f"tests.helpers.cuda.{module}", *arguments]

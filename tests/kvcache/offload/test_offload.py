@@ -152,7 +152,7 @@ def test_file_is_private_and_removed(folder: Path, tmp_path: Path, monkeypatch: 
         os.fstat(file)
 
 
-def crossed(folder: Path) -> tuple[int, int, int]:
+def count_pages(folder: Path) -> tuple[int, int, int]:
     """Return the counts of pages that were streamed ahead, fetched on demand, and made resident while streamed."""
     model = llm(folder, "file", "6MiB", kv_resident_layers=0)
     engine = model.open(1, LONG + 200)
@@ -164,7 +164,7 @@ def crossed(folder: Path) -> tuple[int, int, int]:
 
 
 def test_streamed_selected_pages_stay_resident(folder: Path) -> None:
-    streamed, fetched, resident_pages = crossed(folder)
+    streamed, fetched, resident_pages = count_pages(folder)
     assert streamed > 5 * 24 * (LONG // 16) * 0.9 and resident_pages > 0
     assert fetched < streamed / 100
 
@@ -242,5 +242,5 @@ def test_pages_without_residency_are_read_twice(folder: Path, monkeypatch: pytes
     monkeypatch.setattr(
         "triforce.kvcache.views.full.FullView.budget", property(lambda _: None, lambda *_: None), raising=False
     )
-    streamed, fetched, resident_pages = crossed(folder)
+    streamed, fetched, resident_pages = count_pages(folder)
     assert resident_pages == 0 and fetched > streamed / 100

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.controlled_batch import think_always
+from tests.helpers.controlled_batch import replan_always
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
 from triforce.engine.engine import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
@@ -64,7 +64,7 @@ def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.Monkey
     """If mode auto begins with plain decoding and goes on with the retrieval tier, the lists before are empty."""
     plans = chain([Choice()], repeat(Choice(Plan(("retrieval", "full"), (4,)))))
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     *pieces, _ = llm(folder).stream(ids(400), ask(trace=True, max_tokens=48), mode="auto")
     looks = [piece.trace for piece in pieces]
     passes = [next(tier.passes for tier in snapshot.tiers if tier.name == "retrieval") for snapshot in looks]
