@@ -21,7 +21,7 @@ FEW, SOME = 5, 300
 def faults(kind: str, count: int, seed: int = 0) -> list[str]:
     """What is wrong with some cases of a kind, with their seeds."""
     outcomes = run_kind(kind, count, seed)
-    return [f"seed {outcome.seed}: {outcome.fault}\n{outcome.said}" for outcome in outcomes if outcome.fault]
+    return [f"seed {outcome.seed}: {outcome.fault}\n{outcome.stderr_end}" for outcome in outcomes if outcome.fault]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""The pair that all tests of the engine use, whose prompts are read in several steps."""
+"""The tiny pair of all engine tests. Its prompts are prefilled in several steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -26,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def small_chunks() -> Iterator[None]:
-    """Prompts are read in several steps."""
+    """Prefill prompts in several steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
         patch.setattr(engine_core, "PrefillPacer", ByChunks)

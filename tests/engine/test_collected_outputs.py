@@ -1,4 +1,4 @@
-"""Many prompts in one call: a bar where people look, and what is done at an interrupt."""
+"""Many prompts in one call: the progress bar, and the outputs of an interrupted call."""
 
 from __future__ import annotations
 

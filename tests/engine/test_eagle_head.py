@@ -1,4 +1,4 @@
-"""An EAGLE head below every tier: its texts, its guesses in any company, its entries, and faults that they notice."""
+"""An EAGLE head below every tier: texts, guesses beside any neighbours, KV entries, and faults that tests notice."""
 
 from __future__ import annotations
 
@@ -41,25 +41,26 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, features: Path) -> None:
-    """Short and long prompts, two choices each; some guesses are kept."""
-    model, kept = llm(features), 0
+    """Prompts are short and long, with two choices each. Some guesses are accepted."""
+    model = llm(features)
+    accepted_tokens = 0
     for length in (1, 40, 150, 260):
-        plain, drafted = (alone(model, length, temperature, each) for each in ("ar", mode))
-        assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
-        kept += sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
-    assert kept > 0 or mode not in DRAFTING
+        plain, drafted = (alone(model, length, temperature, name) for name in ("ar", mode))
+        assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+        accepted_tokens += sum(tier.accepted for output in drafted for tier in output.tiers if tier.name == "draft")
+    assert accepted_tokens > 0 or mode not in DRAFTING
 
 
 def test_int8_tiers_below_keep_the_text(features: Path) -> None:
-    """Entries are made of states of rounded weights until the full tier has verified."""
+    """Entries come from hidden states of rounded weights until the full tier has verified."""
     model = llm(features, lower_tiers="int8")
     plain, drafted = (alone(model, 260, 0.8, mode) for mode in ("ar", "triforce"))
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
-    """Their texts are only distributed alike; greedy ones are the same."""
+    """Sampled texts are only distributed alike. Greedy texts are equal."""
     model = llm(features, coupling=coupling)
     for mode in ("draft", "triforce"):
         for temperature in (0.0, 0.8):
@@ -72,21 +73,21 @@ def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
 @pytest.mark.parametrize("mode", DRAFTING)
 @pytest.mark.parametrize("schedule", [play, play_swapped])
 def test_guesses_are_those_of_the_row_alone(schedule: Callable[[LLM, str], None], mode: str, features: Path) -> None:
-    """With neighbours that come and go, forked, on shared pages and swapped to others: the same bits."""
+    """Neighbours that come and go, forks, shared pages and swaps change no bit of a guess."""
     in_company(features, schedule, mode)
 
 
 def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) -> list[Guess]:
     alone.cache_clear()
-    with spied() as seen:
+    with spied() as guesses:
         schedule(llm(features), mode)
-    check_consistent(seen)
-    return seen
+    check_consistent(guesses)
+    return guesses
 
 
 @pytest.mark.parametrize("passes", ["native", "torch"])
 def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) -> None:
-    """Behind full verifications, in float32: each guess is made of the states of the text before it."""
+    """Behind full verifications, in float32, each guess depends on the hidden states of the text before it."""
     if passes == "native":
         like_torch(features)
     else:
@@ -94,7 +95,7 @@ def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) ->
 
 
 def by_torch(features: Path) -> None:
-    """The same of passes in torch, over the same memory."""
+    """Check the head's passes in torch over the same KV memory."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
             eagle_draft,
@@ -107,55 +108,56 @@ def by_torch(features: Path) -> None:
 def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
     draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
-    with spied() as seen:
-        for length in (3, 16, 150):  # the last one twice: it finds what was read
+    with spied() as guesses:
+        for length in (3, 16, 150):  # the second text of a length finds the first one's KV
             for text in (prompt(length), prompt(length) + [5] * 20):
                 model.generate(text, ask(max_tokens=12, temperature=0.8))
-    for guess in seen:
+    for guess in guesses:
         check_guess(model, draft, guess)
-    assert {len(guess.text) - guess.committed for guess in seen} == {1, 2, 3}
+    assert {len(guess.text) - guess.committed for guess in guesses} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("mode", ["ar", "retrieval", *DRAFTING])
 def test_entries_of_committed_tokens_are_those_of_a_prompt(mode: str, features: Path) -> None:
-    """Whatever has guessed, and whoever has verified it."""
+    """Entries do not depend on the tier that proposed a token, nor on the tier that verified it."""
     like_a_prompt(features, mode)
 
 
-def texts_of(texts: Engine) -> list[list[int]]:
-    """The new tokens of the three rows, once all of them are decoded."""
-    rows = [one.tokens for batch in texts.core.batches.values() for one in batch.sequences]
+def texts_of(engine: Engine) -> list[list[int]]:
+    """Return the new tokens of the three rows, once all rows are decoding."""
+    rows = [sequence.tokens for batch in engine.core.batches.values() for sequence in batch.sequences]
     return rows if len(rows) == 3 else []
 
 
 def like_a_prompt(features: Path, mode: str) -> None:
     model = llm(features)
-    texts = model.open(ROWS, 900)
-    texts.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
-    while min(map(len, texts_of(texts)), default=0) < 20:
-        for _, event in texts.step():
+    engine = model.open(ROWS, 900)
+    engine.submit([request(model, length, mode, n=n, max_tokens=60) for length, n in ((150, 2), (91, 1))])
+    while min(map(len, texts_of(engine)), default=0) < 20:
+        for _, event in engine.step():
             assert not isinstance(event, Exception), event
-    check_entries(model, texts)
-    finish(texts)
-    texts.close()
+    check_entries(model, engine)
+    finish(engine)
+    engine.close()
 
 
 def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
-    """A conversation that goes on, and one that is taken back to a place in the middle of a page."""
+    """One conversation goes on. Another is rewound to the middle of a page."""
     model = llm(features, mode="draft")
-    with spied() as seen:
+    with spied() as guesses:
         turns = Session(model)
         for text in (prompt(150), prompt(90) + [7] * 30, prompt(200)):
-            *_, last = turns.ask(text, ask(max_tokens=12))
-            assert last.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
+            *_, output = turns.ask(text, ask(max_tokens=12))
+            assert output.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
             model.reset_prefix_cache()
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
-    """A prompt from a file, or from the disk cache of another process."""
-    text, params = prompt(600)[:570], ask(max_tokens=12)
-    with spied() as seen:
+    """Generate from a saved prompt, or from the disk cache of another process."""
+    text = prompt(600)[:570]
+    params = ask(max_tokens=12)
+    with spied() as guesses:
         for _ in range(2):
             model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, **how)
             if how:
@@ -164,12 +166,12 @@ def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
                 written(model)
             else:
                 file = folder / "prompt.kv"
-                one = {"load_cache": file} if file.exists() else {"save_cache": file}
-                (output,) = model.generate(text, params, **one)
+                cache_option = {"load_cache": file} if file.exists() else {"save_cache": file}
+                (output,) = model.generate(text, params, **cache_option)
                 cached = output.cached_tokens
             del model
     assert cached >= 500
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
@@ -186,24 +188,25 @@ def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
 def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk cache has a text that goes on differently within a segment."""
+    """The disk cache holds a text that differs within a segment."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
-    text, cached = prompt(600)[:570], []
-    other = [*text[:545], *text[:25]]
-    with spied() as seen:
-        for ids, disk in ((text, tmp_path / "cache"), (other, tmp_path / "cache"), (other, None)):
+    text = prompt(600)[:570]
+    cached = []
+    second_text = [*text[:545], *text[:25]]
+    with spied() as guesses:
+        for ids, disk in ((text, tmp_path / "cache"), (second_text, tmp_path / "cache"), (second_text, None)):
             how = {"mode": "draft", "retrieval_budget": 64, "disk_cache": disk}
-            with LLM(features / "target", features / "draft", **how) as model:  # its end waits for what is written
+            with LLM(features / "target", features / "draft", **how) as model:  # `close` waits for pending writes
                 cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
     assert cached == [0, 544, 0]
-    check_consistent(seen)
+    check_consistent(guesses)
 
 
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any mode, beside any other."""
+    """Rows of any modes run beside one another."""
     monkeypatch.setattr(Schedules, "model", llm(features), raising=False)
-    few = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
-    run_state_machine_as_test(Schedules, settings=few)
+    test_settings = settings(max_examples=4, stateful_step_count=12, deadline=None, derandomize=True)
+    run_state_machine_as_test(Schedules, settings=test_settings)
 
 
 CHECKS: dict[str, Callable[[Path, Path], object]] = {

@@ -1,4 +1,4 @@
-"""Several guesses of an EAGLE head in one native call: those of single passes."""
+"""Several guesses of an EAGLE head in one native call equal those of single passes."""
 
 from __future__ import annotations
 
@@ -26,30 +26,34 @@ torch.set_num_threads(1)
 
 @pytest.mark.parametrize("coupling", ["seeded", "rejection"])
 def test_burst_gives_guesses_of_single_passes(coupling: str, features: Path) -> None:
-    """Tokens and laws, bit for bit, wherever a window moves on."""
+    """Tokens and laws are equal bit for bit, wherever a window moves on."""
     same_in_a_burst(features, coupling)
 
 
 def same_in_a_burst(features: Path, coupling: str) -> None:
     once, singly = (proposals(features, coupling, several) for several in (True, False))
     assert len(once) == len(singly) > 20
-    for one, other in zip(once, singly, strict=True):
-        assert np.array_equal(one.tokens_BK, other.tokens_BK) and np.array_equal(one.counts_B, other.counts_B)
-        assert torch.equal(one.probs_BKV, other.probs_BKV)
+    for burst_draft, single_draft in zip(once, singly, strict=True):
+        assert np.array_equal(burst_draft.tokens_BK, single_draft.tokens_BK) and np.array_equal(
+            burst_draft.counts_B, single_draft.counts_B
+        )
+        assert torch.equal(burst_draft.probs_BKV, single_draft.probs_BKV)
 
 
 def proposals(features: Path, coupling: str, several: bool) -> list[Draft]:
-    """What the draft proposes for three texts, in bursts or pass by pass."""
-    found, propose, drawn = list[Draft](), Tier.propose, list[int]()
+    """Return the draft's proposals for three texts, in bursts or pass by pass."""
+    drafts = list[Draft]()
+    propose = Tier.propose
+    drawn = list[int]()
     plain = tier_builder.fused_draft
 
     def proposed(self: Tier[Any], prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         draft = propose(self, prefix, sampling, live_B)
-        found.extend([draft] if self.name == "draft" else [])
+        drafts.extend([draft] if self.name == "draft" else [])
         return draft
 
-    def drafted(*given: Any) -> Draft | None:
-        draft = plain(*given) if several else None
+    def drafted(*arguments: Any) -> Draft | None:
+        draft = plain(*arguments) if several else None
         drawn.append(int(draft.counts_B.max()) if draft else 0)
         return draft
 
@@ -60,7 +64,7 @@ def proposals(features: Path, coupling: str, several: bool) -> list[Draft]:
         for length in (3, 40, 150):
             model.generate(prompt(length), ask(max_tokens=40, temperature=0.8))
     assert (max(drawn) > 3) == several, "or there was no burst"
-    return found
+    return drafts
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_burst_mutant_is_noticed"), ids=str)

@@ -1,4 +1,4 @@
-"""An EAGLE head under grammars and penalties, of which it knows nothing: the texts of plain decoding."""
+"""An EAGLE head that knows nothing of grammars and penalties still gives the texts of plain decoding."""
 
 from __future__ import annotations
 
@@ -26,24 +26,25 @@ REQUESTS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", ["draft", "triforce"])
 @pytest.mark.parametrize("name", REQUESTS)
 def test_constrained_texts_are_those_of_plain_decoding(name: str, mode: str, features: Path) -> None:
-    """Seeded and greedy, of several prompts; where the draft may propose what is allowed, some of it is kept."""
-    model, kept = llm(features), 0
+    """Texts are seeded and greedy. Where the draft can propose allowed tokens, some are accepted."""
+    model = llm(features)
+    accepted_tokens = 0
     for length in (3, 40, 150):
         for temperature in (0.0, 0.8):
             params = ask(temperature=temperature, max_tokens=32, **REQUESTS[name])
-            (plain,), (drafted,) = (model.generate(prompt(length), params, mode=each) for each in ("ar", mode))
+            (plain,), (drafted,) = (model.generate(prompt(length), params, mode=decoding) for decoding in ("ar", mode))
             assert drafted.outputs[0].token_ids == plain.outputs[0].token_ids
             assert drafted.outputs[0].finish_reason == plain.outputs[0].finish_reason
-            kept += sum(tier.accepted for tier in drafted.outputs[0].tiers if tier.name == "draft")
-    assert kept > 0 or name == "json"
+            accepted_tokens += sum(tier.accepted for tier in drafted.outputs[0].tiers if tier.name == "draft")
+    assert accepted_tokens > 0 or name == "json"
 
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_constrained_texts_of_other_couplings_obey(coupling: str, features: Path) -> None:
-    """What the grammar forbids is never said, though the draft can hardly propose what it allows."""
+    """No token that the grammar forbids is emitted, though the draft can hardly propose an allowed one."""
     model = llm(features, coupling=coupling)
     for seed in range(3):
         params = ask(seed=seed, max_tokens=32, **REQUESTS["json"])
         (output,) = model.generate(prompt(40), params, mode="triforce")
-        said = output.outputs[0].text.removesuffix("!")  # a token that may end a text
-        assert set(said) <= set("[]truefals, \n\t")
+        answer_text = output.outputs[0].text.removesuffix("!")  # a token that may end a text
+        assert set(answer_text) <= set("[]truefals, \n\t")

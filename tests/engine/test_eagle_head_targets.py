@@ -1,4 +1,4 @@
-"""Which targets an EAGLE head is for, and what it is refused with."""
+"""Targets that an EAGLE head accepts, and the errors for others."""
 
 from __future__ import annotations
 
@@ -34,57 +34,58 @@ def test_offloaded_kv_is_refused_by_name(kind: str, features: Path) -> None:
 
 
 def test_draft_serves_its_target_with_int8_kv(features: Path, tmp_path: Path) -> None:
-    """What it was trained on is the model, whatever its KV is kept as."""
+    """The head belongs to a model, whatever the model's KV type is."""
     folder = copytree(features / "draft", tmp_path / "draft")
-    about = json.loads((folder / "config.json").read_text())["triforce"]
+    metadata = json.loads((folder / "config.json").read_text())["triforce"]
     made_for = LLM(features / "target", None).target.fingerprint
-    edit(folder / "config.json", triforce=about | {"target": made_for})
+    edit(folder / "config.json", triforce=metadata | {"target": made_for})
     model = LLM(features / "target", folder, kv_dtype="int8")
     assert model.target.fingerprint != made_for
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16"])
 def test_hidden_size_that_native_passes_do_not_take_gives_plain_text(dtype: str, tmp_path: Path) -> None:
-    """The draft's passes are torch's then, beside whatever kernels the target has."""
+    """The draft's passes run in torch then, beside any kernels of the target."""
     folder = eagle_pair(tmp_path, hidden_size=72, head_dim=16)
     model = LLM(folder / "target", f"finetune:{folder / 'draft'}", dtype=dtype)
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
-    assert sum(tier.accepted for each in drafted for tier in each.tiers if tier.name == "draft")
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+    assert sum(tier.accepted for output in drafted for tier in output.tiers if tier.name == "draft")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp_path: Path) -> None:
-    """The draft's passes and its entries are torch's then, beside whatever kernels the target has."""
+    """The draft's passes and entries are torch's then, beside any kernels of the target."""
     folder = copytree(features / "draft", tmp_path / "draft")
-    about = json.loads((folder / "config.json").read_text())["triforce"]
-    edit(folder / "config.json", triforce=about | {"sinks": 15, "target": None})
+    metadata = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=metadata | {"sinks": 15, "target": None})
     model = LLM(features / "target", folder, dtype=dtype)
     plain, drafted = (alone(model, 40, 0.8, mode) for mode in ("ar", "draft"))
-    assert [each.token_ids for each in drafted] == [each.token_ids for each in plain]
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows far apart, and of what lies between them: tables are filled by blocks as positions are asked for."""
+    """Tables of rotations are filled by blocks as positions are noted, for rows far apart and for the gap between."""
     passes = llm(features).models.eagle_head.passes  # type: ignore[union-attr]
-    seen = list[Tensor]()
+    tables = list[Tensor]()
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
-    monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **given: seen.append(given["cos"])))
-    positions_N, ids_N = np.array([10, BLOCK + 5, 5 * BLOCK]), torch.zeros(3, dtype=torch.long)
+    monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **arguments: tables.append(arguments["cos"])))
+    positions_N = np.array([10, BLOCK + 5, 5 * BLOCK])
+    ids_N = torch.zeros(3, dtype=torch.long)
     passes.record_entries(
         ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8)
     )
-    wanted, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
-    assert torch.equal(seen[0][positions_N], wanted)
+    expected_cos, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
+    assert torch.equal(tables[0][positions_N], expected_cos)
 
 
 def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:
     folder = copytree(features / "draft", tmp_path / "draft")
-    about = json.loads((folder / "config.json").read_text())["triforce"]
-    edit(folder / "config.json", triforce=about | {"target": "that of another model"})
+    metadata = json.loads((folder / "config.json").read_text())["triforce"]
+    edit(folder / "config.json", triforce=metadata | {"target": "that of another model"})
     with pytest.raises(ModelError, match=r"draft was trained on the hidden states of another model.* use finetune:"):
         LLM(features / "target", folder)
     allowed = LLM(features / "target", f"finetune:{folder}", mode="draft")

@@ -1,4 +1,4 @@
-"""Who is read and who waits, what is swapped out, cancelled, refused and shared."""
+"""Scheduling of requests: prefill, waiting, swapping, cancellation, errors, and shared prefixes."""
 
 from __future__ import annotations
 
@@ -36,119 +36,138 @@ from triforce.ragged import Ints
 
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "auto"])
 def test_batched_row_follows_law_under_rejection(folder: Path, mode: str) -> None:
-    """The law says no more than that its law is the same; but noise and tiers of a row are its own, and so is all."""
+    """`rejection` promises an equal law only. Noise and tiers belong to the row, so the whole output is equal."""
     model = llm(folder, coupling="rejection")
-    texts = model.open(ROWS, KV_TOKENS)
-    texts.submit([request(model, 150, mode, max_tokens=3, seed=3)])
+    engine = model.open(ROWS, KV_TOKENS)
+    engine.submit([request(model, 150, mode, max_tokens=3, seed=3)])
     for _ in range(2):
-        texts.step()
-    late = request(model, 90, mode, temperature=0.8, n=2)
-    texts.submit([request(model, 40, mode, max_tokens=9, seed=4)])
-    texts.submit([late])
-    (output,) = (event for one, event in finish(texts).items() if one is late)
+        engine.step()
+    late_request = request(model, 90, mode, temperature=0.8, n=2)
+    engine.submit([request(model, 40, mode, max_tokens=9, seed=4)])
+    engine.submit([late_request])
+    (output,) = (event for finished_request, event in finish(engine).items() if finished_request is late_request)
     check_same(output.outputs, alone(model, 90, mode=mode))
 
 
 def test_running_texts_continue_during_long_prefill(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, fed = llm(folder), list[int]()
-    texts = model.open(ROWS, 1400)
-    short, long = request(model, 40, max_tokens=200), request(model, 501, max_tokens=2)
-    texts.submit([short])
-    texts.step()
+    model = llm(folder)
+    fed = list[int]()
+    engine = model.open(ROWS, 1400)
+    short = request(model, 40, max_tokens=200)
+    long = request(model, 501, max_tokens=2)
+    engine.submit([short])
+    engine.step()
     plain = SequenceBatch.step
-    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(texts.core.kv_tokens), plain(batch))[1])
-    texts.submit([long])
-    while long.groups[0] not in texts.core.scheduler.running:
-        assert any(one is short for one, _ in texts.step())
+    monkeypatch.setattr(SequenceBatch, "step", lambda batch: (fed.append(engine.core.kv_tokens), plain(batch))[1])
+    engine.submit([long])
+    while long.groups[0] not in engine.core.scheduler.running:
+        assert any(stepped_request is short for stepped_request, _ in engine.step())
     longest = max(b - a for a, b in pairwise(fed))
     assert len(fed) >= 500 // (READ + CHUNK) and longest <= READ + CHUNK + model.speculation.reach
-    texts.close()
-    check_empty(texts)
+    engine.close()
+    check_empty(engine)
 
 
 def test_requests_start_first_come_first_served(folder: Path) -> None:
-    """One that has room must not overtake one that has not."""
+    """A request that fits must not overtake an earlier one that does not."""
     model = llm(folder)
-    texts = model.open(ROWS, KV_TOKENS)
-    begun: list[Request] = []
+    engine = model.open(ROWS, KV_TOKENS)
+    started_requests: list[Request] = []
     requests = [request(model, 400, "ar", max_tokens=30), request(model, 501, "ar"), request(model, 1, "retrieval")]
-    for one in requests:
-        texts.submit([one])
-    while texts.busy:
-        texts.step()
-        begun += [one for one in requests if one.started is not None and one not in begun]
-        assert requests[1] not in begun or requests[0].done
-    assert begun == requests
-    check_empty(texts)
+    for queued_request in requests:
+        engine.submit([queued_request])
+    while engine.busy:
+        engine.step()
+        started_requests += [
+            queued_request
+            for queued_request in requests
+            if queued_request.started is not None and queued_request not in started_requests
+        ]
+        assert requests[1] not in started_requests or requests[0].done
+    assert started_requests == requests
+    check_empty(engine)
 
 
 def test_request_after_its_turn_is_swapped_out_and_resumes(folder: Path) -> None:
-    """Two that fill the store come to their ends by turns; a third one waits less than for both."""
+    """Two requests that fill the KV pool run by turns. A third one does not wait for the end of both."""
     model = llm(folder)
-    texts = model.open(ROWS, 150, turn=3)
+    engine = model.open(ROWS, 150, turn=3)
     long = [request(model, 150, "ar", max_tokens=60), request(model, 91, "triforce", max_tokens=100)]
     short = request(model, 40, "ar", max_tokens=2)
-    for one in [*long, short]:
-        texts.submit([one])
-    swaps, before = 0, list[SequenceGroup]()
-    done, started = list[Request](), {one: one.started for one in long}
-    while texts.busy:
-        for one, event in texts.step():
+    for queued_request in [*long, short]:
+        engine.submit([queued_request])
+    swaps = 0
+    previously_swapped = list[SequenceGroup]()
+    done = list[Request]()
+    started = {queued_request: queued_request.started for queued_request in long}
+    while engine.busy:
+        for queued_request, event in engine.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
-                done.append(one)
-                wanted = alone(model, len(one.prompt), mode=one.mode, tokens=one.sequences[0].params.max_tokens)
-                check_same(event.outputs, wanted)
-        swapped = [group for group in texts.core.scheduler.waiting if group.swapped]
-        swaps, before = swaps + len([group for group in swapped if group not in before]), swapped
-        assert sum(texts.core.scheduler.pages(group) for group in swapped) <= 2 * texts.core.store.pages
-        started = {one: started[one] or one.started for one in long}
-    assert swaps > 3 and done[0] is short and {one: one.started for one in long} == started
-    check_empty(texts)
+                done.append(queued_request)
+                expected_outputs = alone(
+                    model,
+                    len(queued_request.prompt),
+                    mode=queued_request.mode,
+                    tokens=queued_request.sequences[0].params.max_tokens,
+                )
+                check_same(event.outputs, expected_outputs)
+        swapped = [group for group in engine.core.scheduler.waiting if group.swapped]
+        swaps = swaps + len([group for group in swapped if group not in previously_swapped])
+        previously_swapped = swapped
+        assert sum(engine.core.scheduler.pages(group) for group in swapped) <= 2 * engine.core.store.pages
+        started = {queued_request: started[queued_request] or queued_request.started for queued_request in long}
+    assert (
+        swaps > 3
+        and done[0] is short
+        and {queued_request: queued_request.started for queued_request in long} == started
+    )
+    check_empty(engine)
 
 
 def test_idle_queue_swaps_nobody_out(folder: Path) -> None:
-    texts = llm(folder).open(ROWS, KV_TOKENS, turn=1)
-    texts.submit([request(llm(folder), 40, "ar", max_tokens=30)])
-    while texts.busy:
-        texts.step()
-        assert not texts.core.scheduler.waiting
-    check_empty(texts)
+    engine = llm(folder).open(ROWS, KV_TOKENS, turn=1)
+    engine.submit([request(llm(folder), 40, "ar", max_tokens=30)])
+    while engine.busy:
+        engine.step()
+        assert not engine.core.scheduler.waiting
+    check_empty(engine)
 
 
 def test_swapped_request_can_be_cancelled(folder: Path) -> None:
     model = llm(folder)
-    texts = model.open(ROWS, KV_TOKENS)
-    one = request(model, 91, "triforce", n=2)
-    texts.submit([one])
+    engine = model.open(ROWS, KV_TOKENS)
+    swapped_request = request(model, 91, "triforce", n=2)
+    engine.submit([swapped_request])
     for _ in range(4):
-        texts.step()
-    (group,) = one.groups
-    texts.core.swap_out(group)
-    assert group.swapped and texts.core.kv_tokens == 0
-    texts.core.swap_out(group)  # nothing is there to be swapped out
-    assert texts.core.scheduler.waiting == [group]
-    texts.cancel(one)
+        engine.step()
+    (group,) = swapped_request.groups
+    engine.core.swap_out(group)
+    assert group.swapped and engine.core.kv_tokens == 0
+    engine.core.swap_out(group)  # there is nothing to swap out
+    assert engine.core.scheduler.waiting == [group]
+    engine.cancel(swapped_request)
     assert group.swapped is None
-    check_empty(texts)
+    check_empty(engine)
 
 
 @pytest.mark.parametrize("steps", [0, 1, 4, 30])
 def test_cancelled_request_frees_pages_at_once(folder: Path, steps: int) -> None:
     model = llm(folder)
-    texts = model.open(ROWS, KV_TOKENS)
-    one = request(model, 260, "triforce", n=2, max_tokens=100)
-    texts.submit([one])
+    engine = model.open(ROWS, KV_TOKENS)
+    cancelled_request = request(model, 260, "triforce", n=2, max_tokens=100)
+    engine.submit([cancelled_request])
     for _ in range(steps):
-        texts.step()
-    texts.cancel(one)
-    check_empty(texts)
-    texts.cancel(one)
-    assert not texts.busy
+        engine.step()
+    engine.cancel(cancelled_request)
+    check_empty(engine)
+    engine.cancel(cancelled_request)
+    assert not engine.busy
 
 
 def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, plain = llm(folder), SequenceBatch.step
+    model = llm(folder)
+    plain = SequenceBatch.step
 
     def step(batch: SequenceBatch) -> list[int]:
         if len(batch.tiers) > 1 and len(batch.sequences) > 1:
@@ -156,87 +175,94 @@ def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.Monkey
         return plain(batch)
 
     monkeypatch.setattr(SequenceBatch, "step", step)
-    texts = model.open(ROWS, KV_TOKENS)
+    engine = model.open(ROWS, KV_TOKENS)
     requests = [request(model, 40, mode) for mode in ("retrieval", "ar", "retrieval")]
-    for one in requests:
-        texts.submit([one])
+    for submitted_request in requests:
+        engine.submit([submitted_request])
     events: dict[Request, object] = {}
-    while texts.busy:
-        events.update(texts.step())
-    assert [isinstance(events[one], ValueError) for one in requests] == [True, False, True]
-    check_empty(texts)
+    while engine.busy:
+        events.update(engine.step())
+    assert [isinstance(events[submitted_request], ValueError) for submitted_request in requests] == [True, False, True]
+    check_empty(engine)
 
 
 def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told what would need less, and the text beside it goes on."""
-    model, begin = llm(folder), FullView.begin
+    """The error advises what needs less memory. The text beside it goes on."""
+    model = llm(folder)
+    begin = FullView.begin
 
     def run_out(self: FullView, counts_B: Ints, width: int) -> ForwardBatch:
         if self.lengths_B.max() > 150:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
         return begin(self, counts_B, width)
 
-    wanted = alone(model, 91, mode="triforce")
+    expected_outputs = alone(model, 91, mode="triforce")
     monkeypatch.setattr(FullView, "begin", run_out)
-    texts = model.open(ROWS, KV_TOKENS)
-    small, large = request(model, 91, "triforce"), request(model, 260, "triforce")
-    texts.submit([small])
-    texts.step()
-    texts.submit([large])
+    engine = model.open(ROWS, KV_TOKENS)
+    small = request(model, 91, "triforce")
+    large = request(model, 260, "triforce")
+    engine.submit([small])
+    engine.step()
+    engine.submit([large])
     ended = dict[Request, Any]()
-    while texts.busy:
-        ended |= {one: event for one, event in texts.step() if isinstance(event, RequestOutput | Exception)}
+    while engine.busy:
+        ended |= {
+            ended_request: event
+            for ended_request, event in engine.step()
+            if isinstance(event, RequestOutput | Exception)
+        }
     assert isinstance(ended[large], CacheError) and "kv_offload='host'" in str(ended[large])
-    check_same(ended[small].outputs, wanted)
-    check_empty(texts)
+    check_same(ended[small].outputs, expected_outputs)
+    check_empty(engine)
 
 
 def test_request_larger_than_memory_is_refused(folder: Path) -> None:
     model = llm(folder)
-    texts = model.open(2, 100)
+    engine = model.open(2, 100)
     with pytest.raises(CacheError, match="Use a shorter prompt"):
-        texts.submit([request(model, 400)])
-    texts.submit([request(model, 1, n=3, max_tokens=2)])  # two first, and then one
-    (output,) = finish(texts).values()
+        engine.submit([request(model, 400)])
+    engine.submit([request(model, 1, n=3, max_tokens=2)])  # two rows first, then one
+    (output,) = finish(engine).values()
     assert len(output.outputs) == 3
-    check_empty(texts)
+    check_empty(engine)
 
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_second_question_prefills_new_tokens_only(folder: Path, mode: str) -> None:
     model = llm(folder)
-    texts = model.open(ROWS, 1400)
-    document, params = ids(400), ask(max_tokens=TOKENS)
-    for number, (scope, fresh) in enumerate([("a", 400), ("a", 30), ("b", 400), ("a", 30)]):
+    engine = model.open(ROWS, 1400)
+    document = ids(400)
+    params = ask(max_tokens=TOKENS)
+    for number, (scope, uncached_tokens) in enumerate([("a", 400), ("a", 30), ("b", 400), ("a", 30)]):
         question = document + ids(30, seed=number % 3)
-        one = model.request(question, params, mode, scope)
-        texts.submit([one])
+        question_request = model.request(question, params, mode, scope)
+        engine.submit([question_request])
         with counted(model.models.target) as passes:
-            while one.groups[0] not in texts.core.scheduler.running:
-                texts.step()
-        assert fresh <= sum(passes) <= fresh + 30 + TAIL + PAGE
-        (output,) = finish(texts).values()
+            while question_request.groups[0] not in engine.core.scheduler.running:
+                engine.step()
+        assert uncached_tokens <= sum(passes) <= uncached_tokens + 30 + TAIL + PAGE
+        (output,) = finish(engine).values()
         assert output.outputs[0].token_ids == model.generate(question, params, mode="ar")[0].outputs[0].token_ids
-    check_empty(texts)
+    check_empty(engine)
 
 
 def test_cached_prefixes_are_evicted_for_requests(folder: Path) -> None:
     model = llm(folder)
-    texts = model.open(ROWS, KV_TOKENS)
+    engine = model.open(ROWS, KV_TOKENS)
     for length in (300, 501, 500, 301):
-        texts.submit([request(model, length, "ar")])
-        (output,) = finish(texts).values()
-        assert len(texts.core.prefixes.pages) >= (length - 1) // PAGE
+        engine.submit([request(model, length, "ar")])
+        (output,) = finish(engine).values()
+        assert len(engine.core.prefixes.pages) >= (length - 1) // PAGE
         check_same(output.outputs, alone(model, length))
-    check_empty(texts)
+    check_empty(engine)
 
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_reassigned_pages_drop_int8_copies(folder: Path) -> None:
     model = llm(folder, lower_tiers="int8", retrieval_budget=160)
-    texts = model.open(2, 420)
+    engine = model.open(2, 420)
     for length in (400, 351, 402, 301):
-        texts.submit([request(model, length, "triforce")])
-        (output,) = finish(texts).values()
+        engine.submit([request(model, length, "triforce")])
+        (output,) = finish(engine).values()
         check_same(output.outputs, alone(model, length, mode="triforce"))
-    check_empty(texts)
+    check_empty(engine)

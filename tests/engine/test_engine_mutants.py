@@ -18,56 +18,59 @@ from triforce.llm import LLM
 def play(model: LLM, mode: str) -> None:
     """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
     texts = model.open(ROWS, 900)
-    early, both, last = (request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1)))
+    early, two_choices, late_request = (
+        request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1))
+    )
     texts.submit([early])
     for _ in range(4):
         texts.step()
-    texts.submit([both])
+    texts.submit([two_choices])
     outputs: dict[Request, RequestOutput] = {}
     while early not in outputs:
-        for one, event in texts.step():
+        for finished_request, event in texts.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
-                outputs[one] = event
-    texts.submit([last])
+                outputs[finished_request] = event
+    texts.submit([late_request])
     outputs |= finish(texts)
-    for one, output in outputs.items():
-        check_same(output.outputs, alone(model, len(one.prompt), mode=mode))
+    for finished_request, output in outputs.items():
+        check_same(output.outputs, alone(model, len(finished_request.prompt), mode=mode))
     check_empty(texts)
 
 
 def play_swapped(model: LLM, mode: str) -> None:
     """Another one: two rows are swapped out in the middle of their texts, and swapped in to other pages."""
     texts = model.open(ROWS, 900)
-    both, other = request(model, 150, mode, n=2, max_tokens=LATE), request(model, 260, mode, seed=11)
-    texts.submit([both])
-    (group,) = both.groups
+    two_choices = request(model, 150, mode, n=2, max_tokens=LATE)
+    swapping_request = request(model, 260, mode, seed=11)
+    texts.submit([two_choices])
+    (group,) = two_choices.groups
     while len(group.sequences[0].tokens) < 9:
         texts.step()
         assert group.error is None
     tables = texts.core.batches[mode].top.cache.pool.tables
     texts.core.swap_out(group)
-    texts.submit([other])
+    texts.submit([swapping_request])
     texts.core.scheduler.groups.reverse()
     outputs: dict[Request, RequestOutput] = {}
     moved = False
     while texts.busy:
-        for one, event in texts.step():
+        for finished_request, event in texts.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
-                outputs[one] = event
+                outputs[finished_request] = event
         moved |= (
             group in texts.core.scheduler.running and tables[0] not in texts.core.batches[mode].top.cache.pool.tables
         )
     assert moved
-    check_same(outputs[both].outputs, alone(model, 150, mode=mode, tokens=LATE))
-    check_same(outputs[other].outputs, alone(model, 260, mode=mode))
+    check_same(outputs[two_choices].outputs, alone(model, 150, mode=mode, tokens=LATE))
+    check_same(outputs[swapping_request].outputs, alone(model, 260, mode=mode))
     check_empty(texts)
 
 
 def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
     """Of both schedules, under each coupling, with the mutant in place of the code."""
-    found = []
+    errors = []
     for coupling, refresh in (("seeded", 1), ("rejection", 1), ("seeded", 0)):
         model = llm(folder, coupling=coupling, retrieval_refresh=refresh)
         for length, tokens in ((91, TOKENS), (150, TOKENS), (260, TOKENS), (150, LATE)):
@@ -79,8 +82,8 @@ def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
                 play(model, "triforce")
                 play_swapped(model, "triforce")
             except Exception as error:
-                found.append(error)
-    return found
+                errors.append(error)
+    return errors
 
 
 def test_engine_schedules_without_mutant_pass(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The first token waits for the prompt alone: however many layers there are, no mode makes a pass that is for later."""
+"""The first token waits for the prompt alone: with any number of layers, no mode runs an extra pass before it."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from triforce.llm import LLM
 from triforce.planner import CostModel
 
 PROMPT = 300
-BUDGET = 64  # which hides most of it
+BUDGET = 64  # it hides most of the prompt
 
 
 @pytest.fixture(scope="module", params=[32, 80])
 def deep(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of many thin layers."""
+    """Write a model of many thin layers."""
     sizes = dict(hidden_size=32, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
     model = tiny_model(max_position_embeddings=CONTEXT, num_hidden_layers=request.param, **sizes)
     return save(model, tmp_path_factory.mktemp("deep"))
 
 
 def passes(llm: LLM, mode: str, tokens: int) -> list[int]:
-    """The tokens of each pass of the target until so many tokens have come."""
-    with counted(llm.target.decoder) as made:
+    """Return the width of each target pass until `tokens` tokens are generated."""
+    with counted(llm.target.decoder) as widths:
         llm.generate(ids(PROMPT), ask(max_tokens=tokens), mode=mode)
-        return made
+        return widths
 
 
 def test_first_text_makes_plain_passes_only(deep: Path) -> None:
@@ -46,9 +46,9 @@ def test_speculation_starts_after_first_token(deep: Path) -> None:
     llm = LLM(deep, None, retrieval_budget=BUDGET)
     llm.reset_prefix_cache()
     llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
-    first = passes(llm, "auto", 1)
+    first_token_passes = passes(llm, "auto", 1)
     llm.reset_prefix_cache()
-    assert first == passes(llm, "ar", 1)
+    assert first_token_passes == passes(llm, "ar", 1)
     assert not llm.engines.parts.costs.passes.of("retrieval").count
 
 

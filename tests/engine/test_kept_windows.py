@@ -1,4 +1,4 @@
-"""What layers with a window keep beside their rows: in sessions, in saved prompts and in the disk cache."""
+"""Window pages that layers keep beyond their rows: in sessions, in saved prompts and in the disk cache."""
 
 from __future__ import annotations
 
@@ -37,22 +37,23 @@ def narrow_windows() -> Iterator[None]:
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_narrow_windows_session_turns_equal_whole_conversation(home: Path, mode: str) -> None:
-    """One turn changes what was said long before, behind which the windows are gone."""
+    """One turn edits the history far back, where the windows have been dropped."""
     model = llm(home, PLAYED, mode=mode)
-    session, conversation = Session(model), prompt(300)
+    session = Session(model)
+    conversation = prompt(300)
     for number in range(4):
         *_, output = session.ask(conversation, ask(seed=number))
         assert isinstance(output, RequestOutput)
         with whole():
             model.reset_prefix_cache()
-            wanted = model.generate(conversation, ask(seed=number), mode="ar")[0]
+            expected_output = model.generate(conversation, ask(seed=number), mode="ar")[0]
         answer = output.outputs[0].token_ids
-        assert answer == wanted.outputs[0].token_ids
+        assert answer == expected_output.outputs[0].token_ids
         conversation = conversation[: 500 if number != 1 else 90] + answer + ids(7 * number + 1, seed=number)
 
 
 def test_session_gives_up_its_mark_for_another_text(home: Path) -> None:
-    """Windows of both do not fit into the pool."""
+    """The windows of both texts do not fit into the pool."""
     model = llm(home, PLAYED)
     with narrow(400):
         session = Session(model)
@@ -64,14 +65,14 @@ def test_session_gives_up_its_mark_for_another_text(home: Path) -> None:
 
 
 def check_turn(model: LLM, session: Session, conversation: list[int]) -> int:
-    """Return how many tokens a turn feeds, whose answer is that of whole KV."""
+    """Return how many tokens a turn feeds. Its answer equals that of whole KV."""
     with counted(model.models.target) as passes:
         *_, output = session.ask(conversation, ask(max_tokens=100))
     assert isinstance(output, RequestOutput)
     with whole():
         model.reset_prefix_cache()
-        wanted = model.generate(conversation, ask(max_tokens=100), mode="ar")[0]
-    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
+        expected_output = model.generate(conversation, ask(max_tokens=100), mode="ar")[0]
+    assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids
     return sum(passes)
 
 
@@ -81,17 +82,19 @@ def give_up(read: int, tokens: int) -> None:
 
 
 def check_going_back(model: LLM) -> None:
-    """Turns that leave out the answer before them, long as it is, and what a turn that was given up left behind."""
-    session, conversation = Session(model), prompt(300)
+    """Check turns that leave out a long answer before them, and a turn after one that was cancelled."""
+    session = Session(model)
+    conversation = prompt(300)
     for common, again in ((300, True), (300, False), (310, False), (200, False), (0, True)):
         assert (check_turn(model, session, conversation) > 300) == again
         conversation = conversation[:common] + ids(30, seed=common)
-    session, conversation = Session(model), prompt(300)
+    session = Session(model)
+    conversation = prompt(300)
     check_turn(model, session, conversation)
-    other = conversation[:280] + ids(250, seed=60)
+    branch = conversation[:280] + ids(250, seed=60)
     with pytest.raises(InterruptedError):
-        deque(session.ask(other, ask(), give_up), maxlen=0)
-    assert check_turn(model, session, other[:295] + ids(40, seed=61)) > 300
+        deque(session.ask(branch, ask(), give_up), maxlen=0)
+    assert check_turn(model, session, branch[:295] + ids(40, seed=61)) > 300
 
 
 def test_narrow_windows_session_goes_back_to_its_latest_prompt(home: Path) -> None:
@@ -110,14 +113,16 @@ def test_narrow_windows_session_mutant_is_noticed(home: Path, mutant: Mutant, mo
 def test_narrow_windows_saved_prompt_starts_where_it_has_windows(
     home: Path, tmp_path: Path, common: int, read: int
 ) -> None:
-    model, file, document = llm(home, PLAYED), tmp_path / "cache", prompt(300)
+    model = llm(home, PLAYED)
+    file = tmp_path / "cache"
+    document = prompt(300)
     model.generate(document, ask(), save_cache=file)
-    other = document[:common] + ids(40 if common < 300 else 0, seed=9)
+    branch = document[:common] + ids(40 if common < 300 else 0, seed=9)
     with counted(model.models.target) as passes:
-        output = model.generate(other, ask(max_tokens=1), mode="ar", load_cache=file)[0]
+        output = model.generate(branch, ask(max_tokens=1), mode="ar", load_cache=file)[0]
     with whole():
-        wanted = model.generate(other, ask(max_tokens=1), mode="ar")[0]
+        expected_output = model.generate(branch, ask(max_tokens=1), mode="ar")[0]
         model.reset_prefix_cache()
-    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids
-    assert len(other) - sum(passes) == read
+    assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids
+    assert len(branch) - sum(passes) == read
     assert file.stat().st_size < size_of(model.open(1, 400).core.store.pool, 300) + 5_000

@@ -1,4 +1,4 @@
-"""How much of a prompt is read between two steps: as much as the bound allows, whatever the speed of the model."""
+"""The pacer grants as much of a prompt between two steps as the latency bound allows, at any speed of the model."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from triforce.engine.scheduler import FIRST_PASS_TOKENS, MIN_PASS_TOKENS, Prefil
 
 
 class Machine:
-    """A clock, and passes that take so many seconds and so many more for each token."""
+    """A clock, and passes that take `fixed` seconds plus `seconds_per_token` for each token."""
 
-    def __init__(self, fixed: float, each: float) -> None:
-        self.now, self.fixed, self.each = 0.0, fixed, each
+    def __init__(self, fixed: float, seconds_per_token: float) -> None:
+        self.now = 0.0
+        self.fixed = fixed
+        self.seconds_per_token = seconds_per_token
         self.step_seconds = 0.0
 
     def __call__(self) -> float:
         return self.now
 
     def read(self, pacer: PrefillPacer, tokens: int, tier: str = "full") -> int:
-        """Make one pass over as many of these as are granted."""
+        """Run one pass over the tokens that the pacer grants; return their number."""
         granted = pacer.grant(tier, tokens)
-        took = self.fixed + self.each * granted
+        took = self.fixed + self.seconds_per_token * granted
         self.now += took
         pacer.record_pass(tier, granted, took)
         return granted
 
     def turn(self, pacer: PrefillPacer, tokens: int, step: float) -> tuple[list[int], float]:
-        """Read between two steps of others, which take `step` seconds; the passes, and the time between the ends."""
-        began, granted = self.now, list[int]()
+        """Prefill between two steps of `step` seconds; return tokens by pass, and seconds between the steps' ends."""
+        began = self.now
+        granted = list[int]()
         pacer.begin(running=True, step_seconds=self.step_seconds)
         while sum(granted) < tokens:
             granted.append(self.read(pacer, tokens - sum(granted)))
@@ -42,9 +45,9 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
-    made = Machine(*request.param)
-    monkeypatch.setattr(scheduler, "perf_counter", made)
-    return made
+    simulated_machine = Machine(*request.param)
+    monkeypatch.setattr(scheduler, "perf_counter", simulated_machine)
+    return simulated_machine
 
 
 SPEEDS = [(0.0, 1e-5), (0.004, 2e-4), (0.01, 1e-3), (0.02, 2.5e-3)]
@@ -55,19 +58,20 @@ SPEEDS = [(0.0, 1e-5), (0.004, 2e-4), (0.01, 1e-3), (0.02, 2.5e-3)]
 def test_pacer_bound_holds_at_known_speed(machine: Machine, step: float) -> None:
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, FIRST_PASS_TOKENS, step)
-    left, gaps = 7000, list[float]()
-    while left > 0:
-        granted, gap = machine.turn(pacer, left, step)
-        left -= sum(granted)
+    unread_tokens = 7000
+    gaps = list[float]()
+    while unread_tokens > 0:
+        granted, gap = machine.turn(pacer, unread_tokens, step)
+        unread_tokens -= sum(granted)
         gaps.append(gap)
-    assert max(gaps) <= 0.2 + machine.fixed + MIN_PASS_TOKENS * machine.each + 1e-9
-    if len(gaps) > 4:  # and it is made use of
+    assert max(gaps) <= 0.2 + machine.fixed + MIN_PASS_TOKENS * machine.seconds_per_token + 1e-9
+    if len(gaps) > 4:  # and the pacer uses the bound
         assert sorted(gaps)[len(gaps) // 2] >= 0.7 * 0.2
 
 
 @pytest.mark.parametrize("machine", [(0.0, 0.1)], indirect=True)
 def test_pacer_slow_model_still_progresses(machine: Machine) -> None:
-    """Where not even the least pass fits the bound, one is made between two steps."""
+    """If not even the smallest pass fits the bound, one pass runs between two steps."""
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, FIRST_PASS_TOKENS, 0.3)
     for _ in range(3):

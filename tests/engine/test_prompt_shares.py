@@ -1,4 +1,4 @@
-"""Prompts of several requests are read by turns: short ones first, and none starves."""
+"""Prompts of several requests are prefilled by turns: short ones first, and none starves."""
 
 from __future__ import annotations
 
@@ -12,59 +12,60 @@ from triforce.interface.outputs import RequestOutput
 
 
 def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
-    """It is admitted while the long one is read, gets three parts of four, and both texts are those of each alone."""
+    """The short one is admitted during the long prefill and gets three quarters. Both texts equal those alone."""
     model = llm(folder)
-    texts = model.open(ROWS, 1400)
-    long, short = request(model, 501, "ar"), request(model, 150, "ar")
-    texts.submit([long])
-    texts.step()
-    assert list(texts.core.prefilling) == long.groups
-    texts.submit([short])
+    engine = model.open(ROWS, 1400)
+    long = request(model, 501, "ar")
+    short = request(model, 150, "ar")
+    engine.submit([long])
+    engine.step()
+    assert list(engine.core.prefilling) == long.groups
+    engine.submit([short])
     order = list[Request]()
-    while texts.busy:
-        for one, event in texts.step():
+    while engine.busy:
+        for stepped_request, event in engine.step():
             assert not isinstance(event, Exception), event
-            if one not in order:
-                order.append(one)
-                left = [group.unread_tokens for group in texts.core.prefilling]
+            if stepped_request not in order:
+                order.append(stepped_request)
+                unread_tokens = [group.unread_tokens for group in engine.core.prefilling]
             if isinstance(event, RequestOutput):
-                check_same(event.outputs, alone(model, len(one.prompt), mode="ar"))
+                check_same(event.outputs, alone(model, len(stepped_request.prompt), mode="ar"))
         if order == [short]:
-            assert left and left[0] > 100, "the long prompt was not read before"
+            assert unread_tokens and unread_tokens[0] > 100, "the long prompt was not read before"
     assert order == [short, long]
-    check_empty(texts)
+    check_empty(engine)
 
 
 def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
-    """Short ones come again and again: a part of four is the long one's."""
+    """Short prompts keep coming. A quarter of the tokens belongs to the long one."""
     model = llm(folder)
-    texts = model.open(ROWS, 1400)
+    engine = model.open(ROWS, 1400)
     long = request(model, 501, "ar", max_tokens=2)
-    texts.submit([long])
-    texts.step()
+    engine.submit([long])
+    engine.step()
     asked = 0
     while long.groups[0].status is not Status.RUNNING:
-        if not any(group.unread_tokens for group in texts.core.scheduler.groups if group is not long.groups[0]):
+        if not any(group.unread_tokens for group in engine.core.scheduler.groups if group is not long.groups[0]):
             asked += 1
-            texts.submit([request(model, 190 + asked % 2, "ar", scope=str(asked), max_tokens=1)])
-        texts.step()
+            engine.submit([request(model, 190 + asked % 2, "ar", scope=str(asked), max_tokens=1)])
+        engine.step()
         assert asked < 60
     assert asked > 3
-    texts.close()
+    engine.close()
 
 
 def test_prompt_waits_for_its_beginning_that_another_one_reads(folder: Path) -> None:
-    """It is not read twice: the shorter one begins behind what both have in common, before the other one's end."""
+    """A shared prefix is prefilled once: the shorter prompt starts behind it, before the longer one ends."""
     model = llm(folder)
-    texts = model.open(ROWS, 1400)
+    engine = model.open(ROWS, 1400)
     long = request(model, 501, "ar")
     short = model.request([*long.prompt[:200], *ids(60, seed=5)], ask(max_tokens=TOKENS), "ar", "")
-    for one in (long, short):
-        texts.submit([one])
+    for queued_request in (long, short):
+        engine.submit([queued_request])
     outputs = list[RequestOutput]()
-    while texts.busy:
-        outputs += [event for _, event in texts.step() if isinstance(event, RequestOutput)]
-        if short.groups[0].started and long.groups[0] in texts.core.prefilling:
+    while engine.busy:
+        outputs += [event for _, event in engine.step() if isinstance(event, RequestOutput)]
+        if short.groups[0].started and long.groups[0] in engine.core.prefilling:
             assert long.groups[0].tokens_read >= 192
     assert {len(output.prompt_token_ids): output.cached_tokens for output in outputs} == {501: 0, 260: 192}
-    check_empty(texts)
+    check_empty(engine)

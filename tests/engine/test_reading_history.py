@@ -1,4 +1,4 @@
-"""Why a prompt was read again: positions and counts, by the texts of its own scope."""
+"""Reasons for a second prefill: positions and counts, by the texts of the request's own scope."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEXT = ids(1000)
 
 
 @pytest.mark.parametrize(
-    ("prompt", "cached", "said"),
+    ("prompt", "cached", "reason"),
     [
         (TEXT, 800, ""),
         (TEXT, 0, "its first 1,000 tokens were read before, but no longer kept"),
@@ -24,10 +24,10 @@ TEXT = ids(1000)
         ([1, *TEXT], 256, "no more of it was kept"),
     ],
 )
-def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, said: str) -> None:
+def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, reason: str) -> None:
     history = ReadingHistory()
     history.record("a", TEXT)
-    assert history.reread_reason("a", prompt, cached) == said
+    assert history.reread_reason("a", prompt, cached) == reason
 
 
 def test_other_scopes_texts_give_no_reason() -> None:
@@ -58,15 +58,15 @@ def test_output_of_scored_prompt_says_why_it_was_read(folder: Path) -> None:
 
 def test_output_says_where_its_prompt_differs(folder: Path) -> None:
     engine = llm(folder).open(2, 1400)
-    said = []
+    reasons = []
     for prompt in (ids(600), [*ids(600)[:200], 1, *ids(399, seed=1)]):
         request = llm(folder).request(prompt, ask(max_tokens=1), "ar")
         engine.submit([request])
         output = engine.finish(request)
         assert isinstance(output, RequestOutput)
-        said.append(output.reread)
+        reasons.append(output.reread)
     engine.close()
-    assert said == [
+    assert reasons == [
         "nothing that was read lately begins like it",
         "it differs from token 201 on from what was read before",
     ]

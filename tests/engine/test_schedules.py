@@ -1,4 +1,4 @@
-"""Requests come, go and are cancelled at any step: the text of each is that of the same request alone."""
+"""Requests come, end and are cancelled at any step: each text equals that of the same request alone."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def model(folder: Path) -> Iterator[None]:
 
 
 class Schedules(RuleBasedStateMachine):
-    """Any sequence of requests, steps, cancellations, and of rows swapped out."""
+    """Run any sequence of requests, steps, cancellations and swaps."""
 
     model: ClassVar[LLM]
 
     def __init__(self) -> None:
         super().__init__()
-        self.texts = self.model.open(ROWS, KV_TOKENS)
+        self.engine = self.model.open(ROWS, KV_TOKENS)
         self.running: dict[Request, list[list[int]]] = {}
         self.temperatures: dict[Request, float] = {}
 
@@ -52,9 +52,9 @@ class Schedules(RuleBasedStateMachine):
     def come(
         self, mode: str, length: int, temperature: float, tokens: int, n: int, extra: dict[str, int], scope: str
     ) -> None:
-        one = request(self.model, length, mode, scope, temperature=temperature, max_tokens=tokens, n=n, **extra)
-        self.texts.submit([one])
-        self.running[one], self.temperatures[one] = [[] for _ in range(n)], temperature
+        new_request = request(self.model, length, mode, scope, temperature=temperature, max_tokens=tokens, n=n, **extra)
+        self.engine.submit([new_request])
+        self.running[new_request], self.temperatures[new_request] = [[] for _ in range(n)], temperature
 
     @precondition(lambda self: self.running)
     @rule(steps=st.integers(1, 5))
@@ -65,60 +65,65 @@ class Schedules(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
     def leave(self, which: int) -> None:
-        one = list(self.running)[which % len(self.running)]
-        self.texts.cancel(one)
-        del self.running[one]
+        left_request = list(self.running)[which % len(self.running)]
+        self.engine.cancel(left_request)
+        del self.running[left_request]
 
     @precondition(lambda self: self.running)
     @rule(which=st.integers(0, 5))
     def swap_out(self, which: int) -> None:
-        one = list(self.running)[which % len(self.running)]
-        for group in one.groups:
-            self.texts.core.swap_out(group)
+        swapped_request = list(self.running)[which % len(self.running)]
+        for group in swapped_request.groups:
+            self.engine.core.swap_out(group)
 
     def step(self) -> None:
-        for one, event in self.texts.step():
+        for stepped_request, event in self.engine.step():
             if isinstance(event, OutputChunk):
-                self.running[one][event.index] += event.token_ids
+                self.running[stepped_request][event.index] += event.token_ids
                 continue
             assert isinstance(event, RequestOutput), event
             texts = [output.token_ids for output in event.outputs]
-            assert texts == self.running.pop(one)
-            which, tokens = (len(one.prompt), self.temperatures[one]), one.sequences[0].params.max_tokens
+            assert texts == self.running.pop(stepped_request)
+            which = (len(stepped_request.prompt), self.temperatures[stepped_request])
+            tokens = stepped_request.sequences[0].params.max_tokens
             plain = alone(self.model, *which, tokens=tokens)
-            assert texts == [each.token_ids for each in plain[: len(texts)]] and len(texts[0]) == tokens
-            if one.mode != "auto":  # whose controller looks at all rows, and at the clock
-                check_same(event.outputs, alone(self.model, *which, one.mode, tokens))
+            assert texts == [completion.token_ids for completion in plain[: len(texts)]] and len(texts[0]) == tokens
+            if stepped_request.mode != "auto":  # its controller observes all rows, and the clock
+                check_same(event.outputs, alone(self.model, *which, stepped_request.mode, tokens))
             assert all(len(o.logprobs or o.token_ids) == len(o.token_ids) for o in event.outputs)
-            assert len(event.prompt_logprobs or one.prompt) == len(one.prompt)
+            assert len(event.prompt_logprobs or stepped_request.prompt) == len(stepped_request.prompt)
 
     @invariant()
     def pages_have_the_owners_they_should(self) -> None:
-        it = self.texts.core
-        batches = [*it.batches.values(), *(task.batch for task in it.prefilling.values())]
-        held = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
-        held += it.prefixes.pages.values()
-        assert it.store.pool.free_pages == it.store.pages - len(set(held))
-        assert all(it.store.pool.allocator.refcounts[page] == held.count(page) for page in range(1, it.store.pages + 1))
+        core = self.engine.core
+        batches = [*core.batches.values(), *(task.batch for task in core.prefilling.values())]
+        owned_pages = [page for batch in batches for table in batch.top.cache.pool.tables for page in table]
+        owned_pages += core.prefixes.pages.values()
+        assert core.store.pool.free_pages == core.store.pages - len(set(owned_pages))
+        assert all(
+            core.store.pool.allocator.refcounts[page] == owned_pages.count(page)
+            for page in range(1, core.store.pages + 1)
+        )
         for batch in batches:
             for table, length in zip(batch.top.cache.pool.tables, batch.top.cache.lengths_B.tolist(), strict=True):
-                assert all(held.count(page) == 1 for page in table[length // 16 :]), (
+                assert all(owned_pages.count(page) == 1 for page in table[length // 16 :]), (
                     "a row writes to its own pages only"
                 )
-        assert sum(len(batch.sequences) for batch in batches) <= it.store.rows
+        assert sum(len(batch.sequences) for batch in batches) <= core.store.rows
         assert all(sequence.finish is None for batch in batches for sequence in batch.sequences)
 
     def teardown(self) -> None:
-        while self.running and self.texts.busy:
+        while self.running and self.engine.busy:
             self.step()
-        check_empty(self.texts)
+        check_empty(self.engine)
 
 
 class Int8Schedules(Schedules):
-    """The same over int8 KV, whose rounded rows are shared, copied and brought back."""
+    """The same schedules over int8 KV, whose rounded rows are shared, copied and swapped in."""
 
 
-TestSchedules, TestInt8Schedules = Schedules.TestCase, Int8Schedules.TestCase
+TestSchedules = Schedules.TestCase
+TestInt8Schedules = Int8Schedules.TestCase
 for case in (TestSchedules, TestInt8Schedules):
     case.settings = settings(max_examples=12, stateful_step_count=16, deadline=None, derandomize=True)
 

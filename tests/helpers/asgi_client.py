@@ -1,4 +1,4 @@
-"""How the tests talk to an application, without a socket."""
+"""An ASGI client of the tests, without a socket."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def ask(app: ASGIApp, path: str, body: object = None, **options: Any) -> httpx.R
 
 
 def good(response: httpx.Response) -> dict[str, Any]:
-    """What a request that went well was answered."""
+    """Return the answer of a request; assert that it succeeded."""
     assert response.status_code == 200, response.text
     answer: dict[str, Any] = response.json()
     return answer
 
 
 def refused(response: httpx.Response, status: int = 400) -> str:
-    """The message of an error, which has OpenAI's shape."""
+    """Return the message of an error; assert that it has OpenAI's shape."""
     assert response.status_code == status, (response.status_code, response.text)
     error = response.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -46,7 +46,7 @@ def refused(response: httpx.Response, status: int = 400) -> str:
 
 
 def events(response: httpx.Response) -> list[dict[str, Any]]:
-    """The JSON of each server-sent event; the end mark of completions is left out."""
+    """Return the JSON of each server-sent event, without the end mark of completions."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     frames = response.text.removesuffix("\n\n").split("\n\n")
@@ -55,7 +55,7 @@ def events(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 async def hang_up(app: ASGIApp, path: str, body: object, after: int) -> list[Message]:
-    """POST, and hang up once `after` messages have come; what had come."""
+    """POST, and disconnect once `after` messages have come; return these messages."""
     got: list[Message] = []
     enough = asyncio.Event()
     unread: list[Message] = [{"type": "http.request", "body": json.dumps(body).encode()}]

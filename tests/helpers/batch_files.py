@@ -1,4 +1,4 @@
-"""Files of a batch: lines of the input, the command, and the answers."""
+"""Files of a batch: input lines, the command, and the answers."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ def line(name: str, url: str, body: dict[str, Any], method: str = "POST") -> str
     return json.dumps({"custom_id": name, "method": method, "url": url, "body": body}) + "\n"
 
 
-def arguments(pair: Path, source: Path, output: Path, *more: str) -> list[str]:
+def arguments(pair: Path, source: Path, output: Path, *options: str) -> list[str]:
     models = [str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64"]
-    return ["batch", str(source), *models, "-o", str(output), *more]
+    return ["batch", str(source), *models, "-o", str(output), *options]
 
 
 def answers(folder: Path) -> list[dict[str, Any]]:

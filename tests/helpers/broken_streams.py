@@ -1,6 +1,6 @@
-"""Commands whose streams are closed, full or without a reader, each in a process of its own.
+"""Commands with streams that are closed, full or without a reader, each in a process of its own.
 
-`python -m tests.helpers.broken_streams` takes a case a line, and prints what came of it. One process imports all that a
+`python -m tests.helpers.broken_streams` reads a case per line and prints its outcome. One process imports all that a
 model needs and forks for each case, as an interpreter for each would take minutes.
 """
 
@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 
 SECONDS = 120
 LEFT_AT_EXIT = 120
-"""Exit code of the interpreter where what is left in stdout cannot be written."""
+"""Exit code of the interpreter if it cannot flush stdout at its end."""
 STREAMS = ("stdin", "stdout", "stderr")
 
 
 class Came(NamedTuple):
-    """Exit code of a command, and what it wrote where its streams were whole."""
+    """Exit code of a command, and its output on streams that work."""
 
     code: int
     out: str
@@ -43,7 +43,7 @@ def run_case(case: dict[str, Any], folder: Path) -> Came:
         files[name].write_bytes(b"")
     process = os.fork()
     if not process:
-        os._exit(_child(case, folder, files))  # nothing of the parent's is written once more
+        os._exit(_child(case, folder, files))  # no buffer of the parent is written again
     _, status = os.waitpid(process, 0)
     out, err = (files[name].read_text(errors="replace") for name in STREAMS[1:])
     return Came(os.waitstatus_to_exitcode(status), out, err)
@@ -84,7 +84,7 @@ def _child(case: dict[str, Any], folder: Path, files: dict[str, Path]) -> int:
 
 
 def _open(descriptor: int, broken: str, file: Path) -> None:
-    """Put a descriptor in the state that is asked for: whole, full, closed, or without a reader."""
+    """Put a descriptor in a state: whole, full, closed, or without a reader."""
     if broken == "closed":
         os.close(descriptor)
         return
@@ -105,7 +105,7 @@ def _printing(options: Namespace) -> int:
 
 
 def main() -> None:
-    """Answer a case a line: `folder`, and the others of `run_case`."""
+    """Answer one case per line: `folder`, and the other arguments of `run_case`."""
     import torch  # noqa: F401
 
     import triforce.eval

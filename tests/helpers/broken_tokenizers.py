@@ -1,4 +1,4 @@
-"""Files of tokenizers that end, hold up or confuse the library that reads them."""
+"""Tokenizer files that crash, stall or confuse the library that reads them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _charsmap(contents: Json) -> None:
 
 
 def _charsmap_of_jumps(contents: Json) -> None:
-    """Units that lead beyond the end."""
+    """Return a charsmap whose units point beyond its end."""
     damaged = (64).to_bytes(4, "little") + b"\xff\xff\xff\x7f" * 16 + b"x"
     contents["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(damaged).decode()}
 
@@ -62,7 +62,7 @@ def _template(contents: Json) -> None:
 
 
 def _without_unknown(model: Any) -> Callable[[Json], None]:
-    """Replace the model by one that has no token for most texts."""
+    """Replace the model by one without tokens for most texts."""
 
     def replace(contents: Json) -> None:
         core = Tokenizer(model())
@@ -97,4 +97,4 @@ BREAKS: dict[str, Callable[[Json], None]] = {
     ),
 }
 UNUSED = ("padding of length 0", "stride beyond the length")
-"""Those that are switched off: such files can be used."""
+"""Broken settings that are switched off: such files can be used."""

@@ -1,4 +1,4 @@
-"""Clients that do nothing out of the ordinary while others do: how long each of them waits."""
+"""Ordinary clients beside hostile ones, and how long each of them waits."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from tests.helpers.server_process import KEY
 HEADERS = {"authorization": f"Bearer {KEY}"}
 STREAM = {"prompt": "the cat", "max_tokens": 1500, "ignore_eos": True, "stream": True, "mode": "ar"}
 PAUSE = 0.02
-"""Seconds between two questions for the server's health."""
+"""Seconds between two requests of the server's health."""
 
 
 class Bystanders:
-    """Asks for `/health`, for short completions, and for one stream after the other, until it is left."""
+    """Requests `/health`, short completions, and one stream after the other, until the block ends."""
 
     def __init__(self, url: str) -> None:
         self._over = Event()
         self.health: list[float] = []
         self.completions: list[float] = []
         self.gaps: list[float] = []
-        """Seconds: of each question, of each completion, and between two pieces of a stream."""
+        """Seconds of each health request, of each completion, and between two chunks of a stream."""
         self._errors: list[Exception] = []
         kinds = (self._ask_health, self._complete, self._stream)
         self._web = httpx.Client(base_url=url, headers=HEADERS, timeout=120)
@@ -69,13 +69,13 @@ class Bystanders:
         time.sleep(5 * PAUSE)
 
     def _stream(self, web: httpx.Client) -> None:
-        before = None
+        previous_arrival = None
         with web.stream("POST", "/v1/completions", json=STREAM) as answer:
             for line in answer.iter_lines():
                 if line.startswith("data: {"):
                     assert "error" not in json.loads(line[6:])
-                    now = time.monotonic()
-                    self.gaps.append(now - (before or now))
-                    before = now
+                    arrival = time.monotonic()
+                    self.gaps.append(arrival - (previous_arrival or arrival))
+                    previous_arrival = arrival
                 if self._over.is_set():
                     return

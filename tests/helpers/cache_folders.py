@@ -24,7 +24,7 @@ def made_entry(seed: int = 0, size: int = 1000) -> Entry:
 
 
 def write(store: EntryStore, text: int, entries: int, size: int = 1000) -> list[str]:
-    """Write a text of so many entries; return their names."""
+    """Write a text of `count` entries; return their names."""
     use, names = Use(), [store.name(b"%d" % text, b"%d" % index) for index in range(entries)]
     for index, name in enumerate(names):
         store.write(name, made_entry(text * 1000 + index, size), use, index)
@@ -47,7 +47,7 @@ for text in range(int(sys.argv[3]), int(sys.argv[4])):
 
 
 def writer(path: Path, limit: int, texts: range) -> subprocess.Popen[bytes]:
-    """A process that writes texts, of four entries each, and has begun."""
+    """Yield a process that has begun to write texts of four entries each."""
     arguments = [str(path), str(limit), str(texts.start), str(texts.stop)]
     process = subprocess.Popen([sys.executable, "-c", WRITER, *arguments], stdout=subprocess.PIPE)
     assert process.stdout and process.stdout.readline() == b"ready\n"

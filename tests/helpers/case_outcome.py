@@ -1,4 +1,4 @@
-"""What came of one case of a fuzz, and whether that will do."""
+"""Outcome of one fuzz case, and its check."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 BROKEN = 70
-"""The exit code of a case that raised what nothing has caught."""
+"""Exit code of a case with an uncaught exception."""
 SIGNS = ("Traceback", "panicked at", "Exception ignored", "terminate called")
-"""What is never said of a stranger's file."""
+"""Texts that no message about an untrusted file may contain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds of a case: seconds by the clock, bytes beyond those before it, and characters of the one line."""
+    """Bounds of a case: wall-clock seconds, bytes beyond those before it, and characters of the error line."""
 
     seconds: float = 10.0
     bytes: int = 1 << 30
@@ -21,12 +21,12 @@ class Limits:
 
 
 class Outcome(NamedTuple):
-    """What came of a case. fault: what is wrong with that; "" where nothing is. said: the end of stderr."""
+    """Outcome of a case. fault: what is wrong, or "". stderr_end: the end of stderr."""
 
     seed: int
     code: int
     fault: str
-    said: str
+    stderr_end: str
     seconds: float
     bytes: int
 
@@ -41,5 +41,5 @@ def fault(code: int, out: str, err: str, used: int, limits: Limits) -> str:
         return f"it ended with {code}"
     if not all(character.isprintable() or character == "\n" for character in out + err):
         return "it printed what is not to be printed"
-    one = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
-    return "" if code == 0 or one else "its refusal is not one line"
+    is_one_line = err.startswith("triforce: error: ") and err.count("\n") == 1 and len(err) <= limits.line
+    return "" if code == 0 or is_one_line else "its refusal is not one line"

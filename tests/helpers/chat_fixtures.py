@@ -1,4 +1,4 @@
-"""A tiny pair that chats, on disk and loaded: fixtures for whoever imports them into a conftest.py."""
+"""Fixtures of a tiny chat pair, on disk and loaded. A conftest.py imports them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
+    """Write a folder with a tiny target, whose tokenizer has a chat template, and a tiny draft."""
     from tests.helpers.asgi_client import TEMPLATE
     from tests.helpers.tiny_checkpoint import tiny_pair
 

@@ -1,4 +1,4 @@
-"""Commands as users type them: the exit code, whether a command or the parser of its arguments gives it."""
+"""Commands as users type them: the exit code of a command or of its argument parser."""
 
 from __future__ import annotations
 

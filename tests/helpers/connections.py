@@ -30,7 +30,9 @@ class Scene:
     """A server of its own, with four addresses: /quick, /large, /wait until `release` is set, and /endless."""
 
     def __init__(self, **limits: Any) -> None:
-        self.release, self.held, self.app = asyncio.Event(), 0, FastAPI()
+        self.release = asyncio.Event()
+        self.held = 0
+        self.app = FastAPI()
         engine: Any = SimpleNamespace(load=lambda: EngineLoad(0, 0, 0), failure=None, close=self.close)
         self.metrics = Metrics(engine, "tiny")
         self.app.state.service = SimpleNamespace(limits=Limits(**limits), metrics=self.metrics)
@@ -40,7 +42,7 @@ class Scene:
         self.server = http_server.Server(self.app, engine, shutdown_timeout=1)
 
     async def close(self) -> None:
-        """Close the engine, which there is none of."""
+        """Close nothing: there is no engine."""
 
     async def quick(self) -> str:
         return "done"
@@ -68,11 +70,11 @@ class Scene:
         return reader, writer
 
     async def ask(self, path: bytes = b"quick", address: str = "127.0.0.1") -> bytes:
-        """The first line of the answer."""
+        """Return the first line of the answer."""
         return await (await self.connect(HEAD % path, address))[0].readline()
 
     def events(self) -> set[str]:
-        """What was counted."""
+        """Return the names of the counted connection events."""
         lines = self.metrics.text().decode().splitlines()
         return {line.split('"')[1] for line in lines if line.startswith("triforce:connection_events_total")}
 
@@ -98,11 +100,11 @@ class Scene:
 
 
 def scene(play: Callable[[Scene], Awaitable[None]], **limits: Any) -> None:
-    """Play it, and see that it ends."""
+    """Run `play` on a server; assert that it ends within 60 seconds."""
 
     async def whole() -> None:
-        it = Scene(**limits)
-        async with asyncio.timeout(60), it.run():
-            await play(it)
+        server_scene = Scene(**limits)
+        async with asyncio.timeout(60), server_scene.run():
+            await play(server_scene)
 
     asyncio.run(whole())

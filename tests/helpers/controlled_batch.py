@@ -1,4 +1,4 @@
-"""Batches whose plans a controller decides, or dice."""
+"""Batches with plans by a controller, or at random."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def controlled(coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 
 
 
 def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = MODELS, rows: int = 1) -> SequenceBatch:
-    """All tiers, their prompts read; without costs nobody steers them yet."""
+    """Return a prefilled batch with all tiers. Without costs it has no controller yet."""
     sequences = [TokenSequence(PROMPTS[b % len(PROMPTS)], PARAMS, seed=1234, choice=b) for b in range(rows)]
     batch = SequenceBatch(models, MODES["auto"], SETTING, coupling, sequences, costs=costs)
     deque(prefill_batch(batch), maxlen=0)
@@ -41,27 +41,28 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
 
 
 def with_random_budgets(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
-    """A plan with budgets as the dice have it, for each size of context."""
+    """Return a plan with a random budget factor for each size of context."""
     sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
     return replace(plan, budget_factors=tuple((bits, dice.choice(BUDGET_STEPS)) for bits in sizes))
 
 
 @pytest.fixture
 def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan at each proposal, drawn from all, with other budgets; those that were drawn."""
-    dice, drawn = random.Random(3), list[Plan]()
+    """Draw a plan and budgets at each proposal; return the list of drawn plans."""
+    dice = random.Random(3)
+    drawn = list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], left: int) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], remaining_tokens: int) -> Choice:
         drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     return drawn
 
 
-def think_always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let controllers choose before every proposal, the first of a process too."""
+def replan_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let controllers replan before every proposal, also before the first of a process."""
     always = replace(CONFIG, replan_ratio=0.0, scan_ratio=0.0, first_proposals=0, first_seconds=0.0)
     monkeypatch.setattr(planner_controller, "CONFIG", always)
     monkeypatch.setattr(controller, "CONFIG", always)
@@ -80,8 +81,9 @@ def steered(
     costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
-    it = PlanController(unlinked(batch.top), costs, clock=clock)
-    batch.controller, batch.tiers = it, it.tiers
+    controller = PlanController(unlinked(batch.top), costs, clock=clock)
+    batch.controller = controller
+    batch.tiers = controller.tiers
     for _ in range(steps):
-        steer(it, batch.prefix)
-    return it, batch
+        steer(controller, batch.prefix)
+    return controller, batch

@@ -27,34 +27,34 @@ from triforce.kvcache import PAGE
 
 
 def texts(folder: Path, cache: Path) -> None:
-    """Texts that start from disk are those that read their prompts, guesses and all."""
+    """Texts restored from disk equal texts of a fresh prefill, guesses included."""
     check_restored(folder, cache, "triforce", "rejection")
 
 
 @contextmanager
 def spied_reads() -> Iterator[list[bool]]:
-    """Whether each entry that is looked for is there."""
-    found: list[bool] = []
+    """Record for each lookup of an entry whether it was a hit."""
+    hits: list[bool] = []
     read = EntryStore.read
 
     def spy(store: EntryStore, name: str) -> Entry | None:
         entry = read(store, name)
-        found.append(entry is not None)
+        hits.append(entry is not None)
         return entry
 
     with patch.object(EntryStore, "read", spy):
-        yield found
+        yield hits
 
 
 def seen_by(folder: Path, cache: Path, scope: str | None) -> tuple[list[int], int, str, list[bool]]:
-    """What a client of a scope could tell of a prompt: text, usage, label, and what it looked for was found."""
-    with spied_reads() as found:
+    """Return all that a client of a scope can observe of a prompt: text, usage, label, and hits of lookups."""
+    with spied_reads() as hits:
         output = answer(started(folder, cache), PROMPT, scope=scope)
-    return output.outputs[0].token_ids, output.cached_tokens, output.exactness, found
+    return output.outputs[0].token_ids, output.cached_tokens, output.exactness, hits
 
 
 def scopes(folder: Path, cache: Path) -> None:
-    """One key cannot tell whether another has read a document."""
+    """One API key cannot learn whether another has read a document."""
     nobody_had = seen_by(folder, cache.with_name("empty"), "b")
     answer(started(folder, cache), PROMPT, scope="a")
     assert seen_by(folder, cache, "b") == nobody_had
@@ -64,24 +64,24 @@ def scopes(folder: Path, cache: Path) -> None:
 
 def chains(folder: Path, cache: Path) -> None:
     """A segment is found behind the tokens before it, and behind no others."""
-    other = [*ids(SEGMENT, seed=9), *PROMPT[SEGMENT:]]
+    branch = [*ids(SEGMENT, seed=9), *PROMPT[SEGMENT:]]
     answer(started(folder, cache), PROMPT, "ar")
-    first = answer(started(folder, cache), other, "ar")
-    answer(started(folder, cache), other, "ar")
-    again = answer(started(folder, cache), other, "ar")
-    assert (first.cached_tokens, again.cached_tokens) == (0, WHOLE)
-    fresh = answer(llm(folder), other, "ar").outputs[0].token_ids
-    assert first.outputs[0].token_ids == again.outputs[0].token_ids == fresh
+    first_output = answer(started(folder, cache), branch, "ar")
+    answer(started(folder, cache), branch, "ar")
+    again = answer(started(folder, cache), branch, "ar")
+    assert (first_output.cached_tokens, again.cached_tokens) == (0, WHOLE)
+    expected_ids = answer(llm(folder), branch, "ar").outputs[0].token_ids
+    assert first_output.outputs[0].token_ids == again.outputs[0].token_ids == expected_ids
 
 
 def forks(folder: Path, cache: Path) -> None:
-    """A text that goes on differently within a segment begins with the whole pages before that, and no more."""
-    for same in (SEGMENTS + 40, SEGMENTS + 5):
-        other = [*PROMPT[:same], *ids(60, seed=9)]
+    """A text that differs within a segment reuses the whole pages before the difference, and no more."""
+    for common in (SEGMENTS + 40, SEGMENTS + 5):
+        branch = [*PROMPT[:common], *ids(60, seed=9)]
         answer(started(folder, cache), PROMPT)
-        first = answer(started(folder, cache), other)
-        assert first.cached_tokens == same // PAGE * PAGE
-        check_same(first.outputs, answer(llm(folder, **HOW), other).outputs)
+        first_output = answer(started(folder, cache), branch)
+        assert first_output.cached_tokens == common // PAGE * PAGE
+        check_same(first_output.outputs, answer(llm(folder, **HOW), branch).outputs)
 
 
 def damage(folder: Path, cache: Path) -> None:
@@ -98,7 +98,7 @@ def damage(folder: Path, cache: Path) -> None:
 
 
 def kept_out(folder: Path, cache: Path) -> None:
-    """A request that is kept out leaves nothing, in memory neither, and finds nothing."""
+    """A request without a scope leaves no entry on disk or in memory, and finds none."""
     answer(started(folder, cache), PROMPT, scope=None)
     assert not list(cache.glob("*.kv"))
     model = started(folder, cache)
@@ -111,7 +111,7 @@ def kept_out(folder: Path, cache: Path) -> None:
 
 
 def kernels(folder: Path, cache: Path) -> None:
-    """What another build of the kernels has computed is not used: its bits may differ."""
+    """KV of another build of the kernels is not used: its bits may differ."""
     answer(started(folder, cache), PROMPT, "ar")
     with patch.object(dispatch, "build", lambda: "another build"):
         assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
@@ -119,7 +119,7 @@ def kernels(folder: Path, cache: Path) -> None:
 
 
 def slowness(folder: Path, cache: Path) -> None:
-    """Reading that is slower than prefill was ends, and the text is the same."""
+    """A read slower than the recorded prefill is abandoned, and the text is the same."""
     answer(started(folder, cache), PROMPT, "ar")
     ticks = count()
     with patch.object(prefixes, "perf_counter", lambda: float(next(ticks))), patch.object(prefixes, "GRACE", 0.0):
@@ -131,52 +131,60 @@ def slowness(folder: Path, cache: Path) -> None:
 
 def kills(folder: Path, cache: Path) -> None:
     """A process that ends in the middle of a write leaves nothing under the name of an entry."""
-    store, plain = store_in(cache), os.write
+    store = store_in(cache)
+    plain = os.write
 
     def half(descriptor: int, data: memoryview) -> int:
         plain(descriptor, data[: len(data) // 2])
         raise KeyboardInterrupt
 
     with patch.object(os, "write", half), patch.object(CacheFolder, "remove"), suppress(KeyboardInterrupt):
-        write(store, 1, 1)  # who is killed removes nothing
+        write(store, 1, 1)  # a killed process removes no file
     assert present(store, [store.name(b"1", b"0")]) == [False]
     assert present(store, write(store, 1, 1)) == [True]
 
 
 def size(folder: Path, cache: Path) -> None:
-    """There are never more bytes than may be, and no end without its beginning."""
+    """The cache never exceeds its size, and has no segment without those before it."""
     store = store_in(cache, limit=20_000)
     texts = [write(store, text, 4) for text in range(12)]
     assert sum(entry.bytes for entry in store.entries()) <= 20_000
-    found = [present(store, names) for names in texts]
-    assert found[-1] == [True] * 4 and all(kept == sorted(kept, reverse=True) for kept in found)
+    presence = [present(store, names) for names in texts]
+    assert presence[-1] == [True] * 4 and all(
+        segment_presence == sorted(segment_presence, reverse=True) for segment_presence in presence
+    )
 
 
 def together(folder: Path, cache: Path) -> None:
-    """What a process is about to have written counts where another fills the folder meanwhile."""
-    one, other, fsync, nested = store_in(cache, 20_000), store_in(cache, 20_000), os.fsync, list[int]()
-    write(one, 1, 1)
+    """Bytes of a pending write count when another process fills the folder meanwhile."""
+    first_store = store_in(cache, 20_000)
+    second_store = store_in(cache, 20_000)
+    fsync = os.fsync
+    nested = list[int]()
+    write(first_store, 1, 1)
 
     def meanwhile(descriptor: int) -> None:
         if not nested:
             nested.append(1)
-            write(other, 2, 40)
+            write(second_store, 2, 40)
         fsync(descriptor)
 
     with patch.object(os, "fsync", meanwhile):
-        write(one, 3, 1, size=9000)
-    assert nested and sum(entry.bytes for entry in one.entries()) <= 20_000
+        write(first_store, 3, 1, size=9000)
+    assert nested and sum(entry.bytes for entry in first_store.entries()) <= 20_000
 
 
 def writers(folder: Path, cache: Path) -> None:
-    """A file of a writer that lives is no remainder, and that of one which is gone is."""
-    store, other, fsync = store_in(cache), store_in(cache), os.fsync
+    """The file of a live writer is no remainder; that of a dead one is."""
+    store = store_in(cache)
+    clearing_store = store_in(cache)
+    fsync = os.fsync
     (cache / f"left{PARTIAL}").write_bytes(b"half")
     (cache / f"left{PARTIAL}").chmod(0o600)
     cleared: list[tuple[int, int]] = []
 
     def meanwhile(descriptor: int) -> None:
-        cleared[:] = cleared or [other.clear()]
+        cleared[:] = cleared or [clearing_store.clear()]
         fsync(descriptor)
 
     with patch.object(os, "fsync", meanwhile):

@@ -1,4 +1,4 @@
-"""LLMs that share a disk cache, each as if its process had just started, and what must hold of their texts."""
+"""LLMs that share a disk cache, each as if its process had just started, and checks of their texts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.llm import LLM
 
 @pytest.fixture(scope="session")
 def disk_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny pair whose draft fits the native kernels, too."""
+    """Write a folder with a tiny pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("disk_pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -28,7 +28,7 @@ def disk_pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place for a disk cache. Reading from it takes no time, however busy this machine is."""
+    """Return a folder for a disk cache. Reads take no measured time, so that a busy machine changes nothing."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     return tmp_path / "cache"
 
@@ -38,21 +38,21 @@ PROMPT = ids(590)
 SEGMENTS = len(PROMPT) // SEGMENT * SEGMENT
 """Tokens in whole segments."""
 WHOLE = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
-"""Tokens that come from disk: with the pages behind the segments, but for the last tokens."""
+"""Tokens restored from disk: segments and the pages after them, but not the last `TAIL` tokens."""
 
 
 def started(folder: Path, cache: Path, **how: Any) -> LLM:
-    """A model that has read nothing yet."""
+    """Return a model with no prompt prefilled."""
     return LLM(folder / "target", folder / "draft", disk_cache=cache, **HOW | how)
 
 
 def written(model: LLM) -> None:
-    """Wait for what is written behind the answers."""
+    """Wait for pending writes to the disk cache."""
     assert model.engines.parts.disk and model.engines.parts.disk.queue.flush()
 
 
 def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str | None = "", **how: Any) -> Any:
-    """The output of one request of a scope, on an engine that stays; all that is kept of it is on disk then."""
+    """Return the output of one request of a scope, after all its writes to disk."""
     engine = model.open(4, 2400)
     request = model.request(list(prompt), ask(**how), mode, scope)
     engine.submit([request])
@@ -66,13 +66,13 @@ def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str
 
 
 def check_restored(folder: Path, cache: Path, mode: str, coupling: str = "seeded", **how: Any) -> None:
-    """What a fresh process makes of a prompt on disk is, guesses and all, what one without a disk cache makes."""
+    """Check that a fresh process restores a prompt and gives the output of no disk cache, guesses included."""
     plain = llm(folder, coupling=coupling, **how).generate(PROMPT, ask(), mode=mode)[0]
-    first = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
+    first_output = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
     again = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
-    assert (first.cached_tokens, again.cached_tokens) == (0, SEGMENTS if how.get("strict") else WHOLE)
-    assert first.exactness == again.exactness == plain.exactness
-    for output in (first, again):
+    assert (first_output.cached_tokens, again.cached_tokens) == (0, SEGMENTS if how.get("strict") else WHOLE)
+    assert first_output.exactness == again.exactness == plain.exactness
+    for output in (first_output, again):
         if mode == "auto":
             assert output.outputs[0].token_ids == plain.outputs[0].token_ids
         else:

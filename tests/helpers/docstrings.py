@@ -1,4 +1,4 @@
-"""Docstrings as the lint looks at them: first words, shapes of tensors that are returned, errors that are raised.
+"""Lint of docstrings: first words, shapes of returned tensors, raised errors.
 
 Code is read, not run. A fault is (kind, qualified name), such as ("shape", "triforce.session.Session.ask").
 """
@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 PRONOUNS = "what those these that this it its they their them he she who whose whom which nobody nothing none"
 CONNECTIVES = "and or but so nor where when how why of from for by as at in on with to into not"
 REFUSED = frozenset(f"{PRONOUNS} {CONNECTIVES}".split())
-"""First words that are neither a verb nor the beginning of what the thing is called. `Whether` is allowed."""
+"""Forbidden first words: neither a verb nor the beginning of a noun phrase. `Whether` is allowed."""
 SHAPE = re.compile(r"\((?:[A-Z][A-Za-z0-9 /*+-]*|\.\.\.|\d+)(?:,[^()]*)?\)|scalar|shape")
-"""Such as (B, J, V), (N,), (B) or (L, 1, ...)."""
+"""Shapes such as (B, J, V), (N,), (B) or (L, 1, ...)."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Fault = tuple[str, str]
@@ -38,11 +38,11 @@ def _members(parent: ast.Module | ast.ClassDef, name: str, errors: frozenset[str
 
 def _function(node: Function, name: str, errors: frozenset[str], *, public: bool) -> Iterator[Fault]:
     yield from _first_word(node, name)
-    said = ast.get_docstring(node) or ""
-    if public and _gives_tensor(node) and said and not (SHAPE.search(said) or _is_protocol(node)):
+    docstring = ast.get_docstring(node) or ""
+    if public and _gives_tensor(node) and docstring and not (SHAPE.search(docstring) or _is_protocol(node)):
         yield "shape", name
-    missing = {error for error in raised(node) & errors if error not in said}
-    if public and said and missing and "TriforceError" not in said:
+    missing = {error for error in raised(node) & errors if error not in docstring}
+    if public and docstring and missing and "TriforceError" not in docstring:
         yield "raises", name
     for inner in node.body:
         if isinstance(inner, Function):
@@ -60,12 +60,14 @@ def _gives_tensor(node: Function) -> bool:
 
 
 def _is_protocol(node: Function) -> bool:
-    """Whether there is no body: its implementations say more."""
-    rest = node.body[1:]
-    return all(isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant) for each in rest)
+    """Whether the function has no body, as in a protocol: its implementations say more."""
+    statements = node.body[1:]
+    return all(
+        isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant) for statement in statements
+    )
 
 
 def raised(node: Function) -> set[str]:
-    """Return names of exceptions that a function raises itself."""
-    calls = (each.exc for each in ast.walk(node) if isinstance(each, ast.Raise))
+    """Return the names of exceptions that a function raises itself."""
+    calls = (descendant.exc for descendant in ast.walk(node) if isinstance(descendant, ast.Raise))
     return {call.func.id for call in calls if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)}

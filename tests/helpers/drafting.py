@@ -1,4 +1,4 @@
-"""A draft of random weights behind three texts, whose tokens come one by one or several at once."""
+"""A draft of random weights for three texts, which proposes tokens one by one or several in one call."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MakeSampler = Callable[..., TokenSampler]
 
 
 class Drafting:
-    """`several`: tokens are asked for together. view: `StreamingView` of three rows, which the model's passes take."""
+    """A draft tier. `several`: one call proposes several tokens. view: `StreamingView` of three rows."""
 
     def __init__(
         self,
@@ -54,24 +54,27 @@ class Drafting:
             for _ in self.tier.prefill(self.prefix, b, PROMPTS[b] - 1):
                 pass
 
-    def propose(self, live: list[bool], kept: list[int]) -> Draft:
-        """Some rows get a draft, of which so many tokens stay, and behind them another one, as by a verification."""
+    def propose(self, live: list[bool], accepted: list[int]) -> Draft:
+        """Propose for live rows, accept `accepted` tokens of each, and append one more, as a verification does."""
         live_B = np.array(live)
         draft = self.tier.propose(self.prefix, self.sampling, live_B)
-        counts_B, none_B1 = np.minimum(kept, draft.counts_B), np.zeros((len(live), 1), np.int64)
+        counts_B = np.minimum(accepted, draft.counts_B)
+        none_B1 = np.zeros((len(live), 1), np.int64)
         tokens_BJ = np.concatenate((draft.tokens_BK, none_B1), 1)
         np.put_along_axis(tokens_BJ, counts_B[:, None], 1, 1)
-        more = Draft(tokens_BJ, draft.probs_BKV, np.zeros_like(tokens_BJ), (counts_B + 1) * live_B)
-        self.prefix = self.prefix.append(more)
+        accepted_draft = Draft(tokens_BJ, draft.probs_BKV, np.zeros_like(tokens_BJ), (counts_B + 1) * live_B)
+        self.prefix = self.prefix.append(accepted_draft)
         self.tier.rewind(self.prefix)
         return draft
 
 
-def same(one: Draft, other: Draft) -> bool:
+def same(draft: Draft, compared: Draft) -> bool:
     """Whether two drafts have the same tokens, tiers and laws."""
-    if not np.array_equal(one.counts_B, other.counts_B):
+    if not np.array_equal(draft.counts_B, compared.counts_B):
         return False
-    real_BK = np.arange(one.tokens_BK.shape[1]) < one.counts_B[:, None]
-    pairs = (one.tokens_BK, other.tokens_BK), (one.origins_BK, other.origins_BK)
-    laws = (torch.equal(a[:n], b[:n]) for a, b, n in zip(one.probs_BKV, other.probs_BKV, one.counts_B, strict=True))
+    real_BK = np.arange(draft.tokens_BK.shape[1]) < draft.counts_B[:, None]
+    pairs = (draft.tokens_BK, compared.tokens_BK), (draft.origins_BK, compared.origins_BK)
+    laws = (
+        torch.equal(a[:n], b[:n]) for a, b, n in zip(draft.probs_BKV, compared.probs_BKV, draft.counts_B, strict=True)
+    )
     return all(np.array_equal(a[real_BK], b[real_BK]) for a, b in pairs) and all(laws)

@@ -1,6 +1,6 @@
-"""EAGLE-3's published formulas in float64, one text, everything in sight; shares no code with the package.
+"""EAGLE-3's published formulas in float64: one text, full attention, and no code of the package.
 
-As its authors' code has them: entry i has the state behind token i and the embedding of token i + 1, at position i.
+As in the authors' code, entry i has the state after token i and the embedding of token i + 1, at position i.
 Shape suffixes: T entries, X = 3 * C.
 """
 
@@ -14,16 +14,17 @@ from torch import Tensor
 
 
 class Eagle3:
-    """A checkpoint's tensors by their published names, and the config's fields."""
+    """An EAGLE-3 draft: a checkpoint's tensors by their published names, and the config's fields."""
 
     def __init__(self, tensors: Mapping[str, Tensor], config: Mapping[str, Any], embedding_VC: Tensor) -> None:
         self.tensors = {name: tensor.double() for name, tensor in tensors.items()}
-        self.config, self.embedding_VC = config, embedding_VC.double()
+        self.config = config
+        self.embedding_VC = embedding_VC.double()
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     def prefill(self, states_TX: Tensor, next_ids: list[int]) -> Tensor:
-        """The last entry's residual stream (C)."""
+        """Feed states and tokens; return the last entry's residual stream (C)."""
         for state_X, token in zip(states_TX.double(), next_ids, strict=True):
             if self.config.get("fc_norm"):
                 parts = state_X.view(3, -1)
@@ -45,7 +46,7 @@ class Eagle3:
         q_HD = self.turn(q_HD, position)
         mixed = []
         for h in range(H):
-            keys_TD, values_TD = (torch.stack([x[h * G // H] for x in held]) for held in (self.keys, self.values))
+            keys_TD, values_TD = (torch.stack([x[h * G // H] for x in cached]) for cached in (self.keys, self.values))
             mixed.append((keys_TD @ q_HD[h] / len(q_HD[h]) ** 0.5).softmax(0) @ values_TD)
         residual_C = normed_C if self.config.get("norm_before_residual") else state_C
         x_C = residual_C + self.tensors[f"{layer}self_attn.o_proj.weight"] @ torch.cat(mixed)
@@ -54,7 +55,7 @@ class Eagle3:
         return x_C + self.tensors[f"{layer}mlp.down_proj.weight"] @ (gate_I * gate_I.sigmoid() * up_I)
 
     def logits(self, hidden_C: Tensor) -> Tensor:
-        """Logits (M) of the tokens that it can propose."""
+        """Return logits (M) of the tokens that the draft can propose."""
         return self.tensors["lm_head.weight"] @ self.norm(hidden_C, "norm.weight")
 
     def handed_on(self, hidden_C: Tensor) -> Tensor:
@@ -71,7 +72,7 @@ class Eagle3:
 
 
 def random_checkpoint(seed: int = 0, **changes: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Random tensors and a config as EAGLE-3's are published, tiny; it proposes 20 of 97 tokens."""
+    """Return tiny random tensors and a config in EAGLE-3's published format; the draft proposes 20 of 97 tokens."""
     config: dict[str, Any] = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "hidden_act": "silu",
         "num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 80, "num_attention_heads": 4,
@@ -80,7 +81,8 @@ def random_checkpoint(seed: int = 0, **changes: Any) -> tuple[dict[str, Tensor],
     } | changes  # fmt: skip
     C, I, M = config["hidden_size"], config["intermediate_size"], config["draft_vocab_size"]  # noqa: E741
     Q, P = (config[f"num_{name}_heads"] * config["head_dim"] for name in ("attention", "key_value"))
-    draw, layer = torch.Generator().manual_seed(seed), "midlayer."
+    draw = torch.Generator().manual_seed(seed)
+    layer = "midlayer."
     shapes = {
         "fc.weight": (C, 3 * C), "norm.weight": (C,), "lm_head.weight": (M, C),
         f"{layer}self_attn.q_proj.weight": (Q, 2 * C), f"{layer}self_attn.k_proj.weight": (P, 2 * C),

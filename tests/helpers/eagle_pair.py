@@ -1,4 +1,4 @@
-"""A tiny target and a random EAGLE head for it, and what the draft computes: guesses by text, entries by row."""
+"""A tiny target and a random EAGLE head for it, and checks of the head's guesses by text and entries by row."""
 
 from __future__ import annotations
 
@@ -31,18 +31,19 @@ from triforce.training.distillation import PastEntries, guesses
 from triforce.training.episodes import Chunk
 from triforce.training.initial_weights import initial_weights
 
-CHOICES, WINDOW = 200, 40
+CHOICES = 200
+WINDOW = 40
 
 
 def eagle_pair(folder: Path, **sizes: Any) -> Path:
-    """A folder with a target of three layers and a draft, whose attention counts and whose window is passed."""
+    """Write a target of three layers and a draft whose attention has weight and whose window texts exceed."""
     target = target_folder(folder / "target", **({"max_position_embeddings": CONTEXT} | sizes))
     random_draft(folder / "draft", load(target, device="cpu", dtype="float32"))
     return folder
 
 
 def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any) -> EagleHeadFile:
-    """Write a draft that is right now and then, and has no two inputs that do not matter."""
+    """Write a draft that is sometimes right, and whose inputs all change its guesses."""
     config = replace(new_config(target.config, CHOICES), **({"window": WINDOW} | changes))
     weights = initial_weights(target, config, seed)
     dice = torch.Generator().manual_seed(seed)
@@ -57,7 +58,7 @@ def random_draft(folder: Path, target: Checkpoint, seed: int = 0, **changes: Any
 
 @dataclass(frozen=True)
 class Guess:
-    """One guess: whose it is, the text before it, how much of that is committed, and the logits."""
+    """One guess: its row's choice, the text before it, its committed tokens, and the logits."""
 
     choice: int
     text: list[int]
@@ -67,10 +68,11 @@ class Guess:
 
 @contextmanager
 def spied() -> Iterator[list[Guess]]:
-    """What the draft guesses while it lasts, pass by pass."""
-    seen: list[Guess] = []
+    """Record the draft's guesses within a block, pass by pass."""
+    guesses: list[Guess] = []
     rows: list[TokenSequence] = []
-    step, plain = SequenceBatch.step, Tier.score
+    step = SequenceBatch.step
+    plain = Tier.score
 
     def stepped(self: SequenceBatch) -> list[int]:
         rows[:] = self.sequences
@@ -80,36 +82,40 @@ def spied() -> Iterator[list[Guess]]:
         logits_BJV = plain(self, prefix, guess, live_B)
         if self.name == "draft":
             for b in live_B.nonzero()[0].tolist():
-                text, committed = prefix.ids_BS[b, : prefix.lengths_B[b]].tolist(), int(self.cache.full.lengths_B[b])
-                seen.append(Guess(rows[b].choice, text, committed, logits_BJV[b, 0].clone()))
+                text = prefix.ids_BS[b, : prefix.lengths_B[b]].tolist()
+                committed = int(self.cache.full.lengths_B[b])
+                guesses.append(Guess(rows[b].choice, text, committed, logits_BJV[b, 0].clone()))
         return logits_BJV
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tier, "score", score)
-        patch.setattr(tier_builder, "fused_draft", lambda *given: None)
+        patch.setattr(tier_builder, "fused_draft", lambda *arguments: None)
         patch.setattr(SequenceBatch, "step", stepped)
-        yield seen
+        yield guesses
 
 
 def check_consistent(guesses: Sequence[Guess]) -> None:
-    """Whoever comes to a text again, by the same verifications, guesses the same, bit for bit."""
-    first: dict[tuple[int, int, tuple[int, ...]], Guess] = {}
-    for each in guesses:
-        other = first.setdefault((each.choice, each.committed, tuple(each.text)), each)
-        assert torch.equal(other.logits_V, each.logits_V)
-    assert len(first) < len(guesses), "or nothing was compared"
+    """Check that guesses after the same text and the same verifications are equal bit for bit."""
+    first_guesses: dict[tuple[int, int, tuple[int, ...]], Guess] = {}
+    for guess in guesses:
+        earlier = first_guesses.setdefault((guess.choice, guess.committed, tuple(guess.text)), guess)
+        assert torch.equal(earlier.logits_V, guess.logits_V)
+    assert len(first_guesses) < len(guesses), "or nothing was compared"
 
 
 @torch.no_grad()
 def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
-    """Compare a guess that only the full tier verifies with what the layer in torch makes of the whole text at once."""
-    decoder, ids_1T, at = llm.models.target, torch.tensor([guess.text]), guess.committed
+    """Compare a guess that only the full tier verifies with the torch layer's guess over the whole text at once."""
+    decoder = llm.models.target
+    ids_1T = torch.tensor([guess.text])
+    at = guess.committed
     states_1TX = torch.zeros(1, len(guess.text), len(draft.config.state_layers) * draft.config.hidden_size)
     view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [len(guess.text)]).full()
     _, output = decoder.observe(ids_1T[:, :at], ints([at]), view, None, draft.config.state_layers)
     assert output.states_SBTC is not None
     states_1TX[:, 1 : at + 1] = output.states_SBTC[:, 0].transpose(0, 1).flatten(1).float()
-    slots_1T, nothing = torch.arange(len(guess.text))[None], torch.empty(0)
+    slots_1T = torch.arange(len(guess.text))[None]
+    nothing = torch.empty(0)
     embeddings_1TC = decoder.model.embed(ids_1T[0]).float()[None]
     chunk = Chunk(ids_1T, slots_1T, states_1TX, embeddings_1TC, nothing, nothing)
     steps = len(guess.text) - at
@@ -120,24 +126,24 @@ def check_guess(llm: LLM, draft: EagleHeadFile, guess: Guess) -> None:
     torch.testing.assert_close(guess.logits_V[draft.weights.tokens_M], wanted_M, atol=5e-3, rtol=5e-3)
 
 
-def entries(texts: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
-    """Of each row that is decoded: its committed tokens, and what the draft holds of them."""
-    for batch in texts.core.batches.values():
+def entries(engine: Engine) -> Iterator[tuple[list[int], EagleHeadSlots]]:
+    """Yield the committed tokens of each decoding row, and the draft's entries of them."""
+    for batch in engine.core.batches.values():
         pool = batch.top.cache.pool
         assert pool.eagle_memory
         for b, length in enumerate(batch.top.cache.lengths_B.tolist()):
             yield batch.prefix.ids_BS[b, :length].tolist(), pool.eagle_memory.read(pool.slots(b, 0, length))
 
 
-def check_entries(llm: LLM, texts: Engine) -> None:
-    """What the draft holds of committed tokens is what it holds of the same text read as a prompt, bit for bit."""
-    for text, held in entries(texts):
-        other = llm.open(1, len(text) + 64)
-        other.submit([llm.request([*text, 2], ask(max_tokens=8), "ar")])
-        while not other.core.batches:
-            other.step()
-        ((longer, fresh),) = entries(other)
+def check_entries(llm: LLM, engine: Engine) -> None:
+    """Check that the draft's entries of committed tokens equal those of the same text as a prompt, bit for bit."""
+    for text, reused_entries in entries(engine):
+        replayed = llm.open(1, len(text) + 64)
+        replayed.submit([llm.request([*text, 2], ask(max_tokens=8), "ar")])
+        while not replayed.core.batches:
+            replayed.step()
+        ((longer, computed_entries),) = entries(replayed)
         assert longer[: len(text)] == text
-        for mine, theirs in zip(held, fresh, strict=True):
+        for mine, theirs in zip(reused_entries, computed_entries, strict=True):
             assert torch.equal(mine, theirs.narrow(-2 if theirs.ndim == 3 else 0, 0, len(text)))
-        other.close()
+        replayed.close()

@@ -1,4 +1,4 @@
-"""A tiny pair, requests on it, and what must hold when they are done."""
+"""A tiny pair, requests on it, and checks of their outputs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from triforce.engine.scheduler import PrefillPacer
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.llm import LLM
 
-ROWS, KV_TOKENS, TOKENS, LATE = 4, 700, 20, 40
-CHUNK, READ = 64, 48
-"""A chunk of a prompt, and how much of one is read in a step: so small that prompts are read in several."""
+ROWS = 4
+KV_TOKENS = 700
+TOKENS = 20
+LATE = 40
+CHUNK = 64
+READ = 48
+"""Tokens of a prompt's chunk, and prefilled tokens per step: so small that prompts take several steps."""
 
 
 class ByChunks(PrefillPacer):
-    """Whatever the time: at most a pass more than `READ`."""
+    """A pacer that ignores time and grants at most one pass more than `READ` tokens per step."""
 
     def begin(self, running: bool, step_seconds: float = 0.0) -> None:
         super().begin(running=False)
@@ -33,7 +37,7 @@ class ByChunks(PrefillPacer):
 
 
 def prompt(length: int) -> list[int]:
-    """The beginning of one of two texts."""
+    """Return the beginning of one of two texts."""
     return ids(640, seed=length % 2)[:length]
 
 
@@ -41,39 +45,43 @@ def prompt(length: int) -> list[int]:
 def alone(
     model: LLM, length: int, temperature: float = 0.8, mode: str = "ar", tokens: int = TOKENS
 ) -> list[CompletionOutput]:
-    """Two choices."""
+    """Return the two choices of a request that runs alone."""
     params = ask(temperature=temperature, max_tokens=tokens, n=2)
     return model.generate(prompt(length), params, mode=mode)[0].outputs
 
 
-def check_same(outputs: Sequence[CompletionOutput], wanted: Sequence[CompletionOutput]) -> None:
-    """The text, and which tier proposed what, how often and with what success: a wrong guess shows in no text."""
-    for one, other in zip(outputs, wanted, strict=False):
-        assert one.token_ids == other.token_ids and one.origins == other.origins
-        for tier, own in zip(one.tiers, other.tiers, strict=True):
-            assert tier.histogram == own.histogram
-            assert (tier.proposed, tier.accepted, tier.passes) == (own.proposed, own.accepted, own.passes)
+def check_same(outputs: Sequence[CompletionOutput], expected_outputs: Sequence[CompletionOutput]) -> None:
+    """Compare texts, and each tier's proposals and acceptance: a wrong guess shows in no text."""
+    for completion, expected in zip(outputs, expected_outputs, strict=False):
+        assert completion.token_ids == expected.token_ids and completion.origins == expected.origins
+        for tier, expected_tier in zip(completion.tiers, expected.tiers, strict=True):
+            assert tier.histogram == expected_tier.histogram
+            assert (tier.proposed, tier.accepted, tier.passes) == (
+                expected_tier.proposed,
+                expected_tier.accepted,
+                expected_tier.passes,
+            )
 
 
 def request(model: LLM, length: int, mode: str | None = None, scope: str = "", **changes: Any) -> Request:
     return model.request(prompt(length), ask(**({"max_tokens": TOKENS} | changes)), mode, scope)
 
 
-def finish(texts: Engine) -> dict[Request, RequestOutput]:
+def finish(engine: Engine) -> dict[Request, RequestOutput]:
     outputs = {}
-    while texts.busy:
-        for one, event in texts.step():
+    while engine.busy:
+        for request, event in engine.step():
             assert not isinstance(event, Exception), event
             if isinstance(event, RequestOutput):
-                outputs[one] = event
+                outputs[request] = event
     return outputs
 
 
-def check_empty(texts: Engine) -> None:
-    store = texts.core.store
-    assert not texts.core.scheduler.groups and texts.core.kv_tokens == 0
-    assert store.pool.free_pages + len(texts.core.prefixes.pages) == store.pages
-    texts.close()
+def check_empty(engine: Engine) -> None:
+    store = engine.core.store
+    assert not engine.core.scheduler.groups and engine.core.kv_tokens == 0
+    assert store.pool.free_pages + len(engine.core.prefixes.pages) == store.pages
+    engine.close()
     assert store.pool.free_pages == store.pages
     if windows := store.pool.windows:
         assert not windows.allocator.reserved and len(windows.allocator.free) == windows.allocator.pages

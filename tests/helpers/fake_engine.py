@@ -1,6 +1,6 @@
-"""Stands for an interpreter with an engine that is not installed: `python fake_engine.py BEHAVIOUR -m ... ENGINE`.
+"""Fake interpreter with an engine that is not installed: `python fake_engine.py BEHAVIOUR -m ... ENGINE`.
 
-Speeds are made up of the settings: 100 tokens/s with flash attention and 50 without, a tenth of it more for each guess.
+Speeds follow from the settings: 100 tokens/s with flash attention and 50 without, and a tenth more per guess.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def interpreter(folder: Path, behaviour: str) -> str:
-    """Write a program that behaves so; its path."""
+    """Write a program with this behaviour; return its path."""
     path = folder / f"python-{behaviour}"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {Path(__file__).resolve()} {behaviour} "$@"\n')
     path.chmod(0o755)
@@ -30,8 +30,8 @@ def answer(task: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def main(behaviour: str, *rest: str) -> None:
-    if rest[0] == "-c":
+def main(behaviour: str, *arguments: str) -> None:
+    if arguments[0] == "-c":
         sys.exit("ModuleNotFoundError: No module named 'it'" if behaviour == "missing" else 0)
     task = json.loads(sys.stdin.readline())
     if behaviour == "unreadable":

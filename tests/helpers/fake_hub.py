@@ -1,4 +1,4 @@
-"""A server that speaks as much of the Hugging Face hub as its client asks for."""
+"""A server with the part of the Hugging Face hub's API that its client uses."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ UNREACHABLE = "http://127.0.0.1:9"
 
 
 class FakeHub(ThreadingHTTPServer):
-    """One repository, `user/repo`, with files by their names. `asked` has what was asked for."""
+    """One repository, `user/repo`, with files by their names. `asked` lists the requests."""
 
     def __init__(self, files: Mapping[str, bytes], repository: str = "user/repo", seconds: float = 0.0) -> None:
         super().__init__(("127.0.0.1", 0), _Answers)
-        self.files, self.repository, self.seconds, self.asked = files, repository, seconds, list[str]()
+        self.files = files
+        self.repository = repository
+        self.seconds = seconds
+        self.asked = list[str]()
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
 
     def fetched(self) -> list[str]:
-        """Return the names of files whose bytes were asked for."""
+        """Return the names of files whose bytes were requested."""
         return [line.rpartition("/")[2] for line in self.asked if line.startswith("GET") and "/resolve/" in line]
 
 
@@ -42,7 +45,8 @@ class _Answers(BaseHTTPRequestHandler):
         self._answer()
 
     def _answer(self) -> None:
-        hub, path = self.server, urlsplit(self.path).path
+        hub = self.server
+        path = urlsplit(self.path).path
         hub.asked.append(f"{self.command} {path}")
         begins = (f"/api/models/{hub.repository}", f"/{hub.repository}/resolve/")
         if path.startswith(f"{begins[0]}/tree/"):
@@ -86,7 +90,7 @@ def _entry(name: str, data: bytes) -> dict[str, object]:
 
 @contextmanager
 def fake_hub(files: Mapping[str, bytes], repository: str = "user/repo", seconds: float = 0.0) -> Iterator[FakeHub]:
-    """A hub while the block runs. seconds: that it rests in the middle of a file."""
+    """Run a hub within a block. seconds: its pause in the middle of a file."""
     hub = FakeHub(files, repository, seconds)
     threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True).start()
     try:
@@ -97,22 +101,22 @@ def fake_hub(files: Mapping[str, bytes], repository: str = "user/repo", seconds:
 
 
 def started(code: str, home: Path, endpoint: str = UNREACHABLE, **environment: str) -> subprocess.Popen[str]:
-    """A process of its own, as the hub's client reads its variables once; no index and no hub but those given."""
-    found = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PIP_", "TRIFORCE_"))}
-    found |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home / "cache")}
-    found |= {
+    """Start a process, as the hub's client reads its variables once; it reaches no other index or hub."""
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "PIP_", "TRIFORCE_"))}
+    variables |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "XDG_CACHE_HOME": str(home / "cache")}
+    variables |= {
         "PIP_CONFIG_FILE": os.devnull,
         "PIP_NO_INDEX": "1",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_XET": "1",
     }
     path = os.pathsep.join([str(SOURCE), str(SOURCE.parent), os.environ.get("PYTHONPATH", "")])
-    found |= {"PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+    variables |= {"PYTHONPATH": path, "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
     command = [sys.executable, "-c", code]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=found)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Wait for a process; return its exit code, and what it said to stdout and stderr."""
+    """Wait for a process; return its exit code, stdout and stderr."""
     out, err = process.communicate(timeout=100)
     return process.returncode, out.strip(), err.strip()

@@ -1,4 +1,4 @@
-"""Stands for llama-cpp-python: a memory of tokens, and a next token that depends on the last two of them."""
+"""Fake llama-cpp-python: a memory of tokens, and a next token that depends on the last two of them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 VOCABULARY = 5
-"""So few that lookups find much, and are wrong often."""
+"""Vocabulary so small that n-gram lookups match often, and are often wrong."""
 
 
 class State:
-    """The memory, the next tokens of the last pass, the tokens of each pass, and how much was given back."""
+    """The memory, the next tokens of the last pass, the tokens of each pass, and the number of freed objects."""
 
     def __init__(self) -> None:
         self.memory: list[int] = []
@@ -25,14 +25,15 @@ class State:
         self.freed = 0
 
     def llama_decode(self, _: Any, batch: Any) -> int:
-        length, tokens = len(self.memory), list(batch.token[: batch.n_tokens])
+        length = len(self.memory)
+        tokens = list(batch.token[: batch.n_tokens])
         if batch.pos:
             assert batch.pos[: len(tokens)] == [length + n for n in range(len(tokens))], "a hole in the memory"
         self.rows = []
         for token in tokens:
             self.memory.append(token)
-            before = sum(self.memory[-2:-1]) + len(self.memory) // 9
-            self.rows.append((3 * token + before) % VOCABULARY)
+            memory_sum = sum(self.memory[-2:-1]) + len(self.memory) // 9
+            self.rows.append((3 * token + memory_sum) % VOCABULARY)
         self.decoded.append(len(tokens))
         return 0
 
@@ -58,7 +59,7 @@ def batch(count: int, _: int, __: int) -> Any:
 
 
 class Lookup:
-    """Guesses what stood behind the last token when it came first."""
+    """N-gram lookup that guesses the tokens after the first occurrence of the last token."""
 
     def __init__(self, num_pred_tokens: int) -> None:
         self.count = num_pred_tokens
@@ -69,12 +70,14 @@ class Lookup:
 
 
 def install(patch: pytest.MonkeyPatch) -> State:
-    """Put it where the worker imports it from."""
+    """Install the fake modules where the worker imports them."""
     state = State()
 
     class Llama:
         def __init__(self, *_: Any, **__: Any) -> None:
-            self.ctx, self.n_tokens, self.input_ids = None, 0, np.zeros(1000, dtype=np.intc)
+            self.ctx = None
+            self.n_tokens = 0
+            self.input_ids = np.zeros(1000, dtype=np.intc)
 
         def set_seed(self, seed: int) -> None: ...
 
@@ -89,7 +92,8 @@ def install(patch: pytest.MonkeyPatch) -> State:
     def nothing(*_: Any) -> None: ...
 
     samplers = ("chain_init", "chain_add", "chain_default_params", "init_greedy", "init_temp", "init_dist")
-    module, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
+    module = ModuleType("llama_cpp")
+    speculative = ModuleType("llama_cpp.llama_speculative")
     vars(module).update(
         {f"llama_sampler_{name}": nothing for name in samplers},
         __version__="0",
@@ -106,6 +110,6 @@ def install(patch: pytest.MonkeyPatch) -> State:
         llama_print_system_info=lambda: b"CPU : AVX2 = 1 | ",
     )
     vars(speculative).update(LlamaPromptLookupDecoding=Lookup)
-    for each in (module, speculative):
-        patch.setitem(sys.modules, each.__name__, each)
+    for fake_module in (module, speculative):
+        patch.setitem(sys.modules, fake_module.__name__, fake_module)
     return state

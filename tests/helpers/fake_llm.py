@@ -1,4 +1,4 @@
-"""An engine that says one thing, and remembers what it was asked."""
+"""A fake LLM that gives one answer, and records its calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from triforce.interface.sampling_params import SamplingParams, chat_defaults
 
 
 class Characters:
-    """A tokenizer: tokens are characters."""
+    """A tokenizer whose tokens are characters."""
 
     chats = False
 
@@ -36,7 +36,9 @@ class Characters:
 
 class Piece:
     def __init__(self, text: str, origins: list[str]) -> None:
-        self.text, self.token_ids, self.origins = text, [ord(c) for c in text], origins
+        self.text = text
+        self.token_ids = [ord(c) for c in text]
+        self.origins = origins
 
 
 def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
@@ -51,7 +53,7 @@ def answer(text: str, n: int = 1, **changes: Any) -> RequestOutput:
 
 
 class NoGrammars:
-    """Grammars of which no text is all that they describe."""
+    """Grammars that accept no text."""
 
     def compile(self, grammar: object) -> NoGrammars:
         return self
@@ -61,12 +63,13 @@ class NoGrammars:
 
 
 class FakeLLM:
-    """Says "héllo", as two passes would."""
+    """Answers "héllo", as from two passes."""
 
     made: dict[str, Any]
     called: dict[str, Any]
     fault: Exception | None = None
-    tokenizer, grammars = Characters(), NoGrammars()
+    tokenizer = Characters()
+    grammars = NoGrammars()
     target = SimpleNamespace(config=SimpleNamespace(context=131_072))
 
     def __init__(self, model: str | None, **settings: Any) -> None:
@@ -80,9 +83,9 @@ class FakeLLM:
 
     sampling_defaults: Mapping[str, Any] = {}
 
-    def sampling_params(self, *, chat: bool = False, **given: Any) -> SamplingParams:
+    def sampling_params(self, *, chat: bool = False, **changes: Any) -> SamplingParams:
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
-        return SamplingParams(**{**defaults, **given})
+        return SamplingParams(**{**defaults, **changes})
 
     def break_even(self) -> BreakEvenPoint:
         return BreakEvenPoint(4096, "pays from 4,096 tokens on", "as this one says")

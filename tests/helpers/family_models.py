@@ -1,4 +1,4 @@
-"""Tiny random models of each family, with every feature of a published one, and their logits through paged KV."""
+"""Tiny random models of each family, with every feature of a published model, and their logits over paged KV."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.kvcache.pool import WindowPages
 from triforce.ragged import ints
 
 LENGTH = 150
-"""Tokens of a text: past the original positions of scaled rotations, and past several windows."""
+"""Tokens of a text: beyond the original positions of scaled rotations, and beyond several windows."""
 WINDOW = 24
 SIZES = dict(num_hidden_layers=4, head_dim=16, max_position_embeddings=256)
 LONGROPE = dict(
@@ -26,7 +26,7 @@ EXPERTS = dict(num_experts_per_tok=3, output_router_logits=False)
 
 
 def by_kind(full: dict[str, Any], local_theta: float) -> dict[str, Any]:
-    """Rotations of layers with a window, which are unscaled, and of the others."""
+    """Return rotations by kind of layer: unscaled ones for layers with a window, `full` for others."""
     return {"full_attention": full, "sliding_attention": dict(rope_type="default", rope_theta=local_theta)}
 
 
@@ -107,16 +107,16 @@ FAMILY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def family_model(name: str, **more: Any) -> Any:
-    """A model of transformers."""
+def family_model(name: str, **added: Any) -> Any:
+    """Return a random model of transformers."""
     family, changes = FAMILY_MODELS[name]
-    model = tiny_model(family, **(SIZES | changes | more))
+    model = tiny_model(family, **(SIZES | changes | added))
     for layer in model.model.layers if name == "gpt-oss" else []:
         layer.self_attn.sinks.data = torch.linspace(-1, 4, len(layer.self_attn.sinks))
-        layer.mlp.experts.gate_up_proj.data *= 5  # so that the bounds of the activation count
+        layer.mlp.experts.gate_up_proj.data *= 5  # so that the activation reaches its bounds
     for layer in model.model.layers if "glm-4.5" in name else []:
         if hasattr(layer.mlp, "gate"):
-            layer.mlp.gate.e_score_correction_bias.normal_(3.0, 0.1)  # of real ones, too, most is in common
+            layer.mlp.gate.e_score_correction_bias.normal_(3.0, 0.1)  # real biases are mostly common, too
     return model
 
 
@@ -127,11 +127,12 @@ def texts(rows: int = 2) -> Tensor:
 def paged_logits(
     decoder: Decoder, ids_BT: Tensor, pieces: list[list[int]], windows: WindowPages | None = None
 ) -> Tensor:
-    """Logits (B, T, V) of texts that are fed in passes: piece by piece so many tokens of each row, perhaps none."""
+    """Return logits (B, T, V) of texts fed in passes: each piece has the number of tokens of each row, perhaps 0."""
     pool = PagePool(decoder.config, len(ids_BT), 64, decoder.dtype, decoder.device, windows=windows)
     for b in range(len(ids_BT)):
         pool.reserve(b, ids_BT.shape[1])
-    view, at = FullView(pool), [0] * len(ids_BT)
+    view = FullView(pool)
+    at = [0] * len(ids_BT)
     view.observe(0)
     rows: list[list[Tensor]] = [[] for _ in ids_BT]
     for counts in pieces:
@@ -147,4 +148,4 @@ def paged_logits(
 
 
 RAGGED = [[100, 3], [1, 90], [0, 7], [7, 0], [1, 1], [41, 49]]
-"""Passes of a prefill in parts, of few tokens, and of one row alone; each row is fed whole."""
+"""Passes of a prefill in parts, of few tokens, and of one row alone. Together they feed each row whole."""

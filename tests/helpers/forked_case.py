@@ -1,6 +1,6 @@
-"""Cases of a fuzz in a forked process, one by one, with limits on time and memory.
+"""Fuzz cases in a forked process, one by one, with limits on time and memory.
 
-The process is a copy of its parent, so that no case pays for an interpreter or for what the parent has imported.
+The process is a copy of its parent, so that no case pays for an interpreter or for the parent's imports.
 """
 
 from __future__ import annotations
@@ -27,21 +27,22 @@ from tests.helpers.case_outcome import BROKEN, Limits, Outcome, fault
 from triforce.backends import dispatch
 
 MOST_SAID = 1 << 16
-"""Bytes of each stream that are looked at."""
+"""Bytes at the end of each stream that are read."""
 
 Opener = Callable[[Path], int]
-"""Opens the case in a folder as users do; returns an exit code, 0 or 2. Assertions of its own may fail."""
+"""Opens the case in a folder as users do; returns an exit code, 0 or 2. Its own assertions may fail."""
 
 
 class CaseProcess:
     """A fork of this process that opens cases, until one of them has a fault."""
 
     def __init__(self, open_case: Opener, limits: Limits) -> None:
-        self._limits, pipes = limits, [os.pipe() for _ in range(4)]
+        self._limits = limits
+        pipes = [os.pipe() for _ in range(4)]
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later: of parents with threads
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later warn of parents with threads
             self._child = os.fork()
         (tasks, self._tasks), *answers = pipes
         if not self._child:
@@ -53,44 +54,49 @@ class CaseProcess:
         self._reading = [reading for reading, _ in answers]
         for end in self._reading:
             os.set_blocking(end, False)
-        self.opened, self.ended = 0, False
+        self.opened = 0
+        self.ended = False
 
     def open(self, seed: int, folder: Path) -> Outcome:
-        """Open a case. What has a fault ends this process, and whatever that leaves running is killed."""
+        """Open a case. A fault ends this process and kills all that it leaves running."""
         began = monotonic()
         self.opened += 1
         os.write(self._tasks, f"{folder}\n".encode())
         (answer, out, err), in_time = self._listen(began + self._limits.seconds)
         if answer.endswith("\n"):
-            code, used, left = json.loads(answer)
-            wrong = "it has left a process" if left else fault(code, out, err, used, self._limits)
+            code, used, process_is_left = json.loads(answer)
+            wrong = "it has left a process" if process_is_left else fault(code, out, err, used, self._limits)
         else:
-            code, used = self.end(), 0
+            code = self.end()
+            used = 0
             wrong = f"it ended with {code}" if in_time else f"it was not done after {self._limits.seconds:g} s"
         if wrong:
             self.end()
         return Outcome(seed, code, wrong, err[-4000:], round(monotonic() - began, 3), used)
 
     def _listen(self, deadline: float) -> tuple[list[str], bool]:
-        """Return what comes out of the pipes until there is an answer, and whether that was before the deadline."""
-        held = {end: b"" for end in self._reading}
-        answers, closed = self._reading[0], False
+        """Return the texts of the pipes until there is an answer, and whether that came before the deadline."""
+        received = {end: b"" for end in self._reading}
+        answers = self._reading[0]
+        closed = False
         with selectors.DefaultSelector() as selector:
             for end in self._reading:
                 selector.register(end, selectors.EVENT_READ)
-            while not (closed or held[answers].endswith(b"\n")) and (left := deadline - monotonic()) > 0:
-                for end in [key.fd for key, _ in selector.select(left)]:
+            while (
+                not (closed or received[answers].endswith(b"\n")) and (remaining_seconds := deadline - monotonic()) > 0
+            ):
+                for end in [key.fd for key, _ in selector.select(remaining_seconds)]:
                     piece = os.read(end, MOST_SAID)
-                    held[end] = (held[end] + piece)[-MOST_SAID:]
+                    received[end] = (received[end] + piece)[-MOST_SAID:]
                     closed |= end == answers and not piece
-        in_time = closed or held[answers].endswith(b"\n")
-        for end in self._reading[1:]:  # all that was said before the answer
+        in_time = closed or received[answers].endswith(b"\n")
+        for end in self._reading[1:]:  # all output before the answer
             while piece := _available(end):
-                held[end] = (held[end] + piece)[-MOST_SAID:]
-        return [data.decode("utf-8", "replace") for data in held.values()], in_time
+                received[end] = (received[end] + piece)[-MOST_SAID:]
+        return [data.decode("utf-8", "replace") for data in received.values()], in_time
 
     def end(self) -> int:
-        """End the process and what it has begun; return its exit code: 0, or that of what ended it before."""
+        """End the process and its children; return its exit code: 0, or the code or signal that ended it before."""
         if self.ended:
             return 0
         self.ended = True
@@ -120,7 +126,7 @@ def _available(end: int) -> bytes:
 
 
 def _serve(open_case: Opener, limits: Limits, tasks: int, ends: list[int]) -> NoReturn:
-    """Be the process: open the cases whose folders come in lines, and answer exit code, bytes, and what is left."""
+    """Run the process: open cases by lines of folders; answer exit code, bytes, and whether a process is left."""
     try:
         os.setsid()
         answers = os.fdopen(ends[0], "w", encoding="ascii")
@@ -129,7 +135,7 @@ def _serve(open_case: Opener, limits: Limits, tasks: int, ends: list[int]) -> No
             os.close(end)
         sys.stdin = open(0, closefd=False)  # noqa: SIM115
         sys.stdout, sys.stderr = (open(place, "w", encoding="utf-8", closefd=False) for place in (1, 2))  # noqa: SIM115
-        for handler in list(logging.getLogger().handlers):  # those of tests: what is logged goes to stderr
+        for handler in list(logging.getLogger().handlers):  # handlers of tests: logs go to stderr
             logging.getLogger().removeHandler(handler)
         compute_alone()
         with os.fdopen(tasks, encoding="utf-8") as folders:
@@ -143,31 +149,33 @@ def _serve(open_case: Opener, limits: Limits, tasks: int, ends: list[int]) -> No
 def _opened(open_case: Opener, folder: Path, limits: Limits) -> tuple[int, int, bool]:
     """Return exit code, bytes at most beyond those before, and whether a process is left."""
     _bound_memory(limits)
-    own, trials = _forget_peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    own_peak = _forget_peak()
+    trials = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     try:
         code = open_case(folder)
-    except BaseException as error:  # Rust's panics are no Exception
+    except BaseException as error:  # Rust's panics are not subclasses of Exception
         code = error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else BROKEN
         if code == BROKEN:
             traceback.print_exc()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    most, most_of_trials = _peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    peak = _peak()
+    most_of_trials = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     if most_of_trials > trials:
-        most = max(most, most_of_trials * _UNIT)
+        peak = max(peak, most_of_trials * _UNIT)
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
-        return code, max(most - own, 0), False
-    return code, max(most - own, 0), True
+        return code, max(peak - own_peak, 0), False
+    return code, max(peak - own_peak, 0), True
 
 
 _UNIT = 1 if sys.platform == "darwin" else 1024
-"""Bytes that the system counts resident memory in."""
+"""Bytes of the system's unit of resident memory."""
 
 
 def _forget_peak() -> int:
-    """Return the bytes that are resident, and let the peak begin there. Else return the most there was so far."""
+    """Reset the peak and return the resident bytes. If that is impossible, return the peak so far."""
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
     return _peak()
@@ -187,8 +195,9 @@ def compute_alone() -> None:
 
 @contextmanager
 def computing_alone() -> Iterator[None]:
-    """Do so for a while."""
-    threads, native = torch.get_num_threads(), dispatch.native
+    """Compute on one thread within a block."""
+    threads = torch.get_num_threads()
+    native = dispatch.native
     native_threads = native.threads() if native else 0
     with pytest.MonkeyPatch.context() as patch:
         for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS"):
@@ -203,11 +212,11 @@ def computing_alone() -> Iterator[None]:
 
 
 def _bound_memory(limits: Limits) -> None:
-    """Bound the memory of this process to what it holds, and those bytes."""
+    """Bound the memory of this process to its current memory plus the limit's bytes."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stacks
     except OSError:
         return
-    most = pages * resource.getpagesize() + limits.bytes
+    limit = pages * resource.getpagesize() + limits.bytes
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -1,6 +1,6 @@
-"""Folders that are written in a fork of this process: what that has to import is not copied for each case of a fuzz.
+"""Folders that a fork of this process writes, so that no fuzz case copies its imports.
 
-Where transformers' models have been imported already, they are written here.
+If transformers' models are imported already, this process writes the folders.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.helpers.forked_case import compute_alone
 
 
 def made_apart(make: Callable[[Path], object]) -> Path:
-    """Return a folder that such a call has written. It goes with this process; forks end without a look at it."""
+    """Return a folder that such a call has written. This process removes it at its end; forks do not."""
     folder = Path(tempfile.mkdtemp(prefix="fuzz-whole-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     if "transformers.modeling_utils" in sys.modules:

@@ -1,6 +1,6 @@
-"""The process that renders templates as a fork of this one: no case of a fuzz pays for an interpreter.
+"""The process that renders templates as a fork of this one: no fuzz case pays for an interpreter.
 
-It is no child of its user, whose other children are looked for behind each case.
+It is no child of the process under test, whose children are checked after each case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from triforce.checkpoint.template_process import TemplateProcess
 
 
 class ForkedWorker:
-    """What `TemplateProcess` uses of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `TemplateProcess` uses."""
 
     def __init__(self) -> None:
         down, up = os.pipe(), os.pipe()
@@ -32,19 +32,19 @@ class ForkedWorker:
         self.stdout: IO[bytes] = open(up[0], "rb")  # noqa: SIM115
 
     def poll(self) -> None:
-        """One that has ended is noticed by its answer."""
+        """Return None: the answer tells whether the process has ended."""
 
     def kill(self) -> None:
-        """It ends by its timer, or where it has nothing to read."""
+        """Do nothing: the process ends by its timer, or at the end of its input."""
 
     def communicate(self) -> None:
         self.stdout.close()
-        with suppress(BrokenPipeError):  # of a request that it has not read
+        with suppress(BrokenPipeError):  # a request that it has not read
             self.stdin.close()
 
 
 class ForkedTemplates(TemplateProcess):
-    """Renders templates in a fork, which goes on from case to case."""
+    """Renders templates in a fork that lives from case to case."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Random weights in blocks of GGUF types, and what they are in float64.
+"""Random weights in blocks of GGUF types, and their float64 values.
 
 Shape suffixes: M outputs, K inputs.
 """
@@ -15,14 +15,14 @@ from torch import Tensor
 
 KINDS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 NUMBERS = ("F32", "F16", "BF16")
-"""Types whose weights are numbers, each by itself."""
+"""Types without blocks: each weight is a number by itself."""
 HALVES = {"Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
-"""Where a block has its scale and minimum, if not a scale at its beginning."""
+"""Byte offsets of a block's scale and minimum. Other types have a scale at the beginning."""
 
 
 @dataclass
 class Blocks:
-    """The weight that a reader of GGUF files hands to the kernels."""
+    """A weight as a reader of GGUF files passes it to the kernels."""
 
     kind: str
     blocks: Tensor
@@ -30,12 +30,12 @@ class Blocks:
     narrow: bool = False
 
     def weights_MK(self) -> Tensor:
-        """Return the weights by the library, float64 (M, K)."""
+        """Return the weights by the format's library, float64 (M, K)."""
         return torch.from_numpy(quants.dequantize(self.blocks.numpy(), GGMLQuantizationType[self.kind])).double()
 
 
 def as_bytes(numbers: NDArray[np.float32], kind: str) -> NDArray[np.uint8]:
-    """Rows of a file in which numbers (M, K) have a type."""
+    """Return a file's rows of numbers (M, K) in a type."""
     return quants.quantize(numbers, GGMLQuantizationType[kind]).view(np.uint8)
 
 
@@ -44,9 +44,9 @@ def inputs_of_block(kind: str) -> int:
 
 
 def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0, size: float = 0.01) -> Blocks:
-    """Codes and small scales of all values, and halves of such a size and both signs; one output is all zeros.
+    """Return blocks of all codes and small scales, with float16 values of `size` and both signs; one output is zero.
 
-    Numbers are of such a size, too.
+    Types without blocks get numbers of `size`, too.
     """
     draw = np.random.default_rng(seed)
     if kind in NUMBERS:
@@ -54,9 +54,9 @@ def random_blocks(kind: str, M: int, K: int, narrow: bool = False, seed: int = 0
         numbers[M // 2] = 0
         return Blocks(kind, torch.from_numpy(as_bytes(numbers, kind)), narrow)
     inputs, width = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-    found = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
+    block_bytes = draw.integers(0, 256, (M, K // inputs, width), dtype=np.uint8)
     for at in HALVES.get(kind, (0,)):
-        halves = (draw.standard_normal(found.shape[:2]) * size).astype(np.float16)
+        halves = (draw.standard_normal(block_bytes.shape[:2]) * size).astype(np.float16)
         halves[M // 2] = 0
-        found[:, :, at : at + 2] = halves[..., None].view(np.uint8)
-    return Blocks(kind, torch.from_numpy(found.reshape(M, -1)), narrow)
+        block_bytes[:, :, at : at + 2] = halves[..., None].view(np.uint8)
+    return Blocks(kind, torch.from_numpy(block_bytes.reshape(M, -1)), narrow)

@@ -1,4 +1,4 @@
-"""GGUF files of families beyond Llama and Qwen, of small random models, named as the package of the format does it."""
+"""GGUF files of families beyond Llama and Qwen: small random models, with names as in the format's package."""
 
 from __future__ import annotations
 
@@ -59,25 +59,25 @@ FILES: dict[str, tuple[str, dict[str, str]]] = {
 }  # fmt: skip
 WOVEN = ("LLAMA", "GRANITE", "SMOLLM3")
 FROM_ONE = ("GEMMA2", "GEMMA3")
-"""Their folders have weights of norms that count from 1, and their files the sums."""
+"""Families whose folders store norm weights minus 1, and whose files store the sums."""
 CHANGES: dict[str, dict[str, Any]] = {
     "smollm3": {"no_rope_layers": None},
     "gemma-2": {"query_pre_attn_scalar": SIZES["head_dim"]},
     "olmo-3": {"layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"]},
     "gemma-3": {"query_pre_attn_scalar": SIZES["head_dim"], "sliding_window_pattern": 6, "num_hidden_layers": 6},
 }
-"""What a file does not say: there it has one value."""
+"""Fields that a file lacks, because they have one value in its family."""
 
 
 def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
-    """Tensors of a folder by the names of the package, experts stacked, rows as llama.cpp's converter orders them."""
+    """Return a folder's tensors by the package's names, experts stacked, rows as llama.cpp's converter orders them."""
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch], layers)
-    found: dict[str, Any] = {}
+    arrays: dict[str, Any] = {}
     experts: dict[str, dict[int, Tensor]] = {}
     for name, weight in apart(load_file(folder / "model.safetensors")).items():
         if ".experts." in name:
-            number, after = split(name)
-            experts.setdefault(f"{name.partition('.experts.')[0]}.experts.{after}", {})[number] = weight
+            number, suffix = split(name)
+            experts.setdefault(f"{name.partition('.experts.')[0]}.experts.{suffix}", {})[number] = weight
             continue
         ours = names.get_name(name.replace("correction_bias", "correction.bias"), try_suffixes=(".weight", ".bias"))
         assert ours is not None, name
@@ -86,38 +86,39 @@ def tensors(folder: Path, arch: str, layers: int) -> dict[str, Any]:
             weight = weight + 1
         if arch in WOVEN and ("attn_q." in ours or "attn_k." in ours):
             weight = weight.view(-1, 2, 8, *weight.shape[1:]).transpose(1, 2).reshape(weight.shape)
-        found[ours] = weight.numpy()
+        arrays[ours] = weight.numpy()
     for name, of in experts.items():
         ours = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert ours is not None, name
-        found[ours] = np.stack([of[n].numpy() for n in range(len(of))])
-    return found
+        arrays[ours] = np.stack([of[n].numpy() for n in range(len(of))])
+    return arrays
 
 
 def apart(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Experts that lie in one tensor as tensors of their own, gate and up projections too."""
-    found: dict[str, Tensor] = {}
+    """Split fused experts into tensors of their own, gate and up projections too."""
+    separate: dict[str, Tensor] = {}
     for name, weight in weights.items():
-        prefix, _, own = name.partition(".mlp.experts.")
-        part, _, kind = own.partition("_proj")
+        prefix, _, expert_name = name.partition(".mlp.experts.")
+        part, _, kind = expert_name.partition("_proj")
         if part not in ("gate_up", "down"):
-            found[name] = weight
+            separate[name] = weight
             continue
-        parts, ending = (["gate", "up"] if part == "gate_up" else ["down"]), "bias" if kind else "weight"
-        for expert, each in enumerate(weight):
+        parts = ["gate", "up"] if part == "gate_up" else ["down"]
+        ending = "bias" if kind else "weight"
+        for expert, expert_weight in enumerate(weight):
             for turn, of in enumerate(parts):
-                rows = (each if kind else each.T)[turn :: len(parts)]
-                found[f"{prefix}.mlp.experts.{expert}.{of}_proj.{ending}"] = rows.contiguous()
-    return found
+                rows = (expert_weight if kind else expert_weight.T)[turn :: len(parts)]
+                separate[f"{prefix}.mlp.experts.{expert}.{of}_proj.{ending}"] = rows.contiguous()
+    return separate
 
 
 def split(name: str) -> tuple[int, str]:
-    """The number of an expert, and what follows it."""
-    number, _, rest = name.partition(".experts.")[2].partition(".")
-    return int(number), rest
+    """Return the number of an expert, and the rest of the name."""
+    number, _, suffix = name.partition(".experts.")[2].partition(".")
+    return int(number), suffix
 
 
-def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
+def metadata(config: Any, arch: str, field_names: dict[str, str]) -> dict[str, Any]:
     architecture = gguf.MODEL_ARCH_NAMES[gguf.MODEL_ARCH[arch]]
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     rotated = int(SIZES["head_dim"] * rope.get("partial_rotary_factor", 1.0))
@@ -130,7 +131,8 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
         "rope.freq_base": float(rope["rope_theta"]), "vocab_size": 300,
     }  # fmt: skip
     if rope["rope_type"] == "longrope":
-        ratio, original = (config.max_position_embeddings / 64, 64)
+        ratio = config.max_position_embeddings / 64
+        original = 64
         sizes |= {
             "rope.scaling.original_context_length": original, "attention.sliding_window": 0,
             "rope.scaling.attn_factor": sqrt(1 + log(ratio) / log(original)),
@@ -139,9 +141,9 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
         sizes |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": rope["factor"]}
     if rope["rope_type"] == "yarn":
         sizes |= {"rope.scaling.original_context_length": rope["original_max_position_embeddings"]}
-        if arch == "OLMO2":  # whose converter writes what comes to cos and sin in all
+        if arch == "OLMO2":  # the converter writes the total factor of cos and sin
             sizes |= {"rope.scaling.attn_factor": 0.1 * log(rope["factor"]) + 1}
-    sizes |= {key: getattr(config, field) for key, field in own.items()}
+    sizes |= {key: getattr(config, field) for key, field in field_names.items()}
     sizes["block_count"] += sizes.get("nextn_predict_layers", 0)
     sizes |= {"expert_gating_func": 2} if arch == "GLM4_MOE" else {}
     if PATTERN in sizes:
@@ -151,8 +153,9 @@ def metadata(config: Any, arch: str, own: dict[str, str]) -> dict[str, Any]:
 
 
 def all_tensors(model: Any, folder: Path, arch: str) -> dict[str, Any]:
-    """Tensors of a model that lies in a folder, and what its long and short rotations are divided by."""
-    rope, whole = model.config.rope_parameters, tensors(folder, arch, model.config.num_hidden_layers)
+    """Return the tensors of a model's folder, and the factors of its long and short rotations."""
+    rope = model.config.rope_parameters
+    arrays = tensors(folder, arch, model.config.num_hidden_layers)
     for factors in ("long", "short") if rope.get("rope_type") == "longrope" else ():
-        whole[f"rope_factors_{factors}.weight"] = np.array(rope[f"{factors}_factor"], np.float32)
-    return whole
+        arrays[f"rope_factors_{factors}.weight"] = np.array(rope[f"{factors}_factor"], np.float32)
+    return arrays

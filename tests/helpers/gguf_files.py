@@ -17,7 +17,7 @@ from triforce.checkpoint.gguf.weights import ENDS, FAMILIES, PERMUTED
 
 Values = dict[str, Any]
 SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
-"""The real model's file, where it was put."""
+"""File of the real model, if it was downloaded."""
 HEADS = dict(heads=4, kv_heads=2, head_dim=16)
 LLAMA: Values = {
     "llama.block_count": 2, "llama.context_length": 128, "llama.embedding_length": 64, "llama.feed_forward_length": 96,
@@ -27,7 +27,7 @@ LLAMA: Values = {
 
 
 def byte_level_values(**changes: Any) -> Values:
-    """Metadata of a byte-level tokenizer of 300 tokens, of which the last are unused."""
+    """Return metadata of a byte-level tokenizer of 300 tokens; the last are unused."""
     model = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     kinds = np.array([3, 3] + [1] * (len(tokens) - 2) + [5] * (300 - len(tokens)), np.int32)
@@ -40,17 +40,17 @@ def byte_level_values(**changes: Any) -> Values:
 
 
 def score_values(pieces: list[str], scores: list[float] | None = None, kinds: Values | None = None) -> Values:
-    """Metadata of a tokenizer by scores: three special tokens, 256 bytes, then `pieces`, the first of which is best."""
+    """Return metadata of a tokenizer by scores: three special tokens, 256 bytes, then `pieces`, the best one first."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
-    given = [-float(i) for i in range(len(pieces))] if scores is None else scores
+    score_list = [-float(i) for i in range(len(pieces))] if scores is None else scores
     types = [2, 3, 3] + [6] * 256 + [(kinds or {}).get(piece, 1) for piece in pieces]
-    values = {"model": "llama", "tokens": tokens, "scores": np.array([0.0] * 259 + given, np.float32),
+    values = {"model": "llama", "tokens": tokens, "scores": np.array([0.0] * 259 + score_list, np.float32),
               "token_type": np.array(types, np.int32)}  # fmt: skip
     return {f"tokenizer.ggml.{key}": value for key, value in values.items()}
 
 
 def write_gguf(file: Path, values: Mapping[str, Any], tensors: Mapping[str, Any], **options: Any) -> Path:
-    """Write a file; `...` leaves a value out. Tensors are float32 arrays, or (type, array): blocks, or to be packed."""
+    """Write a file. `...` omits a value. Tensors are float32 arrays, or (type, array): blocks, or numbers to pack."""
     writer = GGUFWriter(file, values.get("general.architecture", "llama"), **options)
     for key, value in values.items():
         if key != "general.architecture" and value is not ...:
@@ -76,7 +76,7 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def tensors_of(model: transformers.PreTrainedModel, family: str) -> dict[str, Any]:
-    """Tensors of a model of transformers as llama.cpp's converter names and orders them."""
+    """Return a transformers model's tensors as llama.cpp's converter names and orders them."""
     names = {theirs: ours for ours, theirs in ENDS.items()}
     state = {name: weight for name, weight in model.state_dict().items()}
     if model.config.tie_word_embeddings:
@@ -87,7 +87,7 @@ def tensors_of(model: transformers.PreTrainedModel, family: str) -> dict[str, An
 
 
 def _permuted(name: str, weight: torch.Tensor, family: str) -> Any:
-    """Rows of queries and keys, halves of a head woven into each other."""
+    """Return rows of queries or keys with the halves of each head interleaved."""
     if family == "llama" and name.split(".")[-2] in PERMUTED:
         heads = weight.shape[0] // HEADS["head_dim"]
         weight = weight.reshape(heads, 2, HEADS["head_dim"] // 2, -1).swapaxes(1, 2).reshape(weight.shape)

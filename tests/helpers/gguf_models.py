@@ -1,4 +1,4 @@
-"""Tiny models in GGUF files, and the same as Hugging Face folders of the numbers that their weights stand for."""
+"""Tiny models in GGUF files, and Hugging Face folders of the numbers that their weights stand for."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SIZES = dict(
     max_position_embeddings=640,
     rms_norm_eps=1e-6,
 )
-"""Widths of whole blocks of any type."""
+"""Sizes of a model whose rows are whole blocks of any type."""
 CLASSES = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 K_SIZES = {"Q4_K": 5e-4, "Q5_K": 3e-4, "Q6_K": 1e-4}
-"""Scales of random blocks with which weights are as large as those of tiny models."""
+"""Scales of random blocks that give weights the size of those of tiny models."""
 MIXED = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q5_K", "output": "Q6_K"}
-"""What files of type Q4_K_M have beside it, nearly."""
+"""Other types in a file of type Q4_K_M, nearly as llama.cpp chooses them."""
 
 
 class Written(NamedTuple):
@@ -40,18 +40,21 @@ class Written(NamedTuple):
 
 
 def write_model(
-    folder: Path, kind: str, others: Mapping[str, str] | None = None, family: str = "llama", **sizes: Any
+    folder: Path, kind: str, part_kinds: Mapping[str, str] | None = None, family: str = "llama", **sizes: Any
 ) -> Written:
-    """Write a model whose matrices have a type, but for parts that `others` names, such as attn_v or ffn_norm."""
+    """Write a model whose matrices have a type, but for parts that `part_kinds` names, such as attn_v or ffn_norm."""
     model = tiny_model(CLASSES[family], **(SIZES | sizes))
     names = {theirs: ours for theirs, ours in ENDS.items()}
     for i in range(model.config.num_hidden_layers):
         names |= {f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in FAMILIES[family].items()}
-    tensors, numbers = {}, model.state_dict()
+    tensors = {}
+    numbers = model.state_dict()
     for seed, (name, array) in enumerate(tensors_of(model, family).items()):
         part = name.split(".")[-2]
-        usual = kind if array.ndim == 2 else "F32"
-        tensors[name] = packed(array, usual if name.endswith(".bias") else (others or {}).get(part, usual), seed)
+        default_kind = kind if array.ndim == 2 else "F32"
+        tensors[name] = packed(
+            array, default_kind if name.endswith(".bias") else (part_kinds or {}).get(part, default_kind), seed
+        )
         plain = torch.from_numpy(numbers_of(*tensors[name]).reshape(array.shape))
         numbers[names[name]].copy_(unwoven(plain) if family == "llama" and part in PERMUTED else plain)
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +75,7 @@ def metadata(config: Any) -> dict[str, Any]:
 
 
 def packed(array: Any, kind: str, seed: int) -> tuple[GGMLQuantizationType, Any]:
-    """Round a tensor to a type. There is no rounding to K types: these get blocks of the same shape."""
+    """Round a tensor to a type. K types have no rounding here: they get random blocks of the same shape."""
     if size := K_SIZES.get(kind):
         return GGMLQuantizationType[kind], random_blocks(kind, *array.shape, seed=seed, size=size).blocks.numpy()
     return GGMLQuantizationType[kind], quantize(array, GGMLQuantizationType[kind])
@@ -83,6 +86,6 @@ def numbers_of(kind: GGMLQuantizationType, array: Any) -> Any:
 
 
 def unwoven(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of queries or keys with the halves of each head apart."""
+    """Return rows of queries or keys with the halves of each head separated."""
     D = SIZES["head_dim"]
     return rows.view(-1, int(D) // 2, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)

@@ -1,4 +1,4 @@
-"""The bytes of a model's GGUF file, and what its header is made of."""
+"""The bytes of a model's GGUF file, and the parts of its header."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from gguf import GGUFReader
 from tests.helpers.gguf_models import MIXED, write_model
 
 Span = tuple[int, int]
-"""Where something begins in a file, and where it ends."""
+"""Start and end of a part in a file."""
 HEAD = [(0, 4), (4, 8), (8, 16), (16, 24)]
-"""Magic, version, and two counts."""
+"""Bytes of magic, version, and two counts."""
 SIZES = dict(intermediate_size=256, num_hidden_layers=1, max_position_embeddings=128)
 
 
@@ -21,14 +21,14 @@ def write_mixed(folder: Path) -> Path:
 
 
 class GgufParts:
-    """A file that can be read, and where the parts of its header are."""
+    """A valid file, and the places of its header's parts."""
 
     def __init__(self, file: Path) -> None:
         reader = GGUFReader(file)
         self.data, self.header = file.read_bytes(), int(reader.data_offset)
         origin = reader.data.__array_interface__["data"][0]
         self.entries: list[list[Span]] = []
-        """Of each entry of metadata and each description of a tensor its parts: lengths, names, types, values."""
+        """Parts of each metadata entry and each tensor description: lengths, names, types, values."""
         for field in [*reader.fields.values(), *(tensor.field for tensor in reader.tensors)]:
             places = [part.__array_interface__["data"][0] - origin for part in field.parts]
             spans = [(at, at + part.nbytes) for at, part in zip(places, field.parts, strict=True) if part.nbytes]

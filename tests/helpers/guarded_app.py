@@ -1,4 +1,4 @@
-"""An application that wants keys, and one that reads whole bodies."""
+"""An application that requires API keys, and one that reads whole bodies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests whose work grows with what was sent: each would stop all others of a server that does it in their way."""
+"""Requests whose work grows with their size: each would block all others if a server did it on the event loop."""
 
 from __future__ import annotations
 
@@ -7,23 +7,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+COMPLETIONS = "/v1/completions"
+CHAT = "/v1/chat/completions"
+TOKENIZE = "/tokenize"
 MEBIBYTES = 15
-"""Of a body that a server takes by default, nearly all."""
+"""Bytes of a body: nearly the server's default limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostileRequest:
-    """A kind of request: the body of the i-th, of about so many bytes where it is one that grows."""
+    """A kind of request: returns the i-th body, of about `size` bytes if the kind grows."""
 
     path: str
     body: Callable[[int, int], bytes]
     statuses: Sequence[int]
-    """What it may be answered with."""
+    """Allowed status codes."""
     count: int = 1
-    """Requests at a time."""
+    """Concurrent requests."""
     patience: float = 120.0
-    """Seconds, after which it hangs up."""
+    """Seconds after which the client disconnects."""
 
 
 def schema(kind: dict[str, Any]) -> bytes:
@@ -31,14 +33,14 @@ def schema(kind: dict[str, Any]) -> bytes:
     return json.dumps({"prompt": "the cat", "max_tokens": 2, "response_format": form}).encode()
 
 
-def repeated(before: str, piece: str, after: str, size: int) -> bytes:
-    """Return pieces with commas between, and something around them."""
+def repeated(head: str, piece: str, tail: str, size: int) -> bytes:
+    """Return pieces joined by commas, between `head` and `tail`."""
     count = max(1, size // (len(piece) + 1))
-    return (before + ",".join([piece] * count) + after).encode()
+    return (head + ",".join([piece] * count) + tail).encode()
 
 
-def long_text(before: str, after: str, size: int) -> bytes:
-    return (before + 'the cat, [sat] {on} \\"the\\" mat. ' * (size // 36) + after).encode()
+def long_text(head: str, tail: str, size: int) -> bytes:
+    return (head + 'the cat, [sat] {on} \\"the\\" mat. ' * (size // 36) + tail).encode()
 
 
 HOSTILE = {

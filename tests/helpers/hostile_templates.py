@@ -1,4 +1,4 @@
-"""Chat templates that take all time or all memory."""
+"""Chat templates that take unbounded time or memory."""
 
 from __future__ import annotations
 

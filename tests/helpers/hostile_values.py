@@ -1,4 +1,4 @@
-"""Values of JSON that do not belong where they stand, and objects with some of them in place of their own."""
+"""JSON values of wrong types and sizes, and objects with some of them in place of their own."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ OTHERS: list[Any] = [None, True, False, [], {}, [[]], [None], {"a": {"b": [1]}},
 
 
 DEEP = "@deep@"
-"""It stands for what is too deep to be made here, see `as_json`."""
+"""Placeholder of a value too deep to build here, see `as_json`."""
 
 
 def as_json(value: Any) -> str:
-    """Return a value as JSON, NaN and infinities as Python's library writes them."""
+    """Return a value as JSON, with NaN and infinities as Python's library writes them."""
     return json.dumps(value).replace(f'"{DEEP}"', '[{"a":' * 50_000 + "1" + "}]" * 50_000)
 
 
 def hostile_value(random: Random) -> Any:
-    """Return a number, a text, or something else, now and then deep or long."""
+    """Return a number, a text, or another value, sometimes deep or long."""
     match random.randrange(8):
         case 0:
             return random.choice(TEXTS)
@@ -55,7 +55,7 @@ def hostile_value(random: Random) -> Any:
 
 
 def nested(depth: int) -> Any:
-    """Return a value of such a depth."""
+    """Return a value of a depth."""
     value: Any = 1
     for level in range(depth):
         value = [value] if level % 2 else {"a": value}
@@ -63,11 +63,11 @@ def nested(depth: int) -> Any:
 
 
 def spoiled(random: Random, values: dict[str, Any], names: list[str]) -> dict[str, Any]:
-    """Return an object with one to three fields, of its own or of `names`, that are changed or gone, at any depth."""
+    """Return an object with one to three fields, its own or of `names`, changed or removed at any depth."""
     values = copy.deepcopy(values)
     for _ in range(random.choice([1, 1, 1, 2, 3])):
         place = values
-        while (inner := [each for each in place.values() if isinstance(each, dict)]) and random.random() < 0.4:
+        while (inner := [value for value in place.values() if isinstance(value, dict)]) and random.random() < 0.4:
             place = random.choice(inner)
         name = random.choice([*place, *names]) if place else random.choice(names)
         if random.random() < 0.1:

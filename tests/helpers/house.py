@@ -1,7 +1,6 @@
-"""What the house rules look at: who imports whom, names that are used twice, what is long. Code is read, not run.
+"""Facts for the house rules: imports, names that are used twice, lengths. Code is parsed, not run.
 
-A tree is {dotted name: parsed module}, a graph {name: names that it imports}. What is imported by a name that is made
-while running is not seen.
+A tree is {dotted name: parsed module}, a graph {name: names that it imports}. Imports by computed names are not seen.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ Groups = set[tuple[str, ...]]
 
 
 def modules(source: Path) -> Tree:
-    """Those of the package in this folder; a package has the name of its folder."""
-    found = {}
+    """Return the modules of the package in this folder; a package has the name of its folder."""
+    tree = {}
     for file in source.rglob("*.py"):
         parts = file.relative_to(source.parent).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"))
-    return found
+        tree[".".join(parts).removesuffix(".__init__")] = ast.parse(file.read_text(encoding="utf-8"))
+    return tree
 
 
 def imports(tree: Tree) -> Graph:
-    """Of modules of the tree, wherever they are imported: in functions and for type checking, too."""
-    return {name: {home(each, tree) for each in imported(code)} - {"", name} for name, code in tree.items()}
+    """Return the imports among modules of the tree, also those in functions and for type checking."""
+    return {name: {home(target, tree) for target in imported(code)} - {"", name} for name, code in tree.items()}
 
 
 def imported(code: ast.Module) -> Iterator[str]:
@@ -40,27 +39,30 @@ def imported(code: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def home(name: str, known: Iterable[str]) -> str:
-    """The module that `name` is, or is in; nothing where it is none of those known."""
-    while name and name not in known:
+def home(name: str, module_names: Iterable[str]) -> str:
+    """Return the module that `name` is or is in, "" if none of `module_names` is."""
+    while name and name not in module_names:
         name = name.rpartition(".")[0]
     return name
 
 
 def tops(graph: Graph) -> Graph:
-    """Between modules and packages right below the root, whose own file is its `__init__`."""
+    """Return the graph of modules and packages right below the root, whose own file is its `__init__`."""
 
     def top(name: str) -> str:
         return ".".join(name.split(".")[:2]) if "." in name else f"{name}.__init__"
 
-    found: Graph = defaultdict(set)
+    graph_of_tops: Graph = defaultdict(set)
     for name, targets in graph.items():
-        found[top(name)] |= {top(target) for target in targets} - {top(name)}
-    return found
+        graph_of_tops[top(name)] |= {top(target) for target in targets} - {top(name)}
+    return graph_of_tops
 
 
 def floors(graph: Graph) -> int:
-    """How many names the longest path of imports has, without the `__init__`, which only hands on; a circle raises."""
+    """Return the number of names on the longest import path, without the `__init__`, which only re-exports.
+
+    Raises ValueError for a cycle.
+    """
     heights: dict[str, int] = {}
     for name in TopologicalSorter(graph).static_order():
         heights[name] = 0 if name.endswith(".__init__") else 1 + max(map(heights.__getitem__, graph[name]), default=0)
@@ -68,31 +70,31 @@ def floors(graph: Graph) -> int:
 
 
 def circles(graph: Graph) -> Groups:
-    """Largest groups in which each name imports all others in the end."""
+    """Return the largest groups of names that import each other, directly or not."""
     reached = {name: below(graph, name) for name in graph}
-    return {tuple(sorted(other for other in reached[name] if name in reached[other])) for name in graph} - {()}
+    return {tuple(sorted(target for target in reached[name] if name in reached[target])) for name in graph} - {()}
 
 
 def below(graph: Graph, name: str) -> set[str]:
-    found: set[str] = set()
+    reached: set[str] = set()
     todo = [name]
     while todo:
-        new = graph[todo.pop()] - found
-        found |= new
+        new = graph[todo.pop()] - reached
+        reached |= new
         todo += new
-    return found
+    return reached
 
 
 def namesakes(names: Iterable[str]) -> Groups:
-    """Dotted names that end alike."""
-    found: dict[str, list[str]] = defaultdict(list)
+    """Return groups of dotted names with the same last part."""
+    by_last_name: dict[str, list[str]] = defaultdict(list)
     for name in sorted(names):
-        found[name.rpartition(".")[2]].append(name)
-    return {tuple(group) for group in found.values() if len(group) > 1}
+        by_last_name[name.rpartition(".")[2]].append(name)
+    return {tuple(group) for group in by_last_name.values() if len(group) > 1}
 
 
 def classes(tree: Tree) -> Iterator[str]:
-    """Dotted names of the public ones."""
+    """Yield the dotted names of public classes."""
     for name, code in tree.items():
-        found = (node.name for node in ast.walk(code) if isinstance(node, ast.ClassDef))
-        yield from (f"{name}.{each}" for each in found if not each.startswith("_"))
+        class_names = (node.name for node in ast.walk(code) if isinstance(node, ast.ClassDef))
+        yield from (f"{name}.{class_name}" for class_name in class_names if not class_name.startswith("_"))

@@ -1,4 +1,4 @@
-"""Schemas of many kinds: some written by hand, keyword by keyword, others drawn; and what cannot be kept to."""
+"""JSON schemas: some written by hand for each keyword, others drawn; and keywords that are not supported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Schema = dict[str, Any]
 
 
 def _object(**properties: Any) -> Schema:
-    """An object with all of these properties and no others."""
+    """Return the schema of an object with exactly these properties."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
@@ -48,35 +48,35 @@ WRITTEN: list[Schema] = [
     {"title": "a cat", "description": "what is said of it", "type": "string", "maxLength": 3, "default": "cat"},
     {"$schema": "https://json-schema.org/draft/2020-12/schema", "$id": "https://example.org/cat", "type": "null"},
 ]  # fmt: skip
-"""Each kind of value, each way to bound it, and each way to join schemas."""
+"""Schemas of each kind of value, each bound on it, and each way to join schemas."""
 REFUSED: dict[str, Any] = {
     "contains": {}, "minContains": 1, "maxContains": 1, "dependencies": {}, "dependentRequired": {},
     "dependentSchemas": {}, "$dynamicAnchor": "a", "$dynamicRef": "#a", "if": {}, "then": {}, "else": {}, "not": {},
     "propertyNames": {}, "unevaluatedItems": False, "unevaluatedProperties": False, "uniqueItems": True,
 }  # fmt: skip
-"""Keywords of draft 2020-12 that are not understood, with a value of each."""
+"""Unsupported keywords of draft 2020-12, with a value of each."""
 
 
 def keywords(schema: Any) -> set[str]:
-    """All that occur in a schema, at any depth; names of properties are none."""
+    """Return all keywords of a schema, at any depth; names of properties are no keywords."""
     if isinstance(schema, list):
         return set().union(*map(keywords, schema))
     if not isinstance(schema, dict):
         return set()
-    found = set(schema)
+    names = set(schema)
     for key, value in schema.items():
         if key in ("properties", "patternProperties", "$defs", "definitions"):
-            found |= keywords([*value.values()])
+            names |= keywords([*value.values()])
         elif key not in ("const", "enum", "default"):
-            found |= keywords(value)
-    return found
+            names |= keywords(value)
+    return names
 
 
 def two_hundred() -> list[Schema]:
-    """Half from JSON-Schema-Test-Suite, half made by hypothesis-jsonschema; the file says how they were drawn.
+    """Return schemas, half from JSON-Schema-Test-Suite, half by hypothesis-jsonschema; the file tells how.
 
-    They are kept, as hypothesis-jsonschema does not run with the hypothesis of the other tests.
+    They are stored, because hypothesis-jsonschema does not run with the hypothesis of the other tests.
     """
-    found = json.loads((Path(__file__).parents[1] / "data" / "json_schema_suite.json").read_text(encoding="utf-8"))
-    suite = [case["schema"] for case in found["JSON-Schema-Test-Suite"]["schemas"]]
-    return [*suite, *found["hypothesis-jsonschema"]["schemas"]]
+    suites = json.loads((Path(__file__).parents[1] / "data" / "json_schema_suite.json").read_text(encoding="utf-8"))
+    suite = [case["schema"] for case in suites["JSON-Schema-Test-Suite"]["schemas"]]
+    return [*suite, *suites["hypothesis-jsonschema"]["schemas"]]

@@ -21,20 +21,21 @@ NEEDED = pytest.mark.skipif(not os.environ.get(VARIABLE), reason=f"{VARIABLE} na
 
 
 def ask(what: str, *arguments: object) -> None:
-    """Have the worker do something; what it says is in the error if it cannot."""
+    """Run the worker. An error has its output."""
     command = [os.environ[VARIABLE], str(WORKER), what, *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def logits(model: Path, texts: Sequence[list[int]]) -> list[Tensor]:
-    """The logits (T, V) behind each token of each text."""
+    """Return the logits (T, V) after each token of each text."""
     with TemporaryDirectory() as folder:
-        given, out = Path(folder, "texts.json"), Path(folder, "logits.npz")
-        given.write_text(json.dumps(texts))
-        ask("logits", model, given, out)
-        with np.load(out) as found:
-            return [torch.from_numpy(found[name]) for name in found.files]
+        texts_file = Path(folder, "texts.json")
+        out = Path(folder, "logits.npz")
+        texts_file.write_text(json.dumps(texts))
+        ask("logits", model, texts_file, out)
+        with np.load(out) as arrays:
+            return [torch.from_numpy(arrays[name]) for name in arrays.files]
 
 
 def quantized(model: Path, kind: str) -> Path:
@@ -45,10 +46,11 @@ def quantized(model: Path, kind: str) -> Path:
 
 
 def tokenized(model: Path, texts: Sequence[str]) -> dict[str, Any]:
-    """Ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
+    """Return ids of texts, bytes of all tokens, ids that end a text, and whether a first and a last token are added."""
     with TemporaryDirectory() as folder:
-        given, out = Path(folder, "texts.json"), Path(folder, "ids.json")
-        given.write_text(json.dumps(texts))
-        ask("tokenize", model, given, out)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+        texts_file = Path(folder, "texts.json")
+        out = Path(folder, "ids.json")
+        texts_file.write_text(json.dumps(texts))
+        ask("tokenize", model, texts_file, out)
+        report: dict[str, Any] = json.loads(out.read_text())
+        return report

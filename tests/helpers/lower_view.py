@@ -1,4 +1,4 @@
-"""A retrieval view over rows that observe what it selects by, as where tiers are put together."""
+"""A retrieval view over rows that observe the attention for its selection, as in `TierBuilder`."""
 
 from __future__ import annotations
 

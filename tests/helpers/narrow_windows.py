@@ -1,4 +1,4 @@
-"""Layers with a window that keep nothing behind it, and short passes; what their rows give back is spoilt at once."""
+"""Layers that keep only their windows, and short passes. Freed pages are overwritten at once."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from triforce.kvcache import pool as kvcache_pool
 from triforce.kvcache.views import full
 from triforce.llm import LLM
 
-CHUNK, SLACK = 32, 40
+CHUNK = 32
+SLACK = 40
 PLAYED = "gemma-3"
 SPOILT = 90
-"""Finite, as what a window hides has weight 0 on the torch path."""
+"""Value of overwritten KV: finite, as hidden keys have weight 0 on the torch path."""
 
 
 @contextmanager
 def narrow(slack: int = 0) -> Iterator[None]:
-    """Engines that are made meanwhile keep just a window and `slack` tokens."""
+    """Let engines created within the block keep just a window and `slack` tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvcache_pool, "SLACK", slack)
         patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
@@ -39,7 +40,7 @@ def narrow(slack: int = 0) -> Iterator[None]:
 
 @contextmanager
 def whole() -> Iterator[None]:
-    """Engines that are made meanwhile keep KV of all tokens in all layers."""
+    """Let engines created within the block keep KV of all tokens in all layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SharedKV, "_windows", lambda _: None)
         yield
@@ -52,7 +53,7 @@ def spoiling(cover: Any) -> Any:
             slots_N = (torch.tensor(free)[:, None] * PAGE + torch.arange(PAGE)).flatten()
             shape = pool.config.kv_heads, len(slots_N), pool.config.row_size
             rows_GND = torch.full(shape, SPOILT).to(pool.dtype)
-            for layer in (n for n, apart in enumerate(pool.uses_window_pages) if apart):
+            for layer in (n for n, has_window_pages in enumerate(pool.uses_window_pages) if has_window_pages):
                 pool.kv.write(layer, slots_N, rows_GND, rows_GND)
 
     return covered
@@ -67,7 +68,7 @@ def llm(home: Path, name: str, **how: Any) -> LLM:
 
 
 def plain(model: LLM, length: int, mode: str = "ar", tokens: int = TOKENS) -> Any:
-    """The texts of whole KV."""
+    """Return the texts of whole KV."""
     with whole():
         model.reset_prefix_cache()
         texts = alone(model, length, mode=mode, tokens=tokens)

@@ -1,4 +1,4 @@
-"""What is said of a stranger's files that are refused: one line, within limits on time and memory."""
+"""Messages on untrusted files that are refused: one line, within limits on time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LIMITS = Limits(seconds=10, bytes=128 << 20)
 
 
 def said_of(folder: Path, open_case: Callable[[Path], int]) -> str:
-    """The one line of a refusal."""
+    """Return the one line of a refusal."""
     outcome = run_case(0, folder, open_case, LIMITS)
     assert not outcome.fault and outcome.code == 2, outcome
-    return outcome.said
+    return outcome.stderr_end

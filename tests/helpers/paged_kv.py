@@ -1,4 +1,4 @@
-"""Pages of KV for the tests of the native kernels, and attention by the book over what they hold.
+"""Pages of KV for tests of the native kernels, and reference attention over them.
 
 Shape suffixes: B rows, T queries of a row, H query heads, G KV heads, S keys, P pages, D head size.
 """
@@ -20,27 +20,28 @@ native = dispatch.native
 
 
 def usable() -> list[tuple[str, torch.dtype]]:
-    """Each level this machine can run, with each storage type."""
+    """Return each level that this machine can run, with each storage type."""
     levels = native.levels() if native else []
     return [(level, dtype) for level in levels for dtype in (torch.bfloat16, torch.float32)]
 
 
 @contextmanager
 def at_level(name: str) -> Iterator[None]:
-    """Level and number of threads are afterwards what they were."""
-    before, threads = native.level(), native.threads()
+    """Use a level within a block. Level and number of threads are restored afterwards."""
+    previous_level = native.level()
+    threads = native.threads()
     native.use(name)
     yield
-    native.use(before)
+    native.use(previous_level)
     native.set_threads(threads)
 
 
 class Paged:
-    """Memory of one layer in which everything is NaN until it is written; rows get scattered pages.
+    """Memory of one layer, NaN until it is written. Rows get scattered pages.
 
-    `int8`: with room for copies, where it is neither NaN nor sense. `turn` (D, D): with room for sketches. `codes`:
-    keys and values are int8, with scales; they are those of rotated heads where `hadamard`. `attention_sink_logits`
-    (H) and `cap`: those of attention.
+    `int8`: with room for copies, which hold arbitrary numbers. `turn` (D, D): with room for sketches. `codes`: keys and
+    values are int8 with scales, of rotated heads if `hadamard`. `attention_sink_logits` (H) and `cap`: parameters of
+    attention.
     """
 
     def __init__(
@@ -58,16 +59,20 @@ class Paged:
         cap: float = 0.0,
     ) -> None:
         assert native is not None
-        self.G, self.D, self.dtype, self.codes, self.hadamard = G, D, dtype, codes, hadamard
+        self.G = G
+        self.D = D
+        self.dtype = dtype
+        self.codes = codes
+        self.hadamard = hadamard
         self.draw = torch.Generator().manual_seed(seed)
         self.free = torch.randperm(pages, generator=self.draw) + 1
         rules = {"attention_sink_logits": attention_sink_logits, "score_cap": cap}
         sketches = torch.zeros(G, pages + 1, D + PAGE, dtype=torch.bfloat16) if turn is not None else None
         if codes:  # -1 and, two of them, NaN
             self.memory = torch.full((G, pages + 1, 2 * PAGE * (D + 2)), -1, dtype=torch.int8)
-            more = rules | {"rotation": None if hadamard else turn, "sketches": sketches}
-            more |= {"is_bf16": dtype == torch.bfloat16}
-            self.pages = native.Pages(self.memory, D, hadamard=hadamard, **more)
+            options = rules | {"rotation": None if hadamard else turn, "sketches": sketches}
+            options |= {"is_bf16": dtype == torch.bfloat16}
+            self.pages = native.Pages(self.memory, D, hadamard=hadamard, **options)
             return
         self.keys, self.values = (torch.full((G, pages + 1, PAGE * D), torch.nan, dtype=dtype) for _ in range(2))
         copies = [torch.full(self.keys.shape, 99, dtype=torch.int8) for _ in range(2)] if int8 else []
@@ -78,9 +83,10 @@ class Paged:
         return (torch.randn(*shape, generator=self.draw) * gain).to(self.dtype)
 
     def take(self, tokens: int) -> Tensor:
-        """A list of pages for so many tokens, int32."""
+        """Return a list of pages for `tokens` tokens, int32."""
         count = -(-tokens // PAGE)
-        taken, self.free = self.free[:count], self.free[count:]
+        taken = self.free[:count]
+        self.free = self.free[count:]
         assert len(taken) == count
         return taken.int()
 
@@ -91,7 +97,7 @@ class Paged:
         self.pages.write(slots_N, *(rounded(x) if self.codes else x for x in (k_NGD, v_NGD)))
 
     def row(self, S: int) -> Row:
-        """A row of random keys and values, as the memory has them; values as outputs mix them."""
+        """Return a row of random keys and values, as stored in memory; values as outputs mix them."""
         row = Row(self.take(S), self.normal(S, self.G, self.D), self.normal(S, self.G, self.D))
         self.fill(row.list_P, row.k_SGD, row.v_SGD)
         if self.codes:
@@ -99,7 +105,7 @@ class Paged:
         return row
 
     def back(self, x_D: Tensor) -> Tensor:
-        """Heads as they were before they were rotated for int8, and the other way round."""
+        """Undo the rotation of heads for int8, or apply it: the rotation is its own inverse."""
         return rotated_head(x_D) if self.hadamard else x_D
 
 
@@ -115,23 +121,30 @@ def slots(list_P: Tensor, count: int) -> Tensor:
 
 
 def attend(
-    kv: Paged, q_BTHD: Tensor, starts: list[int], counts: list[int], lists: Tensor, weigh: bool = True, **more: object
+    kv: Paged,
+    q_BTHD: Tensor,
+    starts: list[int],
+    counts: list[int],
+    lists: Tensor,
+    weigh: bool = True,
+    **options: object,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (B, T, H, D), and mass (B, G, P), which is NaN unless asked for; both were NaN before."""
+    """Return mixed values (B, T, H, D), and mass (B, G, P), NaN unless `weigh`. Both are NaN before."""
     mixed_BTHD = torch.full_like(q_BTHD, torch.nan)
     mass_BGP = torch.full((len(q_BTHD), kv.G, lists.shape[-1]), torch.nan)
-    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **more)
+    kv.pages.attend(q_BTHD, starts, counts, lists, mixed_BTHD, mass_BGP if weigh else None, **options)
     return mixed_BTHD, mass_BGP
 
 
 def pad_lists(lists: list[Tensor]) -> Tensor:
-    """Lists of rows as one tensor; -1, which no kernel may look up, where a row has fewer pages."""
+    """Return page lists as one tensor, padded by -1, which no kernel may look up."""
     return torch.nn.utils.rnn.pad_sequence(lists, batch_first=True, padding_value=-1)
 
 
 def visible(start: int, T: int, S: int, sinks: int = 0, window: int = 0) -> Tensor:
-    """Which keys each query sees, (T, S)."""
-    place_T1, key_S = start + torch.arange(T)[:, None], torch.arange(S)
+    """Return which keys each query sees, (T, S)."""
+    place_T1 = start + torch.arange(T)[:, None]
+    key_S = torch.arange(S)
     seen_TS = key_S <= place_T1
     return seen_TS & ((key_S < sinks) | (key_S > place_T1 - window)) if window else seen_TS
 
@@ -146,8 +159,9 @@ def by_the_book(
     attention_sink_logits_H: Tensor | None = None,
     cap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Mixed values (T, H, D) and the mass of each page (G, P), in float64."""
-    G, h = k_SGD.shape[1], q_THD.shape[1] // k_SGD.shape[1]
+    """Return mixed values (T, H, D) and the mass of each page (G, P), in float64."""
+    G = k_SGD.shape[1]
+    h = q_THD.shape[1] // k_SGD.shape[1]
     k_SHD, v_SHD = (x.double().repeat_interleave(h, 1) for x in (k_SGD, v_SGD))
     scores_HTS = torch.einsum("thd,shd->hts", q_THD.double(), k_SHD)
     if q_sinks_THD is not None:

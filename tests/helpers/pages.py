@@ -1,4 +1,4 @@
-"""Pages of Markdown as tests look at them: blocks of code, links, headings, and names of files."""
+"""Markdown pages for tests: code blocks, links, headings, and names of files."""
 
 from __future__ import annotations
 
@@ -62,4 +62,4 @@ def repeated_files(text: str) -> set[str]:
     """Return paths of files that a row of a table, or the list of a page's files, names twice."""
     lines = [line for line in text.splitlines() if line.startswith(("| ", "**Files.**"))]
     named = [re.findall(r"`((?:\w+/)+\w+\.(?:py|cpp|hpp))`", line) for line in lines]
-    return {file for each in named for file in each if each.count(file) > 1}
+    return {file for cell_files in named for file in cell_files if cell_files.count(file) > 1}

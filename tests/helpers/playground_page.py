@@ -1,4 +1,4 @@
-"""The playground in Chromium: steps that people take in it, and what they see."""
+"""The playground in Chromium: actions of users, and checks of the page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def url(pair: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """The page, its key given, and a document in it; nothing may go wrong in it, and it may ask nobody else."""
+    """Return the page with an API key and a document. Errors on the page and requests to other hosts fail the test."""
     context = browser.new_context()
     page = context.new_page()
     wrong: list[str] = []
@@ -59,13 +59,13 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
     page.get_by_label("Document", exact=True).fill(DOCUMENT)
     yield page
     context.close()
-    assert not [line for line in wrong if "Failed to load resource" not in line]  # which the page has shown
+    assert not [line for line in wrong if "Failed to load resource" not in line]  # the page has shown the error
 
 
-def expect(found: Locator) -> LocatorAssertions:
+def expect(locator: Locator) -> LocatorAssertions:
     from playwright import sync_api
 
-    return sync_api.expect(found)
+    return sync_api.expect(locator)
 
 
 def compare(page: Page) -> None:
@@ -77,27 +77,27 @@ def headline(page: Page, pattern: str) -> None:
 
 
 def spans(page: Page, selector: str) -> list[list[str]]:
-    found: Any = page.eval_on_selector_all(f"{selector} span", "all => all.map(s => [s.className, s.textContent])")
-    return list(found)
+    pairs: Any = page.eval_on_selector_all(f"{selector} span", "all => all.map(s => [s.className, s.textContent])")
+    return list(pairs)
 
 
 def answer(page: Page, events: list[dict[str, Any]], plain: list[dict[str, Any]] | None = None) -> None:
-    """Have streams say this, and those of plain decoding perhaps something else: a server as fast as a test likes."""
+    """Let streams return `events`, and streams of plain decoding perhaps `plain`, without any delay."""
 
     def stream(route: Any) -> None:
-        said = plain if plain and '"mode":"ar"' in route.request.post_data else events
-        body = "".join(f"data: {json.dumps(event)}\n\n" for event in said) + "data: [DONE]\n\n"
+        sent_events = plain if plain and '"mode":"ar"' in route.request.post_data else events
+        body = "".join(f"data: {json.dumps(event)}\n\n" for event in sent_events) + "data: [DONE]\n\n"
         route.fulfill(body=body, content_type="text/event-stream")
 
     page.route("**/v1/completions", stream)
 
 
 def told(text: str, seconds: float = 1.0, seen: tuple[int, ...] = (), tier: str = "full") -> dict[str, Any]:
-    """A piece of as many tokens as characters."""
+    """Return a chunk with one token per character."""
     tiers = [{"name": name, "proposed": 50, "accepted": 10, "passes": 1} for name in ("retrieval", "full")]
     look = {"tokens": 9000, "seconds": seconds, "seen": seen, "tiers": tiers}
-    many = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
-    return {"choices": [{"index": 0, "text": text, "trace": look, **many}]}
+    token_fields = {"token_tiers": [tier] * len(text), "token_characters": [1] * len(text)}
+    return {"choices": [{"index": 0, "text": text, "trace": look, **token_fields}]}
 
 
 def read(tokens: int, repeated: float = 0.0) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def read(tokens: int, repeated: float = 0.0) -> dict[str, Any]:
 
 
 def card(page: Page, pays_from: int | None, pays: str) -> None:
-    """Have the server's model say from which context on speculation pays, and the page hear it."""
+    """Let the server's model card give the context from which speculation pays, and reload it in the page."""
 
     def changed(route: Any) -> None:
         response = route.fetch()
-        found = response.json()
-        found["data"][0]["triforce"] |= {"pays_from": pays_from, "pays": pays}
-        route.fulfill(response=response, json=found)
+        body = response.json()
+        body["data"][0]["triforce"] |= {"pays_from": pays_from, "pays": pays}
+        route.fulfill(response=response, json=body)
 
     page.route("**/v1/models", changed)
     page.get_by_label("Key of this server").dispatch_event("change")

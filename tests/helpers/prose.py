@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-SENTENCE, PARAGRAPH = 40, 120
+SENTENCE = 40
+PARAGRAPH = 120
 END = re.compile(r"""(?<=[.!?])(?<!\bal\.)(?<!\be\.g\.)(?<!\bi\.e\.)[)"'`*]*\s+""")
 
 
 class Count(NamedTuple):
-    """Of one page."""
+    """Counts of one page."""
 
     words: int
     sentences: list[str]
-    """Those that are too long."""
+    """Sentences that are too long."""
     paragraphs: list[str]
 
 
@@ -41,18 +42,18 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def count(text: str) -> Count:
-    """Return what a page of Markdown has."""
-    found = list(paragraphs(text))
-    sentences = [sentence for paragraph in found for sentence in END.split(paragraph)]
+    """Return the counts of a page of Markdown."""
+    text_paragraphs = list(paragraphs(text))
+    sentences = [sentence for paragraph in text_paragraphs for sentence in END.split(paragraph)]
     return Count(
-        sum(len(paragraph.split()) for paragraph in found),
+        sum(len(paragraph.split()) for paragraph in text_paragraphs),
         [sentence for sentence in sentences if len(sentence.split()) > SENTENCE],
-        [paragraph for paragraph in found if len(paragraph.split()) > PARAGRAPH],
+        [paragraph for paragraph in text_paragraphs if len(paragraph.split()) > PARAGRAPH],
     )
 
 
 def pages() -> list[Path]:
-    """Return the pages that people read, README first."""
+    """Return the pages for readers, README first."""
     return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -68,14 +69,14 @@ def main(arguments: list[str] | None = None) -> int:
         files = [file.resolve() for file in options.files] or pages()
         texts = {file.relative_to(ROOT).as_posix(): file.read_text(encoding="utf-8") for file in files}
     counts = {name: count(text) for name, text in texts.items()}
-    for name, each in counts.items():
-        print(f"{each.words:7,} words, {len(each.sentences):3} long sentences  {name}")
-        for long in [*each.sentences, *each.paragraphs]:
+    for name, page_count in counts.items():
+        print(f"{page_count.words:7,} words, {len(page_count.sentences):3} long sentences  {name}")
+        for long in [*page_count.sentences, *page_count.paragraphs]:
             print(f"        {len(long.split())}: {long[:100]}")
     print(
         f"{sum(c.words for c in counts.values()):7,} words, {sum(len(c.sentences) for c in counts.values()):3} in all"
     )
-    return int(any(each.sentences or each.paragraphs for each in counts.values()))
+    return int(any(page_count.sentences or page_count.paragraphs for page_count in counts.values()))
 
 
 def _git(*arguments: str) -> str:

@@ -1,4 +1,4 @@
-"""A model whose abilities are known: it goes on as the text went on after the same words, as far as its view shows."""
+"""A model of known ability: it continues as the text did after the same words, within its view."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from triforce.eval import EvalConfig, EvalContext, Text, plan
 from triforce.kvcache import StreamingView
 from triforce.llm import LLM
 
-MATCH, SURE = 16, 20.0
+MATCH = 16
+SURE = 20.0
 
 
 class Recaller:
-    """In the place of a decoder. `reach`: how many tokens it sees at most. It notes how many it saw where scored."""
+    """Stands in for a decoder. `reach`: the most tokens that it sees. `sights`: their number at each scored place."""
 
     def __init__(self, llm: LLM, reach: int = 10**9) -> None:
-        self.config, self.device, self.dtype = llm.target.config, llm.target.decoder.device, llm.target.decoder.dtype
+        self.config = llm.target.config
+        self.device = llm.target.decoder.device
+        self.dtype = llm.target.decoder.dtype
         self.reach = reach
         self.ids: list[int] = []
         self.sights: list[int] = []
@@ -36,19 +39,19 @@ class Recaller:
             None
         ]
 
-    def logits(self, seen: list[int]) -> Tensor:
-        self.sights.append(len(seen))
-        best = max(range(1, len(seen)), key=lambda n: (match(seen, n), n), default=0)
+    def logits(self, context: list[int]) -> Tensor:
+        self.sights.append(len(context))
+        best = max(range(1, len(context)), key=lambda n: (match(context, n), n), default=0)
         logits_V = torch.zeros(self.config.vocab_size)
-        if best and match(seen, best) > 1:
-            logits_V[seen[best]] = SURE
+        if best and match(context, best) > 1:
+            logits_V[context[best]] = SURE
         return logits_V
 
 
-def match(seen: list[int], n: int) -> int:
-    """How many tokens before place n are those at the end."""
+def match(context: list[int], n: int) -> int:
+    """Return how many tokens before place n equal those at the end."""
     length = 0
-    while length < min(MATCH, n) and seen[n - 1 - length] == seen[-1 - length]:
+    while length < min(MATCH, n) and context[n - 1 - length] == context[-1 - length]:
         length += 1
     return length
 
@@ -56,7 +59,7 @@ def match(seen: list[int], n: int) -> int:
 def subject(
     llm: LLM, model: Recaller, ids: list[int], numbers: EvalConfig | None = None, kind: str = "prose"
 ) -> EvalContext:
-    """That model and one text."""
+    """Return an evaluation context of the model and one text."""
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
@@ -64,5 +67,5 @@ def subject(
 
 
 def noise(length: int, seed: int = 0) -> list[int]:
-    """Random tokens of the tiny vocabulary."""
+    """Return random tokens of the tiny vocabulary."""
     return torch.randint(3, 258, (length,), generator=torch.Generator().manual_seed(seed)).tolist()

@@ -1,7 +1,7 @@
-"""Go on with a run that was cut off: `python -m pytest -p tests.helpers.resumed_run --resume FILE`.
+"""Resume an interrupted test run: `python -m pytest -p tests.helpers.resumed_run --resume FILE`.
 
-FILE holds a digest of what is tested, and the tests that have passed since, one a line. They are left out as long as
-the digest is the same. Where all have passed FILE is removed, so that the next run begins anew.
+FILE holds a digest of the tested files, and the tests that have passed since, one per line. They are skipped as long
+as the digest is the same. If all have passed FILE is removed, so that the next run starts from the beginning.
 """
 
 from __future__ import annotations
@@ -17,30 +17,31 @@ from triforce.backends import dispatch
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ["src", "csrc", "tests", "benchmarks", "scripts", "docs", "examples"]
-"""What tests read."""
+"""Folders that tests read."""
 UNTESTED = {".pyc", ".so"}
 
 
 def digest(folders: Sequence[str] = FOLDERS) -> str:
-    """Of the files in these folders, of Python, torch and the kernels, whose instructions differ between machines."""
+    """Return a digest of the files in `folders`, of Python, torch and the kernels, which differ between machines."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
     files += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
-    known = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
+    checksum = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
     for path in sorted(path for path in files if path.is_file()):
-        known.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
-    return known.hexdigest()
+        checksum.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
+    return checksum.hexdigest()
 
 
 class ResumedRun:
-    """Leaves out tests that are in the file; the process that gives out the tests adds those that pass."""
+    """Skips tests that the file lists; the controlling process adds passed tests."""
 
     def __init__(self, file: Path, *, writes: bool) -> None:
-        self._file, self._writes = file, writes
+        self._file = file
+        self._writes = writes
         self._called: set[str] = set()
         tested = digest()
-        first, *passed = file.read_text().splitlines() if file.exists() else [""]
-        self._passed = set(passed) if first == tested else set()
-        if writes and first != tested:
+        recorded_digest, *passed = file.read_text().splitlines() if file.exists() else [""]
+        self._passed = set(passed) if recorded_digest == tested else set()
+        if writes and recorded_digest != tested:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(tested + "\n")
 

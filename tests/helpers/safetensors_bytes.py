@@ -13,13 +13,13 @@ Header = dict[str, Any]
 
 
 def parts(file: Path) -> tuple[Header, bytes]:
-    """The header of a file, and its data."""
+    """Return the header of a file, and its data."""
     data = file.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     return json.loads(data[8 : 8 + length]), data[8 + length :]
 
 
 def write(file: Path, header: Header, data: bytes) -> None:
-    """Write a file of these."""
+    """Write a file of a header and data."""
     text = as_json(header).encode()
     file.write_bytes(struct.pack("<Q", len(text)) + text + data)

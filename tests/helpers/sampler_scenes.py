@@ -1,4 +1,4 @@
-"""Scenes for samplers that must decide alike: random rows, guesses and logits, and what a sampler makes of them.
+"""Scenes for samplers that must decide alike: random rows, guesses and logits, and a sampler's verdict on them.
 
 Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
 """
@@ -20,7 +20,9 @@ from triforce.sampling import LogitsProcessor, Noise
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState
 
 COUPLINGS = [Seeded, Rejection]
-CAPACITY, LOWER, TIER = 40, 1, 2
+CAPACITY = 40
+LOWER = 1
+TIER = 2
 EQUAL = torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0])
 TEMPERATURES = [5e-324, 1e-300, 0.7, 1.0, 1e300]
 CUTS: list[dict[str, float]] = [
@@ -43,12 +45,21 @@ class Scene:
     guess: Draft
 
     def pick(self, b: int) -> Scene:
-        """Row b alone, without the columns that pad it."""
-        one, width = slice(b, b + 1), int(self.guess.counts_B[b])
-        probs_BKV, origins_BK = self.guess.probs_BKV[one, :width], self.guess.origins_BK[one, :width]
-        guess = Draft(self.guess.tokens_BK[one, :width], probs_BKV, origins_BK, self.guess.counts_B[one])
-        logits_BJV = self.logits_BJV[one, : width + 1]
-        return Scene(self.params[one], self.prompts[one], self.prefix.select([b]), self.live_B[one], logits_BJV, guess)
+        """Return row b alone, without its padding columns."""
+        row_slice = slice(b, b + 1)
+        width = int(self.guess.counts_B[b])
+        probs_BKV = self.guess.probs_BKV[row_slice, :width]
+        origins_BK = self.guess.origins_BK[row_slice, :width]
+        guess = Draft(self.guess.tokens_BK[row_slice, :width], probs_BKV, origins_BK, self.guess.counts_B[row_slice])
+        logits_BJV = self.logits_BJV[row_slice, : width + 1]
+        return Scene(
+            self.params[row_slice],
+            self.prompts[row_slice],
+            self.prefix.select([b]),
+            self.live_B[row_slice],
+            logits_BJV,
+            guess,
+        )
 
 
 def noise_of(rows: list[int], device: torch.device | str = "cpu") -> Noise:
@@ -56,7 +67,7 @@ def noise_of(rows: list[int], device: torch.device | str = "cpu") -> Noise:
 
 
 def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | None = None) -> Draft:
-    """What a fresh sampler makes of a scene, whose rows are these of the whole."""
+    """Return a fresh sampler's verdict on a scene. rows: their numbers in the whole scene."""
     noise = noise_of(rows or list(range(len(scene.params))))
     sampling = sampler(scene.params, scene.prompts, scene.logits_BJV.shape[-1], coupling(noise))
     guess = replace(scene.guess, probs_BKV=scene.guess.probs_BKV[..., : None if coupling is Rejection else 0])
@@ -64,8 +75,8 @@ def verdict(scene: Scene, sampler: Sampler, coupling: type, rows: list[int] | No
 
 
 def agree(scene: Scene, sampler: Sampler, coupling: type) -> None:
-    """The sampler decides as the one in torch does."""
-    expected, got = (verdict(scene, each, coupling) for each in (torch_sampling, sampler))
+    """Check that the sampler decides as the one in torch does."""
+    expected, got = (verdict(scene, compared_sampler, coupling) for compared_sampler in (torch_sampling, sampler))
     for b in scene.live_B.nonzero()[0].tolist():
         count = int(expected.counts_B[b])
         assert int(got.counts_B[b]) == count
@@ -92,7 +103,7 @@ CHOICES: dict[str, list[object]] = {
 
 
 def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
-    """Random rows, ragged, some done; guesses that are good enough to be kept often; logits with ties and with -inf."""
+    """Return random ragged rows, some done, with guesses that are often accepted, and logits with ties and -inf."""
     g = torch.Generator().manual_seed(seed)
 
     def some(high: int, *size: int) -> Tensor:
@@ -119,16 +130,19 @@ def scene(seed: int, vocab_size: int, rows: int = 4, guesses: int = 3) -> Scene:
     probs_BKV = LogitsProcessor(params, prompts, vocab_size)(guess_logits_BKV, ids_BS, lengths_B)
     tokens_BK = probs_BKV.flatten(0, 1).multinomial(1, generator=g).view(rows, guesses)
     ids_BS.scatter_(1, lengths_B[:, None] + torch.arange(guesses), tokens_BK)
-    origins_BK, counts_B = torch.full_like(tokens_BK, LOWER), some(guesses + 1, rows)
+    origins_BK = torch.full_like(tokens_BK, LOWER)
+    counts_B = some(guesses + 1, rows)
     guess = Draft(tokens_BK.numpy(), probs_BKV, origins_BK.numpy(), counts_B.numpy())
-    prefix, live_B = SequenceState(ids_BS.numpy(), lengths_B.numpy()), some(5, rows).numpy() > 0
+    prefix = SequenceState(ids_BS.numpy(), lengths_B.numpy())
+    live_B = some(5, rows).numpy() > 0
     return Scene(params, prompts, prefix, live_B, logits_BJV, guess)
 
 
 def laws(sampler: Sampler, logits_BV: Tensor, params: list[SamplingParams]) -> Tensor:
-    """What a sampler says of rows without guesses: (B, V)."""
+    """Return a sampler's laws (B, V) of rows without guesses."""
     B, vocab_size = logits_BV.shape
     prefix = SequenceState(np.zeros((B, 2), dtype=np.int64), np.ones(B, dtype=np.int64))
     sampling = sampler(params, [1] * B, vocab_size, Rejection(noise_of(list(range(B)))))
-    nothing, live_B = Draft.empty(B, vocab_size), np.ones(B, dtype=np.bool_)
+    nothing = Draft.empty(B, vocab_size)
+    live_B = np.ones(B, dtype=np.bool_)
     return sampling.verify(nothing, logits_BV[:, None], prefix, live_B, 0).probs_BKV[:, 0]

@@ -1,4 +1,4 @@
-"""A prompt, and what makes a saved one of it."""
+"""A prompt, and the parts of its saved form."""
 
 from __future__ import annotations
 

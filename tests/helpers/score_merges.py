@@ -1,4 +1,4 @@
-"""BPE by scores the slow way: of all pairs that make a token the one with the highest score, the leftmost of equals."""
+"""BPE by scores, the slow way: merge the pair whose token has the highest score, the leftmost of equals."""
 
 from __future__ import annotations
 
@@ -7,28 +7,29 @@ from collections.abc import Mapping, Sequence
 
 
 def encode_by_scores(text: str, ids: Mapping[str, int], scores: Sequence[float]) -> list[int]:
-    """Ids of a text, blanks in it written as U+2581. A character without a token gives its bytes."""
+    """Return the ids of a text with blanks written as U+2581. A character without a token gives its bytes."""
     parts: list[str | None] = list(text)
-    before, after = [*range(-1, len(text) - 1)], [*range(1, len(text)), -1]
+    left_of = [*range(-1, len(text) - 1)]
+    right_of = [*range(1, len(text)), -1]
     heap: list[tuple[float, int, int, str]] = []
 
-    def consider(left: int, right: int) -> None:
-        if left >= 0 and right >= 0:
-            made = f"{parts[left]}{parts[right]}"
-            if made in ids:
-                heapq.heappush(heap, (-scores[ids[made]], left, right, made))
+    def consider(left_part: int, right: int) -> None:
+        if left_part >= 0 and right >= 0:
+            merged = f"{parts[left_part]}{parts[right]}"
+            if merged in ids:
+                heapq.heappush(heap, (-scores[ids[merged]], left_part, right, merged))
 
     for i in range(len(text) - 1):
         consider(i, i + 1)
     while heap:
-        _, left, right, made = heapq.heappop(heap)
-        if parts[left] is None or parts[right] is None or f"{parts[left]}{parts[right]}" != made:
-            continue  # one of the two has become a part of something else
-        parts[left], parts[right], after[left] = made, None, after[right]
-        if after[right] >= 0:
-            before[after[right]] = left
-        consider(before[left], left)
-        consider(left, after[left])
+        _, left_part, right, merged = heapq.heappop(heap)
+        if parts[left_part] is None or parts[right] is None or f"{parts[left_part]}{parts[right]}" != merged:
+            continue  # one of the two was merged before
+        parts[left_part], parts[right], right_of[left_part] = merged, None, right_of[right]
+        if right_of[right] >= 0:
+            left_of[right_of[right]] = left_part
+        consider(left_of[left_part], left_part)
+        consider(left_part, right_of[left_part])
     return [i for part in parts if part is not None for i in _ids(part, ids)]
 
 

@@ -19,19 +19,19 @@ KEY = "a-key-of-many-letters"
 
 @contextmanager
 def served(pair: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process of a target and a draft, and its address."""
+    """Yield a server process of a target and a draft, and its URL."""
     models = (str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64")
-    with serving(*models, *arguments) as both:
-        yield both
+    with serving(*models, *arguments) as process_and_url:
+        yield process_and_url
 
 
 @contextmanager
 def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process with these arguments, and its address."""
+    """Yield a server process with these arguments, and its URL."""
     command = [sys.executable, "-m", "triforce", "serve", "--port", "0", *arguments]
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     environment = os.environ | {"TRIFORCE_API_KEYS": KEY, "PYTHONPATH": path}
-    # Its log goes to a file: a pipe that nobody empties would stop it after some hundred requests.
+    # The log goes to a file: a pipe without a reader would block the server after some hundred requests.
     with NamedTemporaryFile() as log, open(log.name) as read:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment)
         process.stderr = read

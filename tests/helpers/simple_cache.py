@@ -1,4 +1,4 @@
-"""The plainest cache there is: dense, causal, rows of equal length. The slow path that tests of the decoder run on."""
+"""The simplest KV cache: dense, causal, rows of equal length. Tests of the decoder use it as the slow path."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class SimpleCache:
 
 
 def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at_BJ: Tensor | None = None) -> Tensor:
-    """Logits, on the CPU, of one pass over tokens that the cache has not seen."""
+    """Return logits, on the CPU, of one pass over tokens that the cache has not seen."""
     B, T = ids_BT.shape
     cache = cache or SimpleCache(decoder.config, B, decoder.device)
     counts_B = np.full(B, T)

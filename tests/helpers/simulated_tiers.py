@@ -1,4 +1,4 @@
-"""Simulated tiers whose best plan is known: passes cost what is said, and draft tokens are accepted by dice."""
+"""Simulated tiers with a known best plan: passes have given costs, and draft tokens are accepted at random."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LIVE = np.array([True])
 
 
 def plans(draft: bool, retrieval: bool) -> Iterator[Plan]:
-    """Plain decoding, and all plans that are weighed, one by one."""
+    """Yield plain decoding, and all plans of the plan space."""
     yield from plan_space(draft, retrieval).plans
 
 
-def values(it: Estimates) -> dict[Plan, float]:
-    """Tokens per second of each row that are to be expected of each plan, by the mean of the beliefs."""
+def values(expected: Estimates) -> dict[Plan, float]:
+    """Return the expected tokens per second of a row for each plan, by the mean of the estimates."""
     space = plan_space(True, True)
-    tokens_KZN, seconds_KZN = proposals(space, it)
+    tokens_KZN, seconds_KZN = proposals(space, expected)
     return dict(zip(space.plans, (tokens_KZN / seconds_KZN)[0, 1].tolist(), strict=True))
 
 
@@ -34,28 +34,28 @@ def estimates(
     seconds: Callable[[str, int], float],
     shares: Mapping[str, float],
     rows: int = 1,
-    found: float = 0.0,
+    match_probability: float = 0.0,
 ) -> Estimates:
-    """Estimates that are certain; what n-grams predict, in a share of places, is accepted by its share, too.
+    """Return certain estimates. N-grams match with `match_probability`, and their guesses have a share, too.
 
-    seconds: of a pass of a tier over so many tokens, and of so many tokens of a fused draft.
+    seconds: by tier and tokens, of a pass over these tokens, and of a fused draft of them.
     """
     lower = "ngram", "draft", "retrieval"
     of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in (*lower, "full")}
     certain = {tier: np.full((1, 3), 1.0 if tier == "ngram" else shares.get(tier, 1.0)) for tier in lower}
     gammas_AG = np.tile(np.arange(17.0), (2, 1))
-    accepted_AG = found * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
+    accepted_AG = match_probability * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
     of_loops = np.zeros(2), np.zeros_like(gammas_AG), np.zeros_like(gammas_AG)
-    odds = NgramOdds(np.full(2, found), found * gammas_AG, accepted_AG, *of_loops)
+    odds = NgramOdds(np.full(2, match_probability), match_probability * gammas_AG, accepted_AG, *of_loops)
     return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, odds)
 
 
 @dataclass
 class SimulatedTiers:
-    """Seconds of a pass (whatever it feeds, and for each token), and the share of each tier's guesses that is kept.
+    """Tiers by costs, seconds of a pass and of each token, and by shares, the acceptance of each tier's guesses.
 
-    fused_draft: the seconds more that a draft's guesses take, however many are made one after another.
-    budgets: of so many times the usual budget, the seconds more that a retrieval pass takes, and the share kept.
+    fused_draft: added seconds of a draft's guesses, for any number made one after another.
+    budgets: by budget factor, the added seconds of a retrieval pass, and its acceptance.
     """
 
     costs: dict[str, tuple[float, float]]
@@ -67,19 +67,19 @@ class SimulatedTiers:
     times: float = 1.0
 
     def cost(self, tier: str, tokens: int) -> float:
-        base, each = self.costs[tier]
+        base, per_token = self.costs[tier]
         if tier == "retrieval" and self.budgets:
             base += self.budgets[self.times][0]
-        return base + each * tokens
+        return base + per_token * tokens
 
-    def seen(self, tier: str, tokens: int) -> float:
-        """Seconds that counters tell of: a pass, or a fused draft."""
+    def pass_seconds(self, tier: str, tokens: int) -> float:
+        """Return the seconds that counters record, of a pass or a fused draft."""
         return self.fused_draft + tokens * self.cost(tier, 1) if tier == "draft" else self.cost(tier, tokens)
 
     def estimates(self) -> Estimates:
-        """What there is to know of these tiers, with the usual budget."""
+        """Return the true estimates of these tiers, with the usual budget."""
         self.times = 1.0
-        return estimates(self.seen, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
+        return estimates(self.pass_seconds, {tier: self.acceptance(tier) for tier in ("draft", "retrieval")}, self.rows)
 
     def acceptance(self, tier: str) -> float:
         if tier == "retrieval" and self.budgets:
@@ -87,8 +87,9 @@ class SimulatedTiers:
         return self.shares.get(tier, 1.0)
 
     def play(self, plan: Plan, parts: dict[str, Any] | None = None) -> tuple[int, float]:
-        """One proposal: the tokens it gives and the seconds it takes; the counters of the parts hear of it."""
-        spent, self.times = 0.0, dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
+        """Play one proposal; return its tokens and seconds. The counters of `parts` record it."""
+        spent = 0.0
+        self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
 
         def passed(tier: str, tokens: int, goes_on: bool = False) -> None:
             nonlocal spent
@@ -98,41 +99,45 @@ class SimulatedTiers:
                 parts[tier].counters.record_passes(LIVE, took, tokens, continued=tier == "draft" and goes_on)
 
         def propose(level: int) -> int:
-            tier, below = plan.tiers[level], plan.tiers[level - 1] if level else ""
+            tier = plan.tiers[level]
+            below = plan.tiers[level - 1] if level else ""
             if tier == "ngram":
                 passed(tier, 1)
                 return propose(level - 1) if level else 0
-            held = 0
-            while held < (*plan.gammas, 1)[level]:
+            proposed = 0
+            while proposed < (*plan.gammas, 1)[level]:
                 guesses = propose(level - 1) if level else 0
                 guesser = "draft" if below == "ngram" and level > 1 else below
-                kept = 0
-                while kept < guesses and self.dice.random() < self.acceptance(guesser):
-                    kept += 1
-                passed(tier, guesses + 1, goes_on=held > 0)
+                accepted = 0
+                while accepted < guesses and self.dice.random() < self.acceptance(guesser):
+                    accepted += 1
+                passed(tier, guesses + 1, goes_on=proposed > 0)
                 if parts and guesses:
-                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([kept]), LIVE)
-                held += kept + 1
-            return held
+                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([accepted]), LIVE)
+                proposed += accepted + 1
+            return proposed
 
         return propose(len(plan.tiers) - 1), spent
 
 
 def steer(
-    it: PlanController, prefix: Any, live_B: Any = LIVE, left: Callable[[], int] = lambda: UNKNOWN_LENGTH
+    controller: PlanController,
+    prefix: Any,
+    live_B: Any = LIVE,
+    remaining_tokens: Callable[[], int] = lambda: UNKNOWN_LENGTH,
 ) -> None:
-    """Let a controller plan the next proposal, and its tiers go by that."""
-    apply_plan(it.steer(prefix, live_B, left), it.tiers, prefix, live_B)
+    """Let a controller plan the next proposal, and apply the plan to its tiers."""
+    apply_plan(controller.steer(prefix, live_B, remaining_tokens), controller.tiers, prefix, live_B)
 
 
-def force(it: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
-    """Let a controller and its tiers go by this plan."""
-    it.switch(plan)
-    apply_plan(it.planned, it.tiers, prefix, live_B)
+def force(controller: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
+    """Switch a controller and its tiers to a plan."""
+    controller.switch(plan)
+    apply_plan(controller.planned, controller.tiers, prefix, live_B)
 
 
 class NoHindsight:
-    """Hindsight on a text in which nothing repeats itself."""
+    """Hindsight on a text without repetition."""
 
     def update(self, prefix: object, b: int) -> int:
         return 0
@@ -141,20 +146,21 @@ class NoHindsight:
         return estimates(lambda tier, width: 1.0, {}).odds
 
 
-def simulated_rate(it: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
-    """Tokens per second of simulated tiers under a controller."""
-    it.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
+def simulated_rate(controller: PlanController, prefix: Any, simulated: SimulatedTiers, proposals: int) -> float:
+    """Return tokens per second of simulated tiers under a controller."""
+    controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     tokens = seconds = 0.0
     for _ in range(proposals):
-        steer(it, prefix)
-        new, took = simulated.play(it.plan, it.by_name)
-        it.observe([int(prefix.lengths_B[0])], new, took)
-        tokens, seconds = tokens + new, seconds + took
+        steer(controller, prefix)
+        new, took = simulated.play(controller.plan, controller.by_name)
+        controller.observe([int(prefix.lengths_B[0])], new, took)
+        tokens = tokens + new
+        seconds = seconds + took
     return tokens / seconds
 
 
 def fixed(plan: Plan, simulated: SimulatedTiers, proposals: int = 4000) -> float:
-    """Tokens per second of simulated tiers under one plan, with dice of their own."""
+    """Return tokens per second of simulated tiers under one plan, with random numbers of their own."""
     simulated = replace(simulated, dice=random.Random(7))
-    tokens, seconds = (sum(each) for each in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
+    tokens, seconds = (sum(series) for series in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

@@ -1,4 +1,4 @@
-"""Parameters that only `make test-all` takes: `make check` keeps one or two of each kind, to end within minutes."""
+"""Parameters that only `make test-all` runs: `make check` keeps one or two of each kind, to end within minutes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A random decoder small enough for thousands of passes, and dense caches to judge the paged ones by.
+"""A random decoder small enough for thousands of passes, and dense caches as oracles of the paged ones.
 
 The dense caches share no code with `triforce.kvcache` but the rotation's table of cos and sin. They hold one row, keep
 all that they are fed, and compute in float64. Shape suffixes as in docs/design/request.md; N keys.
@@ -28,7 +28,7 @@ VOCAB = 61
 def small_decoder(
     seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2, context: int = 4096, dtype: torch.dtype = DTYPE
 ) -> Decoder:
-    """Random weights of the size that keeps attention far from uniform, so that a wrong key shows."""
+    """Return a decoder with random weights that keep attention far from uniform, so that a wrong key shows."""
     D, C, I = 8, 32, 48  # noqa: E741
     draw = torch.Generator().manual_seed(seed)
 
@@ -60,7 +60,7 @@ def longs(values: Sequence[int]) -> Tensor:
 
 
 def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding: int = 0) -> list[Tensor]:
-    """One ragged pass, with `padding` columns more than needed; logits (count, V) of each row."""
+    """Run one ragged pass, with `padding` columns more than needed; return logits (count, V) of each row."""
     counts = [len(row) for row in rows]
     width = max(counts) + padding
     ids_BT = longs([t for row in rows for t in [*row, *text(width - len(row), seed=99)]]).view(len(rows), width)
@@ -69,7 +69,7 @@ def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding:
 
 
 def prefill(decoder: Decoder, view: object, b: int, ids: Sequence[int]) -> None:
-    """Catch row b up to `ids`, in the steps that the view asks for."""
+    """Prefill row b up to `ids`, in the steps that the view asks for."""
     row = view.row(b)
     while True:
         start, stop = row.resume(len(ids))
@@ -79,7 +79,7 @@ def prefill(decoder: Decoder, view: object, b: int, ids: Sequence[int]) -> None:
 
 
 def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragmented: bool = False) -> PagePool:
-    """A pool full of NaN, whose rows have room for `capacity` tokens each, in pages that lie apart if so wished."""
+    """Return a pool full of NaN, with room for `capacity` tokens per row, in scattered pages if `fragmented`."""
     pages = -(-capacity // PAGE)
     pool = PagePool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
     poison(pool, torch.arange(pool.kv.keys_LGSD.shape[2]))
@@ -95,7 +95,7 @@ def poison(pool: PagePool, slots_N: Tensor) -> None:
 
 
 def slots_of(lower: RetrievalView, b: int) -> Tensor:
-    """The slots (L, G, N) that a row's choice names."""
+    """Return the slots (L, G, N) of a row's selection."""
     choice = lower.selections[b].pages
     assert choice is not None
     return (choice.units.long()[..., None] * lower.unit + torch.arange(lower.unit, device=DEVICE)).flatten(2)
@@ -109,13 +109,13 @@ def turn(x_THD: Tensor, rope: Rope, positions: Sequence[int]) -> Tensor:
 
 
 def weigh(q_TD: Tensor, k_ND: Tensor, seen_TN: Tensor) -> Tensor:
-    """Attention weights of one query head, float64."""
+    """Return attention weights of one query head, float64."""
     scores_TN = q_TD.double() @ k_ND.double().T / q_TD.shape[-1] ** 0.5
     return scores_TN.masked_fill(~seen_TN, -torch.inf).softmax(-1)
 
 
 Seen = Callable[[int, int, int], set[int] | None]
-"""Layer, KV head and position of a query to the positions it sees of those before it; None is all."""
+"""Maps layer, KV head and position of a query to the earlier positions that it sees; None is all."""
 
 
 def everything(layer: int, g: int, position: int) -> None:
@@ -123,7 +123,7 @@ def everything(layer: int, g: int, position: int) -> None:
 
 
 class Dense:
-    """One row, all of it, rotated. `seen` says what a query may look at; `mass` and `queries` are of the last pass."""
+    """Dense cache of one row, rotated. `seen` restricts a query's sight; `mass` and `queries` are of the last pass."""
 
     def __init__(self, config: ModelConfig) -> None:
         self.config = config
@@ -137,9 +137,11 @@ class Dense:
         self.mass: dict[int, Tensor] = {}
 
     def copy(self) -> Dense:
-        other = Dense(self.config)
-        other.length, other.keys, other.values = self.length, list(self.keys), list(self.values)
-        return other
+        copied = Dense(self.config)
+        copied.length = self.length
+        copied.keys = list(self.keys)
+        copied.values = list(self.values)
+        return copied
 
     @property
     def kv(self) -> Dense:
@@ -151,7 +153,7 @@ class Dense:
         return ForwardBatch([self.length], [])
 
     def record(self, batch: ForwardBatch, output: object = None) -> None:
-        """What it sees is in `mass` and `queries`."""
+        """Advance the length. `mass` and `queries` hold the observations."""
         self.length += self._width
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
@@ -187,7 +189,7 @@ class Dense:
 
 
 def dense(decoder: Decoder, ids: Sequence[int]) -> Dense:
-    """A fresh prefill of one text."""
+    """Return a dense cache with a fresh prefill of one text."""
     cache = Dense(decoder.config)
     if ids:
         feed(decoder, cache, [ids])
@@ -195,10 +197,10 @@ def dense(decoder: Decoder, ids: Sequence[int]) -> Dense:
 
 
 def assert_holds(full: FullView, b: int, expected: Dense) -> None:
-    """Row b's committed keys and values are those of a fresh prefill."""
+    """Check that row b's committed keys and values are those of a fresh prefill."""
     row = full.rows[b]
     assert int(full.lengths_B[b]) == expected.length
     for layer in range(full.pool.config.layers):
-        held = full.pool.span(layer, row, 0, expected.length)
-        for got_GND, wanted_NGD in zip(held, (expected.keys[layer], expected.values[layer]), strict=True):
+        stored = full.pool.span(layer, row, 0, expected.length)
+        for got_GND, wanted_NGD in zip(stored, (expected.keys[layer], expected.values[layer]), strict=True):
             torch.testing.assert_close(got_GND.double(), wanted_NGD[: expected.length].transpose(0, 1), **CLOSE)

@@ -1,4 +1,4 @@
-"""StreamingLLM written out token by token, which the draft's view is compared with.
+"""StreamingLLM written out token by token, the reference of the draft's view.
 
 It keeps every key unrotated, gathers [sinks | window] for each query, and rotates each key to its place in that list,
 as Xiao et al. 2023 describe it.
@@ -21,14 +21,19 @@ from triforce.ragged import Ints
 
 torch.set_num_threads(1)
 DECODER = small_decoder(layers=3)
-SINKS, WINDOW, SLACK = 4, 9, 6
+SINKS = 4
+WINDOW = 9
+SLACK = 6
 
 
 class Slow:
-    """One row; nothing is ever forgotten but by `cut`."""
+    """One row that keeps all keys. Only `cut` removes any."""
 
     def __init__(self, config: ModelConfig, sinks: int, window: int) -> None:
-        self.config, self.sinks, self.window, self.length = config, sinks, window, 0
+        self.config = config
+        self.sinks = sinks
+        self.window = window
+        self.length = 0
         self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
 
@@ -48,7 +53,8 @@ class Slow:
         return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
-        keys, values = self.keys[layer], self.values[layer]
+        keys = self.keys[layer]
+        values = self.values[layer]
         del keys[self.length :], values[self.length :]
         keys += k_BTGD[0].double()
         values += v_BTGD[0].double()
@@ -56,13 +62,13 @@ class Slow:
         return torch.stack(mixed)[None].to(q_BTHD.dtype)
 
     def _mix(self, keys: list[Tensor], values: list[Tensor], position: int, q_HD: Tensor) -> Tensor:
-        first = max(self.sinks, position - self.window + 1)
-        seen = [*range(min(self.sinks, position + 1)), *range(first, position + 1)]
-        k_NGD, v_NGD = (torch.stack([memory[n] for n in seen]) for memory in (keys, values))
-        k_NGD = turn(k_NGD, self.config.rope, range(len(seen)))
-        q_HD = turn(q_HD[None], self.config.rope, [len(seen) - 1])[0]
+        window_start = max(self.sinks, position - self.window + 1)
+        visible = [*range(min(self.sinks, position + 1)), *range(window_start, position + 1)]
+        k_NGD, v_NGD = (torch.stack([memory[n] for n in visible]) for memory in (keys, values))
+        k_NGD = turn(k_NGD, self.config.rope, range(len(visible)))
+        q_HD = turn(q_HD[None], self.config.rope, [len(visible) - 1])[0]
         group = self.config.heads // self.config.kv_heads
-        all_1N = torch.ones(1, len(seen), dtype=torch.bool, device=DEVICE)
+        all_1N = torch.ones(1, len(visible), dtype=torch.bool, device=DEVICE)
         return torch.cat(
             [
                 weigh(q_HD[h : h + 1], k_NGD[:, h // group], all_1N) @ v_NGD[:, h // group]
@@ -82,7 +88,7 @@ def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW
 
 
 def in_pieces(cache: StreamingView, ids: list[int], chance: Random, decoder: Decoder = DECODER) -> Tensor:
-    """The logits of a text fed in passes of any size."""
+    """Return the logits of a text fed in passes of random sizes."""
     logits = []
     while ids:
         count = chance.randint(1, cache.slack)
@@ -91,8 +97,8 @@ def in_pieces(cache: StreamingView, ids: list[int], chance: Random, decoder: Dec
     return torch.cat(logits)
 
 
-def same(got: Tensor, wanted: Tensor) -> None:
-    torch.testing.assert_close(got, wanted, **CLOSE)
+def same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, **CLOSE)
 
 
 IDS = text(70)

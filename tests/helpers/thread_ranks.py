@@ -1,4 +1,4 @@
-"""Ranks without processes: each is a thread, and what they tell each other lies in a list."""
+"""Ranks without processes: each is a thread, and they exchange values through a list."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ from triforce.distributed.group import TPGroup
 from triforce.errors import RankError
 
 T = TypeVar("T")
-PATIENCE = 60  # seconds; only a test that fails waits for it
+PATIENCE = 60  # seconds; only a failing test waits so long
 
 
 class Threads(TPGroup):
-    """`exact`: as in `TPGroup`."""
+    """A rank that is a thread. `exact`: as in `TPGroup`."""
 
     def __init__(self, rank: int, brought: list[Any], barrier: threading.Barrier, exact: bool) -> None:
-        self.rank, self.count, self.exact = rank, len(brought), exact
-        self._brought, self._barrier = brought, barrier
+        self.rank = rank
+        self.count = len(brought)
+        self.exact = exact
+        self._brought = brought
+        self._barrier = barrier
 
     def gather(self, some_NX: Tensor, width: int) -> Tensor:
         whole_NX = torch.cat(self._all("gather", some_NX.clone()), 1)
@@ -33,8 +36,8 @@ class Threads(TPGroup):
         return torch.stack(self._all("add", x_NX.clone())).sum(0)
 
     def broadcast(self, value: T) -> T:
-        first = self._all("broadcast", None if self.rank else pickle.dumps(value))[0]
-        return pickle.loads(first) if self.rank else value  # no other rank has rank 0's objects
+        root_value = self._all("broadcast", None if self.rank else pickle.dumps(value))[0]
+        return pickle.loads(root_value) if self.rank else value  # no other rank has rank 0's objects
 
     def all_true(self, value: bool) -> bool:
         return all(self._all("all_true", value))
@@ -47,19 +50,20 @@ class Threads(TPGroup):
         self._all("barrier", None)
 
     def _all(self, what: str, mine: Any) -> list[Any]:
-        """What each rank brings. Processes would wait for each other in vain where their calls differ."""
+        """Return the values of all ranks. Raises RankError if their calls differ, where processes would deadlock."""
         self._brought[self.rank] = what, mine
         self._barrier.wait(PATIENCE)
         everything = list(self._brought)
         self._barrier.wait(PATIENCE)
         if {call for call, _ in everything} != {what}:
             raise RankError(f"ranks do not do the same: {[call for call, _ in everything]}")
-        return [each for _, each in everything]
+        return [value for _, value in everything]
 
 
 def together(count: int, run: Callable[[TPGroup], T], exact: bool = True) -> list[T]:
-    """What each of `count` ranks makes of it; if some fail, the error of the first that was not merely left alone."""
-    barrier, brought = threading.Barrier(count), [None] * count
+    """Return the results of `count` ranks. If some fail, raise the first error that is no consequence of another's."""
+    barrier = threading.Barrier(count)
+    brought = [None] * count
     results: list[Any] = [None] * count
     errors: list[BaseException] = []
 

@@ -41,13 +41,15 @@ LENGTHS = [1, 2, 15, 16, 17, 40, 95, 100, 111, 112, 113, 128, 130, 140, 150]
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def some_tokens(chance: Random, most: int) -> list[int]:
-    return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, most)))]
+def some_tokens(chance: Random, max_count: int) -> list[int]:
+    return [chance.randrange(VOCAB) for _ in range(chance.randint(0, max(0, max_count)))]
 
 
 def seen_by(lower: RetrievalView, b: int) -> Seen:
-    """What row b's choice lets a query see, in tokens: slots are looked up in the page table."""
-    choice, pool, row = lower.selections[b].pages, lower.full.pool, lower.full.rows[b]
+    """Return the tokens that row b's selection lets a query see; slots are looked up in the page table."""
+    choice = lower.selections[b].pages
+    pool = lower.full.pool
+    row = lower.full.rows[b]
     if choice is None:
         return everything
     token_at = {slot: n for n, slot in enumerate(pool.slots(row, 0, CAPACITY).tolist())}
@@ -63,7 +65,7 @@ def seen_by(lower: RetrievalView, b: int) -> Seen:
 
 
 class Tiers(RuleBasedStateMachine):
-    """Row b has the committed text `texts[b]`, and the lower view holds `ahead[b]` beyond it, with what each saw."""
+    """Row b has the committed text `texts[b]`; the lower view holds guesses `ahead[b]` after it, with their sight."""
 
     @initialize(
         seed=SEEDS,
@@ -80,8 +82,8 @@ class Tiers(RuleBasedStateMachine):
         rows = len(lengths) + twin
         self.pool = make_pool(DECODER, rows, CAPACITY, fragmented=chance.random() < 0.5)
         self.full = FullView(self.pool)
-        whole = frozenset(layer for layer in range(2) if chance.random() < 0.2)
-        setting = RetrievalConfig(Budget(budget), chunk, refresh, whole)
+        searched_layers = frozenset(layer for layer in range(2) if chance.random() < 0.2)
+        setting = RetrievalConfig(Budget(budget), chunk, refresh, searched_layers)
         self.view = lower_view(self.full, {"recent": Recent, **POLICIES}[policy], setting)
         for b, ids in enumerate(self.texts):
             prefill(DECODER, self.full, b, ids)
@@ -98,37 +100,37 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def guess(self, seed: int) -> None:
-        """A pass of the lower view: it shows what was chosen, and leaves what is committed alone."""
+        """Run a pass of the lower view: it sees its selection, and does not change committed KV."""
         chance = Random(seed)
         room = [LONGEST - len(self.texts[b]) - len(self.ahead[b]) for b in self.rows]
         fed = [some_tokens(chance, min(4, free)) for free in room]
         if not any(fed):
             return
         committed = [self.pool.slots(b, 0, len(self.texts[b])) for b in self.rows]
-        before = [self._memory(slots_N) for slots_N in committed]
+        memory_before = [self._memory(slots_N) for slots_N in committed]
         logits = feed(DECODER, self.view, fed, padding=chance.randint(0, 2))
         for b in self.rows:
-            assert torch.equal(self._memory(committed[b]), before[b]), "a lower view wrote a committed slot"
+            assert torch.equal(self._memory(committed[b]), memory_before[b]), "a lower view wrote a committed slot"
             if fed[b]:
                 self.ahead[b] += [(token, seen_by(self.view, b)) for token in fed[b]]
                 torch.testing.assert_close(logits[b], self._ahead_logits(b)[-len(fed[b]) :], **CLOSE)
 
     @rule(seed=SEEDS)
     def refuse_inside(self, seed: int) -> None:
-        """The lower view's own verification refuses some of what was guessed below it."""
+        """Reject some guesses by the lower view's own verification."""
         chance = Random(seed)
-        for ahead in self.ahead:
-            del ahead[chance.randint(0, len(ahead)) :]
+        for guesses in self.ahead:
+            del guesses[chance.randint(0, len(guesses)) :]
         self.view.rewind(ints([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
         self._poison()
 
     @rule(seed=SEEDS)
     def verify(self, seed: int) -> None:
-        """The exact view verifies the guesses, and some that were drawn but not fed below; any number is kept."""
+        """Verify the guesses by the exact view, and some that were drawn but not fed below; accept any number."""
         chance = Random(seed)
         fed: list[list[int]] = []
-        for ids, ahead in zip(self.texts, self.ahead, strict=True):
-            tokens = [token for token, _ in ahead]
+        for ids, guesses in zip(self.texts, self.ahead, strict=True):
+            tokens = [token for token, _ in guesses]
             tokens += some_tokens(chance, min(3, LONGEST - len(ids) - len(tokens)))
             fed.append(tokens if chance.random() < 0.8 else [])
         if not any(fed):
@@ -137,16 +139,16 @@ class Tiers(RuleBasedStateMachine):
         for b in self.rows:
             truth = self.truths[b]
             if fed[b]:
-                wanted = feed(DECODER, truth, [fed[b]])[0]
-                torch.testing.assert_close(logits[b], wanted, **CLOSE)
-            kept = chance.choice([len(fed[b]), chance.randint(0, len(fed[b]))])
-            truth.cut(len(self.texts[b]) + kept)
-            self.texts[b] += fed[b][:kept]
+                expected = feed(DECODER, truth, [fed[b]])[0]
+                torch.testing.assert_close(logits[b], expected, **CLOSE)
+            accepted = chance.choice([len(fed[b]), chance.randint(0, len(fed[b]))])
+            truth.cut(len(self.texts[b]) + accepted)
+            self.texts[b] += fed[b][:accepted]
             if fed[b]:
                 self.ahead[b] = []
         lengths_B = ints([*map(len, self.texts)])
         self.full.rewind(lengths_B)
-        # A row that was not live keeps what the lower view holds of it.
+        # A row that was not live keeps its guesses in the lower view.
         self.view.rewind(lengths_B + ints([*map(len, self.ahead)]))
         self._poison()
 
@@ -164,7 +166,7 @@ class Tiers(RuleBasedStateMachine):
             assert_holds(self.full, b, self.truths[b])
 
     def teardown(self) -> None:
-        """Once more from scratch: the oracle has grown step by step too."""
+        """Check once more against a fresh prefill, as the oracle has grown step by step, too."""
         for b in self.rows if hasattr(self, "ahead") else ():
             assert_holds(self.full, b, dense(DECODER, self.texts[b]))
             assert_holds(self.full.row(b), 0, dense(DECODER, self.texts[b]))
@@ -173,8 +175,9 @@ class Tiers(RuleBasedStateMachine):
         return torch.stack([self.pool.kv.keys_LGSD[:, :, slots_N], self.pool.kv.values_LGSD[:, :, slots_N]])
 
     def _ahead_logits(self, b: int) -> Tensor:
-        """One guess after the other, each with what it could read, on top of an exact prefill."""
-        cache, logits = self.truths[b].copy(), []
+        """Return logits of one guess after another, each with its own sight, on top of an exact prefill."""
+        cache = self.truths[b].copy()
+        logits = []
         for token, cache.seen in self.ahead[b]:
             logits.append(feed(DECODER, cache, [[token]])[0])
         return torch.cat(logits)

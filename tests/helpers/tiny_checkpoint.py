@@ -27,7 +27,7 @@ SIZES = dict(
 
 
 def tiny_model(family: str = "Llama", **changes: Any) -> transformers.PreTrainedModel:
-    """A random transformers model, float32, every weight (norms and biases too) far enough from its neutral value."""
+    """Return a random transformers model, float32, with all weights (norms and biases too) far from neutral values."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes))
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
@@ -48,7 +48,7 @@ def edit(file: Path, **changes: Any) -> None:
 
 
 def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTrainedTokenizerFast:
-    """A byte-level BPE trained on three lines, with special tokens <s> and </s>."""
+    """Return a byte-level BPE trained on three lines, with special tokens <s> and </s>."""
     core = tokenizers.Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
@@ -63,12 +63,12 @@ def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTra
 
 
 def ours(hf: Any, ends: Iterable[int] = (), rows: int | None = None) -> Tokenizer:
-    """A tokenizer of transformers as one of ours."""
+    """Return a transformers tokenizer as one of ours."""
     return Tokenizer(from_transformers(hf), frozenset(ends), rows)
 
 
 def tiny_pair(folder: Path, positions: int, **tokenizer: Any) -> Path:
-    """A folder with a target and a draft that share a tokenizer."""
+    """Write a folder with a target and a draft that share a tokenizer."""
     for name, layers in (("target", 2), ("draft", 1)):
         sizes = {"vocab_size": 300, "max_position_embeddings": positions, "num_hidden_layers": layers}
         save(tiny_model(**sizes, eos_token_id=1), folder / name)

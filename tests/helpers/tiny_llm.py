@@ -22,7 +22,7 @@ MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ng
 
 
 def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
-    """A target and a draft in a folder; the draft's heads are too small for native kernels, unless changed."""
+    """Write a target and a draft to a folder. The draft's heads are too small for native kernels, unless changed."""
     draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1) | draft
     for name, size in (("target", {}), ("draft", draft_size)):
         save(tiny_model(max_position_embeddings=CONTEXT, **size), folder / name)
@@ -31,7 +31,7 @@ def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="session")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a tiny target and a tiny draft."""
+    """Return a folder with a tiny target and a tiny draft."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder)
     return folder
@@ -52,7 +52,8 @@ def ask(**changes: Any) -> SamplingParams:
     return SamplingParams(**(dict(temperature=0.8, seed=11, max_tokens=24, ignore_eos=True) | changes))
 
 
-GREEDY, SEEDED = dict(temperature=0.0), dict(temperature=0.8)
+GREEDY = dict(temperature=0.0)
+SEEDED = dict(temperature=0.8)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
@@ -61,19 +62,20 @@ def ids(length: int, seed: int = 0) -> list[int]:
 
 @contextmanager
 def counted(model: Decoder) -> Iterator[list[int]]:
-    """The number of tokens of each pass through `model`."""
+    """Record the number of tokens of each pass through `model`."""
     passes: list[int] = []
-    plain, plain_parts = Decoder.__call__, Decoder.observe_parts
+    plain = Decoder.__call__
+    plain_parts = Decoder.observe_parts
 
-    def call(self: Decoder, ids_BT: Tensor, *rest: Any, **more: Any) -> Tensor:
+    def call(self: Decoder, ids_BT: Tensor, *arguments: Any, **options: Any) -> Tensor:
         if self is model:
             passes.append(ids_BT.numel())
-        return plain(self, ids_BT, *rest, **more)
+        return plain(self, ids_BT, *arguments, **options)
 
-    def observe_parts(self: Decoder, ids_1T: Tensor, *rest: Any) -> Any:
+    def observe_parts(self: Decoder, ids_1T: Tensor, *arguments: Any) -> Any:
         if self is model:
             passes.append(ids_1T.numel())
-        return plain_parts(self, ids_1T, *rest)
+        return plain_parts(self, ids_1T, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Decoder, "__call__", call)

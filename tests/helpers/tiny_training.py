@@ -1,4 +1,4 @@
-"""A tiny random target with a tokenizer, texts, and a training of seconds. The clock counts updates."""
+"""A tiny random target with a tokenizer, texts, and a training run of seconds. The clock counts updates."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CONFIG = TrainingConfig(
 
 
 def target_folder(folder: Path, **sizes: Any) -> Path:
-    """A random target of three layers, whose latest token counts most: so there is something to learn."""
+    """Write a random target of three layers, whose latest token counts most, so that a draft can learn."""
     model = tiny_model(**({"vocab_size": 300, "max_position_embeddings": 640, "num_hidden_layers": 3} | sizes))
     for name, weight in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
@@ -33,8 +33,10 @@ def text(words: int = 3000, seed: int = 0) -> str:
 
 
 def trainer(target: Path, folder: Path, texts: dict[str, str] | None = None, **changes: Any) -> Trainer:
-    """A training whose clock is one second an update, as far as `run` looks."""
+    """Return a trainer whose clock advances one second per update."""
     folder.mkdir(exist_ok=True)
-    made = Trainer(LLM(target, None, mode="ar"), texts or {"a": text()}, folder, CONFIG, clock=lambda: 0.0, **changes)
-    made.clock = lambda: float(made.state.updates)
-    return made
+    tiny_trainer = Trainer(
+        LLM(target, None, mode="ar"), texts or {"a": text()}, folder, CONFIG, clock=lambda: 0.0, **changes
+    )
+    tiny_trainer.clock = lambda: float(tiny_trainer.state.updates)
+    return tiny_trainer

@@ -1,4 +1,4 @@
-"""Folders of tokenizer files, as publishers and earlier versions of transformers write them."""
+"""Folders of tokenizer files as publishers and earlier versions of transformers write them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ def with_bos(folder: Path) -> None:
 
 
 def asked_for_bos(folder: Path) -> None:
-    """What tokenizer.json does counts."""
+    """The config asks for begin and end tokens, but tokenizer.json decides."""
     byte_level(folder)
     edit(folder / "tokenizer_config.json", add_bos_token=True, add_eos_token=True)
 
 
 def with_tokens_in_the_config(folder: Path) -> None:
     byte_level(folder)
-    late = {"content": "<|late|>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
-    call = late | {"content": "<|call|>", "special": True, "lstrip": False}
-    decoder = {"300": call, "0": call | {"content": "<s>"}, "299": late}
+    late_token = {"content": "<|late|>", "lstrip": True, "rstrip": False, "normalized": False, "single_word": False}
+    call = late_token | {"content": "<|call|>", "special": True, "lstrip": False}
+    decoder = {"300": call, "0": call | {"content": "<s>"}, "299": late_token}
     edit(folder / "tokenizer_config.json", added_tokens_decoder=decoder, pad_token="<pad>", image_token="<|im_end|>")
 
 
 def found_otherwise(folder: Path) -> None:
-    """The config has the last word on how a token is found in a text, and on which are special."""
+    """The config decides how tokens are matched in a text, and which are special."""
     byte_level(folder)
     plain = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     decoder = {
@@ -84,7 +84,7 @@ def set_class(folder: Path, name: str) -> None:
 
 
 def called(name: str, make: Callable[[Path], None] = byte_level) -> Callable[[Path], None]:
-    """The same files, of another class."""
+    """Return a writer of the same files with another tokenizer class."""
 
     def make_and_call(folder: Path) -> None:
         make(folder)
@@ -104,7 +104,8 @@ def of_class(name: str) -> Callable[[Path], None]:
         model = json.loads(tiny_tokenizer().backend_tokenizer.to_str())["model"]
         if name == "LlamaTokenizer":
             pieces = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "東"]
-            vocab, model = {p: i for i, p in enumerate(pieces)}, {"merges": [("▁", "a"), ("a", "b")]}
+            vocab = {p: i for i, p in enumerate(pieces)}
+            model = {"merges": [("▁", "a"), ("a", "b")]}
         else:
             vocab["<|endoftext|>"] = len(vocab)
         merges = [tuple(pair) for pair in model["merges"]]

@@ -1,4 +1,4 @@
-"""A stream that says it is a terminal, and keeps what is written to it."""
+"""A stream that claims to be a terminal, and keeps its output."""
 
 from __future__ import annotations
 

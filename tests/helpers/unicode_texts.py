@@ -1,4 +1,4 @@
-"""Texts of all kinds of characters: what tokenizers cut differently if they can."""
+"""Texts of all kinds of characters, which tokenizers are likely to cut differently."""
 
 from __future__ import annotations
 
@@ -13,31 +13,34 @@ PIECES = [
     *("//", "/* x */", "日本語", "🙂\u200d🙂", "a\u0301e\u0308", "\u2028", "\u3000", "\u200b", "\ufeff", "\x1c"),
     *("<|im_end|>", "<s>", "</s>", "<|endoftext|>", "<0x0A>", "▁", "▁▁x", "Ġ", "Ċ"),
 ]
-"""What tokenizers have rules about."""
+"""Pieces of text with special rules in tokenizers."""
 
 
 def characters() -> dict[str, list[str]]:
-    """All characters that are assigned, by the first letter of their category, without surrogates and private ones."""
-    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    """Return all assigned characters by the first letter of their category, without surrogates and private ones."""
+    by_category: dict[str, list[str]] = {kind: [] for kind in KINDS}
     for character in map(chr, range(1, sys.maxunicode + 1)):
         category = unicodedata.category(character)
         if category not in ("Cs", "Co", "Cn"):
-            found[category[0]].append(character)
-    return found
+            by_category[category[0]].append(character)
+    return by_category
 
 
 def unicode_texts(count: int, seed: int = 0) -> list[str]:
-    """Texts of up to 40 pieces: characters of any kind or of few, ASCII, and `PIECES`."""
-    random, known = Random(seed), characters()
+    """Return texts of up to 40 pieces: characters of any kind or of few, ASCII, and `PIECES`."""
+    random = Random(seed)
+    by_category = characters()
     ascii = [chr(code) for code in range(32, 127)]
-    pools = [*known.values(), ascii, ascii, PIECES, PIECES]
+    pools = [*by_category.values(), ascii, ascii, PIECES, PIECES]
     texts = []
     for _ in range(count):
-        some = random.sample(pools, random.choice((1, 2, 3, len(pools))))
-        texts.append("".join(random.choice(random.choice(some)) for _ in range(random.randrange(1, 40))))
+        chosen_pools = random.sample(pools, random.choice((1, 2, 3, len(pools))))
+        texts.append("".join(random.choice(random.choice(chosen_pools)) for _ in range(random.randrange(1, 40))))
     return texts
 
 
 def every_character() -> list[str]:
-    """Each character between letters, behind a blank, twice, and between digits."""
-    return [f"a{each}b {each}{each} 1{each}2" for group in characters().values() for each in group]
+    """Return each character between letters, after a blank, twice, and between digits."""
+    return [
+        f"a{character}b {character}{character} 1{character}2" for group in characters().values() for character in group
+    ]

@@ -1,4 +1,4 @@
-"""A folder of two texts that `triforce watch` reads into a disk cache, and what is kept of it."""
+"""A folder of two texts that `triforce watch` prefills into a disk cache, and checks of that cache."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from triforce.cli import main
 from triforce.disk_cache import prefixes
 from triforce.disk_cache.prefixes import SEGMENT
 
-STABLE, WORDS = "It was the season of light, it was the season of darkness. " * 14, "the spring of hope "
+STABLE = "It was the season of light, it was the season of darkness. " * 14
+WORDS = "the spring of hope "
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of two texts; reading from a disk cache takes no time, and nobody is given way to."""
+    """Return a folder of two texts. Reads from a disk cache take no measured time, and `os.nice` does nothing."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
     monkeypatch.setattr(os, "nice", lambda _: 0)
     (tmp_path / "texts").mkdir()
@@ -36,18 +37,18 @@ def models(pair: Path) -> list[str]:
     return ["-m", str(pair / "target"), "--draft", str(pair / "draft"), "--retrieval-budget", "64", "--mode", "ar"]
 
 
-def watch_once(pair: Path, folder: Path, cache: Path, *more: str) -> int:
-    return main(["watch", str(folder), *models(pair), "--disk-cache", str(cache), "--once", *more])
+def watch_once(pair: Path, folder: Path, cache: Path, *options: str) -> int:
+    return main(["watch", str(folder), *models(pair), "--disk-cache", str(cache), "--once", *options])
 
 
 def asked(pair: Path, file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """What `generate` tells of a document that was read."""
+    """Return the JSON report of `generate` on a prefilled document."""
     command = ["generate", *models(pair), "--chat", "--prompt-file", str(file), "--disk-cache", str(cache)]
     assert main([*command, "-n", "2", "--ignore-eos", "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return told
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
-def kept(told: dict[str, Any]) -> bool:
-    """Whether all that could be kept of a prompt was read before."""
-    return bool(told["cached_tokens"] >= (told["prompt_tokens"] - 40) // SEGMENT * SEGMENT > 0)
+def kept(report: dict[str, Any]) -> bool:
+    """Whether all segments of a prompt were restored from the cache."""
+    return bool(report["cached_tokens"] >= (report["prompt_tokens"] - 40) // SEGMENT * SEGMENT > 0)

@@ -1,4 +1,4 @@
-"""Int8 KV on the torch path: rounded once, before anybody attends to it, and copied from then on.
+"""Int8 KV on the torch path: rounded once, before any attention reads it, and copied from then on.
 
 Shape suffixes as in docs/design/request.md.
 """
@@ -24,7 +24,7 @@ TEXT = text(60)
 
 
 def views(count: int = 1) -> tuple[FullView, Decoder]:
-    """A view of rows over int8 KV, and the decoder."""
+    """Return a full view over int8 KV, and the decoder."""
     decoder = small_decoder()
     decoder.config = replace(decoder.config, kv_int8=True)
     pool = PagePool(decoder.config, count, count * pages_for(len(TEXT)), decoder.dtype)
@@ -34,27 +34,27 @@ def views(count: int = 1) -> tuple[FullView, Decoder]:
 
 
 def logits(cuts: list[int]) -> Tensor:
-    """Logits (T, V) of the text, fed from cut to cut."""
+    """Return logits (T, V) of the text, fed from cut to cut."""
     view, decoder = views()
     return torch.cat([feed(decoder, view, [TEXT[start:stop]])[0] for start, stop in pairwise(cuts)])
 
 
 def check_passes() -> None:
-    """A token's logits do not depend on the pass that it came in."""
+    """Check that a token's logits do not depend on the pass that it came in."""
     one_by_one = logits(list(range(len(TEXT) + 1)))
     torch.testing.assert_close(logits([0, 40, 41, len(TEXT)]), one_by_one, **CLOSE)
 
 
 def check_copies() -> None:
-    """What another row copies, and what comes back from the host, are the bits that were written."""
+    """Check that a copy in another row, and rows swapped in from the host, have the bits that were written."""
     view, decoder = views(3)
     feed(decoder, view, [TEXT, TEXT[:1], TEXT[:1]])
     view.fork(0, 1)
     view.swap_in(2, view.swap_out(0))
     for layer in range(decoder.config.layers):
         rows = [view.pool.span(layer, b, 0, len(TEXT)) for b in range(3)]
-        for other in rows[1:]:
-            assert all(map(torch.equal, rows[0], other))
+        for copied_row in rows[1:]:
+            assert all(map(torch.equal, rows[0], copied_row))
 
 
 def test_int8_logits_do_not_depend_on_passes() -> None:
@@ -66,7 +66,7 @@ def test_int8_rows_are_copied_bit_for_bit() -> None:
 
 
 def check_error() -> None:
-    """Logits are nearly those of KV that is not rounded."""
+    """Check that logits are close to those of unrounded KV."""
     decoder = small_decoder()
     pool = PagePool(decoder.config, 1, pages_for(len(TEXT)), decoder.dtype)
     pool.reserve(0, len(TEXT))
@@ -81,8 +81,9 @@ def test_int8_logits_are_nearly_those_of_unrounded_kv() -> None:
 
 @pytest.mark.parametrize("D", [6, 64, 80, 96, 112, 128, 192])
 def test_rotated_heads_spread_a_channel_over_its_block(D: int) -> None:
-    """By orthogonal, symmetric matrices of signs: twice is nothing."""
-    matrix_DD, size = rotated_head(torch.eye(D)), D & -D
+    """The rotation is an orthogonal, symmetric matrix of signs: applied twice it is the identity."""
+    matrix_DD = rotated_head(torch.eye(D))
+    size = D & -D
     torch.testing.assert_close(matrix_DD @ matrix_DD, torch.eye(D))
     assert torch.equal(matrix_DD, matrix_DD.T)
     blocks = torch.block_diag(*[torch.ones(size, size)] * (D // size))
@@ -90,7 +91,7 @@ def test_rotated_heads_spread_a_channel_over_its_block(D: int) -> None:
 
 
 def test_second_rounding_changes_rows() -> None:
-    """So it must not happen: a copy that rounds again is another text's KV."""
+    """Rows must not be rounded again: a copy would then hold the KV of another text."""
     rows = rounded(torch.randn(400, 16, generator=torch.Generator().manual_seed(0)))
     assert not torch.equal(rounded(numbers(rows)), rows)
 

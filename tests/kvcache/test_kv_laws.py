@@ -1,8 +1,8 @@
-"""Laws of the shared pool: whatever the tiers do, the committed KV is that of a fresh prefill.
+"""Laws of the shared pool: after any actions of the tiers, the committed KV is that of a fresh prefill.
 
-A state machine plays the tiers with the real decoder: guesses of any length through the lower view, inner refusals,
-verifications that keep any number of them, ragged rows. Whatever is refused is overwritten with NaN, so that whoever
-looks at it is found out. Dense caches (small.py) say what each pass should have given.
+A state machine plays the tiers with the real decoder: guesses of any length through the lower view, inner rejections,
+verifications that accept any number of guesses, ragged rows. Rejected KV is overwritten with NaN, so that any read of
+it shows. Dense caches (small_decoder.py) give the expected result of each pass.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_view_mutant_breaks_law(mutant: Mutant, monkeypatch: pytest.MonkeyPatch)
 
 
 def conversation(length: int = 120, policy: str = "observed", **how: Any) -> tuple[FullView, RetrievalView, list[int]]:
-    """A row with room, prefilled, and a lower view of it that sees about half."""
+    """Return a full view with a prefilled row, a lower view that sees about half of it, and the ids."""
     full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
     return full, lower_view(full, POLICIES[policy], RetrievalConfig(Budget(64), **how)), ids
@@ -78,7 +78,7 @@ def test_covering_budget_equals_full_view(policy: str, length: int) -> None:
 
 
 def test_small_budget_differs_from_full_view() -> None:
-    """Else the law above would say nothing."""
+    """Otherwise the law above would show nothing."""
     full, lower, _ = conversation()
     guess = text(5, seed=7)
     assert (feed(DECODER, lower, [guess])[0] - feed(DECODER, full, [guess])[0]).abs().max() > 0.1
@@ -98,7 +98,7 @@ def test_verification_overwrites_lower_view_kv() -> None:
 @pytest.mark.parametrize("cut", [119, 90, 40, 20, 0])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_deep_rewind_leaves_no_old_kv(policy: str, cut: int) -> None:
-    """`rewind` promises to see at most so many tokens, and a choice made before must not outlive that."""
+    """After `rewind(lengths_B)` a row sees at most that many tokens. No earlier selection may survive it."""
     full, lower, ids = conversation(policy=policy)
     feed(DECODER, lower, [text(2)])
     full.rewind(ints([cut]))
@@ -151,7 +151,7 @@ def test_forked_row_selects_like_original() -> None:
 
 
 def test_dense_oracle_in_pieces_equals_one_pass() -> None:
-    """The dense cache fed in pieces, with a rewind between, equals itself fed at once: the judge is judged."""
+    """Test of the oracle: the dense cache fed in pieces, with a rewind between, equals one pass."""
     ids, cache = text(40), Dense(DECODER.config)
     feed(DECODER, cache, [[*ids[:20], 5, 6]])
     cache.cut(20)

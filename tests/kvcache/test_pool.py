@@ -1,4 +1,4 @@
-"""The page pool: nothing is lost, nothing is shared, nothing of a former tenant is seen."""
+"""The page pool: no page is lost or shared, and no KV of a former row is visible."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ from triforce.kvcache.selection import POLICIES, Recent
 
 torch.set_num_threads(1)
 DECODER = small_decoder()
-PAGES, ROWS = 12, 4
+PAGES = 12
+ROWS = 4
 
 
 def pool_of(pages: int = PAGES, rows: int = ROWS) -> PagePool:
@@ -42,7 +43,7 @@ def test_pages_for_rounds_up(tokens: int, pages: int) -> None:
 
 
 class Pages(RuleBasedStateMachine):
-    """Any sequence of reservations and releases."""
+    """Run any sequence of reservations and releases."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,17 +52,17 @@ class Pages(RuleBasedStateMachine):
 
     @rule(b=st.integers(0, ROWS - 1), tokens=st.integers(0, PAGES * PAGE))
     def reserve(self, b: int, tokens: int) -> None:
-        before = [list(table) for table in self.pool.tables]
-        wanted = max(self.held[b], pages_for(tokens))
-        if wanted - self.held[b] > self.pool.free_pages:
+        previous_tables = [list(table) for table in self.pool.tables]
+        needed_pages = max(self.held[b], pages_for(tokens))
+        if needed_pages - self.held[b] > self.pool.free_pages:
             with pytest.raises(CacheError, match="free pages"):
                 self.pool.reserve(b, tokens)
-            assert self.pool.tables == before
+            assert self.pool.tables == previous_tables
             return
         self.pool.reserve(b, tokens)
-        assert self.pool.tables[b][: self.held[b]] == before[b], "what a row has stays where it is"
-        self.held[b] = wanted
-        assert all(self.pool.tables[a] == before[a] for a in range(ROWS) if a != b)
+        assert self.pool.tables[b][: self.held[b]] == previous_tables[b], "what a row has stays where it is"
+        self.held[b] = needed_pages
+        assert all(self.pool.tables[a] == previous_tables[a] for a in range(ROWS) if a != b)
 
     @precondition(lambda self: any(self.held))
     @rule(b=st.integers(0, ROWS - 1))
@@ -75,16 +76,18 @@ class Pages(RuleBasedStateMachine):
     def every_page_has_one_place(self) -> None:
         tables = self.pool.tables
         assert [len(table) for table in tables] == self.held
-        given = [page for table in tables for page in table]
-        assert len(set(given)) == len(given) and set(given) <= set(range(1, PAGES + 1)), "page 0 is scratch"
-        assert self.pool.free_pages == PAGES - len(given)
+        allocated_pages = [page for table in tables for page in table]
+        assert len(set(allocated_pages)) == len(allocated_pages) and set(allocated_pages) <= set(range(1, PAGES + 1)), (
+            "page 0 is scratch"
+        )
+        assert self.pool.free_pages == PAGES - len(allocated_pages)
 
     @invariant()
     def slots_follow_the_table(self) -> None:
         for b, table in enumerate(self.pool.tables):
-            wanted = [page * PAGE + i for page in table for i in range(PAGE)]
-            assert self.pool.slots(b, 0, len(wanted)).tolist() == wanted
-            assert self.pool.slots(b, 3, 7).tolist() == wanted[3:7]
+            expected_slots = [page * PAGE + i for page in table for i in range(PAGE)]
+            assert self.pool.slots(b, 0, len(expected_slots)).tolist() == expected_slots
+            assert self.pool.slots(b, 3, 7).tolist() == expected_slots[3:7]
 
     def teardown(self) -> None:
         for b in range(ROWS):
@@ -106,7 +109,7 @@ def test_pages_are_consecutive_when_possible() -> None:
     pool.release(1)
     pool.reserve(3, 3 * PAGE)  # the hole of two is too small
     assert pool.tables[3] == list(range(pool.tables[3][0], pool.tables[3][0] + 3))
-    pool.reserve(0, 5 * PAGE)  # and just fits behind row 0
+    pool.reserve(0, 5 * PAGE)  # the hole just fits behind row 0
     assert pool.tables[0] == list(range(pool.tables[0][0], pool.tables[0][0] + 5))
 
 
@@ -125,12 +128,13 @@ def test_consecutive_span_is_view() -> None:
 
 
 def test_full_pool_raises_and_recovers() -> None:
-    """The refusal changes nothing: the text in the pool goes on as if nobody had asked."""
-    ids, more = text(40), text(5, seed=1)
+    """A failed reservation changes nothing: the text in the pool goes on."""
+    ids = text(40)
+    added_ids = text(5, seed=1)
     pool = make_pool(DECODER, 2, 48)
     full = FullView(pool)
     prefill(DECODER, full, 0, ids)
-    held = (
+    state = (
         pool.kv.keys_LGSD.clone(),
         pool.kv.values_LGSD.clone(),
         [list(t) for t in pool.tables],
@@ -138,17 +142,19 @@ def test_full_pool_raises_and_recovers() -> None:
     )
     with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
         pool.reserve(0, 49)
-    assert torch.equal(held[0].nan_to_num(9), pool.kv.keys_LGSD.nan_to_num(9))
-    assert torch.equal(held[1].nan_to_num(9), pool.kv.values_LGSD.nan_to_num(9))
-    assert held[2] == pool.tables and (held[3] == pool.lengths_B).all() and pool.free_pages == 0
-    got = feed(DECODER, full.row(0), [more])[0]
-    torch.testing.assert_close(got, feed(DECODER, dense(DECODER, ids), [more])[0], **CLOSE)
+    assert torch.equal(state[0].nan_to_num(9), pool.kv.keys_LGSD.nan_to_num(9))
+    assert torch.equal(state[1].nan_to_num(9), pool.kv.values_LGSD.nan_to_num(9))
+    assert state[2] == pool.tables and (state[3] == pool.lengths_B).all() and pool.free_pages == 0
+    got = feed(DECODER, full.row(0), [added_ids])[0]
+    torch.testing.assert_close(got, feed(DECODER, dense(DECODER, ids), [added_ids])[0], **CLOSE)
 
 
 @pytest.mark.parametrize("policy", ["recent", *POLICIES])
 def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
     make = {"recent": Recent, **POLICIES}[policy]
-    prompts, guesses, truth = [text(70), text(131, seed=1)], [text(3, seed=2), text(5, seed=3)], text(6, seed=4)
+    prompts = [text(70), text(131, seed=1)]
+    guesses = [text(3, seed=2), text(5, seed=3)]
+    truth = text(6, seed=4)
     results = []
     for fragmented in (False, True):
         full = FullView(make_pool(DECODER, 2, 160, fragmented=fragmented))
@@ -165,7 +171,7 @@ def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
 @pytest.mark.parametrize("policy", ["recent", *POLICIES])
 @pytest.mark.parametrize("fragmented", [False, True])
 def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
-    """Former tenants leave NaN behind, and so does scratch; whatever read one of them would spread it."""
+    """Pages of former rows and the scratch page hold NaN, so that any read of them would spread it."""
     make = {"recent": Recent, **POLICIES}[policy]
     pool = make_pool(DECODER, 2, 100, fragmented=fragmented)
     prefill(DECODER, FullView(pool), 0, text(90, seed=5))
@@ -175,7 +181,8 @@ def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
     free = [page * PAGE + i for page in range(1, 15) if page not in taken for i in range(PAGE)]
     poison(pool, torch.tensor(free))
     pool.reserve(0, 100)
-    full, ids = FullView(pool), text(81, seed=6)
+    full = FullView(pool)
+    ids = text(81, seed=6)
     prefill(DECODER, full, 0, ids)
     assert_holds(full, 0, dense(DECODER, ids))
     lower = lower_view(full, make, RetrievalConfig(Budget(32)))
@@ -204,8 +211,9 @@ def test_row_writes_leave_others_unchanged() -> None:
 
 
 def test_pool_view_of_some_rows_equals_whole() -> None:
-    """`FullView` takes any range of rows; the observations it makes for itself must fit."""
-    pool, ids = make_pool(DECODER, 3, 64), text(50)
+    """`FullView` takes any range of rows. The observations that it creates must have their shape."""
+    pool = make_pool(DECODER, 3, 64)
+    ids = text(50)
     part = FullView(pool)
     part.rows = range(1, 3)
     prefill(DECODER, part, 1, ids)

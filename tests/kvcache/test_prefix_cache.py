@@ -1,4 +1,4 @@
-"""Shared beginnings: found by all tokens before them and by their scope; the oldest are given up first, end first."""
+"""Shared prefixes: keyed by all tokens before them and by scope; evicted least recently used first, from the end."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DECODER = small_decoder()
 
 
 def remembered(*texts: list[int], scope: str = "") -> tuple[PagePool, PrefixCache]:
-    """Texts that a row each has seen, which is gone."""
+    """Return a pool and a prefix cache that holds the texts. Their rows are released."""
     pool = PagePool(DECODER.config, 1, 12, DECODER.dtype, DECODER.device)
     prefixes = PrefixCache(pool)
-    for one in texts:
-        pool.attach_prefix(0, prefixes.find(scope, one + text(1 + TAIL)).prefix)
-        pool.reserve(0, len(one))
-        prefixes.insert(scope, one, pool.tables[0])
+    for ids in texts:
+        pool.attach_prefix(0, prefixes.find(scope, ids + text(1 + TAIL)).prefix)
+        pool.reserve(0, len(ids))
+        prefixes.insert(scope, ids, pool.tables[0])
         pool.release(0)
     return pool, prefixes
 
@@ -45,8 +45,8 @@ def test_prefix_is_keyed_by_tokens_and_scope() -> None:
     _, prefixes = remembered(ids, scope="a")
     assert not found(prefixes, "b", ids)
     for changed in (0, 15, 16, 50):
-        other = [*ids[:changed], (ids[changed] + 1) % 61, *ids[changed + 1 :], *text(TAIL)]
-        assert found(prefixes, "a", other) == found(prefixes, "a", ids + text(TAIL))[: changed // PAGE]
+        changed_ids = [*ids[:changed], (ids[changed] + 1) % 61, *ids[changed + 1 :], *text(TAIL)]
+        assert found(prefixes, "a", changed_ids) == found(prefixes, "a", ids + text(TAIL))[: changed // PAGE]
 
 
 def test_prefix_duplicates_are_kept_once() -> None:
@@ -57,10 +57,11 @@ def test_prefix_duplicates_are_kept_once() -> None:
 
 
 def test_prefix_eviction_is_lru_from_end() -> None:
-    first, second = text(80), text(80, seed=1)
-    pool, prefixes = remembered(first, second, first)
+    first_ids = text(80)
+    second = text(80, seed=1)
+    pool, prefixes = remembered(first_ids, second, first_ids)
     assert prefixes.make_room(4) and pool.free_pages == 4
-    assert [len(found(prefixes, "", one + text(1 + TAIL))) for one in (first, second)] == [5, 3]
+    assert [len(found(prefixes, "", ids + text(1 + TAIL))) for ids in (first_ids, second)] == [5, 3]
     assert prefixes.make_room(12) and len(prefixes.pages) == 0
 
 
@@ -80,11 +81,13 @@ WINDOW = 40
 
 
 def check_windows() -> None:
-    """A text goes on behind any page before which a window is kept; others need their room, and a row what it reads."""
+    """Check windows: a text resumes behind any page with a kept window; eviction spares the windows that rows read."""
     with narrow():
         windows = WindowPages(WINDOW, 2 * max_window_pages(WINDOW, 20), 20, DECODER.device)
         pool = PagePool(DECODER.config, 1, 40, DECODER.dtype, DECODER.device, windows=windows)
-        prefixes, ids, ends = PrefixCache(pool), text(200), (96, 192)
+        prefixes = PrefixCache(pool)
+        ids = text(200)
+        ends = (96, 192)
         pool.reserve(0, 200)
         for start in range(0, 200, 8):
             pool.prepare_pass(range(1), [start + 8])
@@ -94,17 +97,19 @@ def check_windows() -> None:
         pool.release(0)
         assert not pool.windows.allocator.reserved
         for length in range(200):
-            prefix, lost = prefixes.find("", ids[:length] + text(1 + TAIL, seed=7))
+            prefix, lost_tokens = prefixes.find("", ids[:length] + text(1 + TAIL, seed=7))
             common = length // PAGE * PAGE
             at = max((end for end in ends if end <= common), default=0)
-            assert len(prefix.pages) * PAGE == at and lost == (common if at < common else 0)
-            assert all(prefix.window_pages[max(0, at - WINDOW + 1) // PAGE :]), "and page 0 is nobody's"
+            assert len(prefix.pages) * PAGE == at and lost_tokens == (common if at < common else 0)
+            assert all(prefix.window_pages[max(0, at - WINDOW + 1) // PAGE :]), "and page 0 is scratch"
         pool.attach_prefix(0, prefixes.find("", ids[:100] + text(1 + TAIL, seed=7)).prefix)
         pool.reserve(0, 160)
-        held = [page for page in pool.windows.tables[0] if page]
+        mapped_pages = [page for page in pool.windows.tables[0] if page]
         pool.windows.allocator.evict(40)
-        assert [pool.windows.allocator.refcounts[page] for page in held] == [2] * len(held), "a row reads these"
-        assert len(pool.windows.allocator.free) == pool.windows.allocator.pages - len(held)
+        assert [pool.windows.allocator.refcounts[page] for page in mapped_pages] == [2] * len(mapped_pages), (
+            "a row reads these"
+        )
+        assert len(pool.windows.allocator.free) == pool.windows.allocator.pages - len(mapped_pages)
         pool.release(0)
         prefixes.close()
         assert len(pool.windows.allocator.free) == pool.windows.allocator.pages and pool.free_pages == 40

@@ -1,4 +1,4 @@
-"""A saved prompt that is not whole, or another model's, is never believed."""
+"""A saved prompt that is damaged, or another model's, is never loaded."""
 
 from __future__ import annotations
 
@@ -40,23 +40,24 @@ def refused(path: Path, data: bytes) -> None:
 
 
 def regions(data: bytes) -> dict[str, range]:
-    """Where the parts of a safetensors file lie."""
+    """Return the byte ranges of a safetensors file's parts."""
     size = int.from_bytes(data[:8], "little")
-    header, start = json.loads(data[8 : 8 + size]), 8 + size
+    header = json.loads(data[8 : 8 + size])
+    start = 8 + size
     parts = {"size": range(8), "header": range(8, start)}
-    for name, about in header.items():
+    for name, tensor_header in header.items():
         if name != "__metadata__":
-            parts[name] = range(*(start + offset for offset in about["data_offsets"]))
+            parts[name] = range(*(start + offset for offset in tensor_header["data_offsets"]))
     assert sum(map(len, parts.values())) == len(data)
     return parts
 
 
 def test_flipped_byte_in_region_raises(small_file: Path) -> None:
-    """Every byte of the small regions, ends and middle of the large ones, by one bit and by all."""
+    """Every byte of small regions, and ends and middle of large ones, are flipped by one bit and by all."""
     data = small_file.read_bytes()
     for where in regions(data).values():
-        few = len(where) <= 32
-        for at in where if few else {where[0], where[1], where[len(where) // 2], where[-2], where[-1]}:
+        region_is_small = len(where) <= 32
+        for at in where if region_is_small else {where[0], where[1], where[len(where) // 2], where[-2], where[-1]}:
             for flip in (1, 0x80, 0xFF):
                 refused(small_file, data[:at] + bytes([data[at] ^ flip]) + data[at + 1 :])
 
@@ -78,7 +79,7 @@ def test_flipped_bit_anywhere_raises(small_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after"),
+    ("valid_text", "contradicting_text"),
     [
         (b'"U8"', b'"I8"'), (b'"I64"', b'"F64"'), (b'"ids"', b'"idx"'), (b'"checksum"', b'"checksun"'),
         (b'"keys.0"', b'"keys.2"'), (b'"F32"', b'"I32"'), (b"triforce-entry-1", b"triforce-entry-2"),
@@ -86,10 +87,10 @@ def test_flipped_bit_anywhere_raises(small_file: Path) -> None:
         (b'"kind": "prompt"', b'"kind": "prompf"'),
     ],
 )  # fmt: skip
-def test_contradicting_header_raises(small_file: Path, before: bytes, after: bytes) -> None:
+def test_contradicting_header_raises(small_file: Path, valid_text: bytes, contradicting_text: bytes) -> None:
     data = small_file.read_bytes()
-    assert before in data
-    refused(small_file, data.replace(before, after, 1))
+    assert valid_text in data
+    refused(small_file, data.replace(valid_text, contradicting_text, 1))
 
 
 def test_truncated_or_extended_file_raises(small_file: Path) -> None:
@@ -111,31 +112,32 @@ def test_foreign_files_raise(tmp_path: Path, pair: Path) -> None:
             loaded(path)
 
 
-def test_other_model_or_dtype_raises(pair: Path, kept: Path, tmp_path: Path) -> None:
+def test_other_model_or_dtype_raises(pair: Path, saved_file: Path, tmp_path: Path) -> None:
     folder = save_model(tiny_model(max_position_embeddings=CONTEXT, rope_theta=5000.0), tmp_path / "other")
-    for other in (LLM(folder, None), LLM(pair / "target", None, dtype="float32"), LLM(pair / "draft", None)):
+    for mismatched_model in (LLM(folder, None), LLM(pair / "target", None, dtype="float32"), LLM(pair / "draft", None)):
         with pytest.raises(CacheError, match="another model"):
-            other.generate(PROMPT, ask(), load_cache=kept)
+            mismatched_model.generate(PROMPT, ask(), load_cache=saved_file)
 
 
-@pytest.mark.parametrize("other", ["another level", "torch", "a chunk that only torch takes"])
-def test_other_kernels_raise(pair: Path, kept: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
-    """Their bits differ: going on from them would not give the text of a fresh prefill."""
+@pytest.mark.parametrize("kernels", ["another level", "torch", "a chunk that only torch takes"])
+def test_other_kernels_raise(pair: Path, saved_file: Path, monkeypatch: pytest.MonkeyPatch, kernels: str) -> None:
+    """The bits of other kernels differ: their KV would not give the text of a fresh prefill."""
     native = dispatch.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
-    level, lowest = native.level(), native.levels()[0]
-    named = {"another level": lowest, "torch": "torch"}.get(other, f"{level} and torch")
-    if other == "torch":
+    level = native.level()
+    lowest = native.levels()[0]
+    named = {"another level": lowest, "torch": "torch"}.get(kernels, f"{level} and torch")
+    if kernels == "torch":
         monkeypatch.setattr(dispatch, "native", None)
     model = LLM(
-        pair / "target", None, dtype="bfloat16", retrieval_budget=64, retrieval_chunk=8 if "chunk" in other else 16
+        pair / "target", None, dtype="bfloat16", retrieval_budget=64, retrieval_chunk=8 if "chunk" in kernels else 16
     )
-    if other == "another level":
+    if kernels == "another level":
         native.use(lowest)
     try:
         with pytest.raises(CacheError, match=rf"other kernels \({level}, .*; here {named}, .*\).*TRIFORCE_KERNELS"):
-            model.generate(PROMPT, ask(), load_cache=kept)
+            model.generate(PROMPT, ask(), load_cache=saved_file)
     finally:
         native.use(level)
 
@@ -145,8 +147,8 @@ def test_missing_kernel_name_raises(small_file: Path) -> None:
         prompt_file.SavedCache(small_file, MAKER._replace(kernels="others"))
 
 
-def test_shorter_context_is_accepted(pair: Path, kept: Path) -> None:
-    """It bounds what may be seen, and changes nothing in what is computed."""
+def test_shorter_context_is_accepted(pair: Path, saved_file: Path) -> None:
+    """The context length bounds the visible tokens and changes no computation."""
     short = LLM(pair / "target", None, context=300)
-    fresh = short.generate(PROMPT, ask(max_tokens=8))[0].outputs[0].token_ids
-    assert short.generate(PROMPT, ask(max_tokens=8), load_cache=kept)[0].outputs[0].token_ids == fresh
+    expected_ids = short.generate(PROMPT, ask(max_tokens=8))[0].outputs[0].token_ids
+    assert short.generate(PROMPT, ask(max_tokens=8), load_cache=saved_file)[0].outputs[0].token_ids == expected_ids

@@ -1,4 +1,4 @@
-"""Saving a prompt: what goes wrong on the way leaves nothing behind."""
+"""Saving a prompt: a failed save leaves no file behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ torch.set_num_threads(1)
 
 
 def a_row() -> tuple[FullView, list[int]]:
-    decoder, prompt = small_decoder(dtype=torch.float32), text(40)
+    decoder = small_decoder(dtype=torch.float32)
+    prompt = text(40)
     full = FullView(make_pool(decoder, 1, 48))
     prefill(decoder, full, 0, prompt)
     assert max(prompt) < VOCAB
@@ -31,14 +32,14 @@ def a_row() -> tuple[FullView, list[int]]:
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
 def test_saved_file_is_private(tmp_path: Path, umask: int) -> None:
-    """A prompt may be private, whatever the umask, and whoever had a file there before."""
+    """A prompt may be private: its file is so under any umask, and over any earlier file."""
     (tmp_path / "kv").write_text("old")
     (tmp_path / "kv").chmod(0o666)
-    before = os.umask(umask)
+    previous_umask = os.umask(umask)
     try:
         prompt_file.save(tmp_path / "kv", MAKER, *mixed(a_row()))
     finally:
-        os.umask(before)
+        os.umask(previous_umask)
     assert stat.S_IMODE((tmp_path / "kv").stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["kv"]
 
@@ -51,7 +52,9 @@ class Disk:
     """A file that takes `room` bytes and then fails."""
 
     def __init__(self, file: Any, room: int, failure: BaseException) -> None:
-        self.file, self.room, self.failure = file, room, failure
+        self.file = file
+        self.room = room
+        self.failure = failure
 
     def __enter__(self) -> Disk:
         return self
@@ -110,7 +113,7 @@ def test_failure_before_rename_keeps_old_file(tmp_path: Path, monkeypatch: pytes
 
 
 def test_unwritable_path_raises(pair: Path, tmp_path: Path) -> None:
-    """Said before the prompt is read, and by `save` itself."""
+    """The error is raised before the prefill, and by `save` itself."""
     full, prompt = a_row()
     (tmp_path / "file").write_text("")
     for path in (tmp_path, tmp_path / "missing" / "kv", tmp_path / "file" / "kv"):
@@ -124,7 +127,8 @@ def test_unwritable_path_raises(pair: Path, tmp_path: Path) -> None:
 
 
 def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
-    size, sizes = 8 << 20, list[int]()
+    size = 8 << 20
+    sizes = list[int]()
 
     def allocate(file: int, offset: int, length: int) -> None:
         sizes.append(length)
@@ -140,7 +144,7 @@ def test_reserved_space_is_released_without_trace(tmp_path: Path) -> None:
 
 
 def test_full_disk_is_reported_before_prefill(pair: Path, tmp_path: Path) -> None:
-    """A file system on which so much cannot be had: `size_of` says more than any disk has."""
+    """`size_of` returns more bytes than any disk has."""
     model = llm(pair)
     with pytest.MonkeyPatch.context() as patch, counted(model.models.target) as passes:
         patch.setattr(prompt_file, "size_of", lambda *_: 1 << 60)
@@ -151,7 +155,7 @@ def test_full_disk_is_reported_before_prefill(pair: Path, tmp_path: Path) -> Non
 
 def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = llm(pair)
-    (wanted,) = model.generate(PROMPT, ask())
+    (expected_output,) = model.generate(PROMPT, ask())
 
     def fail(_: object) -> None:
         raise NO_SPACE
@@ -159,7 +163,7 @@ def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monk
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.warns(RuntimeWarning, match="cannot write the KV cache"):
         (output,) = model.generate(PROMPT, ask(), save_cache=tmp_path / "kv")
-    assert output.outputs[0].token_ids == wanted.outputs[0].token_ids and not list(tmp_path.iterdir())
+    assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids and not list(tmp_path.iterdir())
 
 
 def test_unverified_tokens_are_not_saved(tmp_path: Path) -> None:

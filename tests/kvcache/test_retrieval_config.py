@@ -1,4 +1,4 @@
-"""Budgets and settings as users write them."""
+"""Parsing of budgets and retrieval settings as users write them."""
 
 from __future__ import annotations
 

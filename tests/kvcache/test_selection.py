@@ -1,6 +1,6 @@
 """One contract for every selection policy.
 
-The slow path takes queries, keys and attention from the dense cache (small.py) and scores one chunk at a time.
+The slow path takes queries, keys and attention from the dense cache (small_decoder.py) and scores one chunk at a time.
 """
 
 from __future__ import annotations
@@ -28,13 +28,15 @@ DECODER = small_decoder()
 SINGLE = small_decoder(seed=1, kv_heads=4)  # every KV head has one query head
 
 
-LENGTH, KEPT = 163, 3  # of a prompt, and of the five guesses verified behind it
+LENGTH, KEPT = 163, 3  # tokens of a prompt, and accepted ones of the five guesses verified behind it
 
 
 @cache
 def scene(decoder: Decoder) -> tuple[FullView, Dense, Dense]:
-    """Row 1 of two after a prefill and a verification; its fresh prefill, and one with the refused tokens too."""
-    full, ids, guess = FullView(make_pool(decoder, 2, 224, fragmented=True)), text(LENGTH), text(5, seed=1)
+    """Return row 1 of two after a prefill and a verification, its fresh prefill, and one with the rejected tokens."""
+    full = FullView(make_pool(decoder, 2, 224, fragmented=True))
+    ids = text(LENGTH)
+    guess = text(5, seed=1)
     prefill(decoder, full, 0, text(90, seed=2))
     prefill(decoder, full, 1, ids)
     feed(decoder, full, [[], guess])
@@ -49,7 +51,7 @@ def chunk_of(memory_NGD: Tensor, c: int, chunk: int, g: int) -> Tensor:
 
 
 def slow_scores(name: str, decoder: Decoder, layer: int, chunk: int, chunks: int) -> Tensor:
-    """(G, N) from scratch."""
+    """Return scores (G, N), computed from scratch."""
     _, truth, verified = scene(decoder)
     group = decoder.config.heads // decoder.config.kv_heads
     queries_HD = verified.queries[layer][KEPT - 1]  # of the last committed token
@@ -79,7 +81,8 @@ def test_policy_selection_meets_contract(
     name: str, decoder: Decoder, chunk: int, candidates: range, picks: int
 ) -> None:
     full = scene(decoder)[0]
-    policy, G = ALL[name](), decoder.config.kv_heads
+    policy = ALL[name]()
+    G = decoder.config.kv_heads
     ids_LGN = policy.pick(full, 1, chunk, candidates, picks)
     assert len(ids_LGN) == decoder.config.layers
     for layer, ids_GN in enumerate(ids_LGN):
@@ -90,14 +93,15 @@ def test_policy_selection_meets_contract(
         if name != "recent" and picks:
             scores_GN = slow_scores(name, decoder, layer, chunk, candidates.stop)
             scores_GN[:, : candidates.start] = -torch.inf
-            wanted = scores_GN.topk(picks, dim=1).indices.sort(dim=1).values
-            assert torch.equal(ids_GN, wanted)
+            expected_GN = scores_GN.topk(picks, dim=1).indices.sort(dim=1).values
+            assert torch.equal(ids_GN, expected_GN)
 
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_selects_per_head_and_layer(name: str) -> None:
-    """Else a policy that asked one head for all would pass."""
-    full, policy = scene(DECODER)[0], POLICIES[name]()
+    """Otherwise a policy that scores one head for all would pass."""
+    full = scene(DECODER)[0]
+    policy = POLICIES[name]()
     picks = policy.pick(full, 1, 8, range(2, 18), 5)
     assert not torch.equal(picks[0], picks[1])
     assert any(not torch.equal(head, ids_GN[0]) for ids_GN in picks for head in ids_GN)
@@ -105,15 +109,19 @@ def test_policy_selects_per_head_and_layer(name: str) -> None:
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_reselection_follows_growing_text(name: str) -> None:
-    """Summaries are extended, not made anew: the result is that of a fresh policy."""
-    full, grown, neighbour = scene(DECODER)[0], POLICIES[name](), POLICIES[name]()
+    """Summaries are extended, not recomputed. The selection equals that of a fresh policy."""
+    full = scene(DECODER)[0]
+    grown = POLICIES[name]()
+    neighbour = POLICIES[name]()
     for stop in (1, 3, 3, 9, 7, 9):
         ids_LGN = grown.pick(full, 1, 16, range(0, stop), min(stop, 2))
         assert torch.equal(ids_LGN, POLICIES[name]().pick(full, 1, 16, range(0, stop), min(stop, 2)))
-        other = (full, 0, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own policy
-        assert torch.equal(neighbour.pick(*other), POLICIES[name]().pick(*other))
-    one, other = (policy.pick(full, row, 16, range(5), 2) for policy, row in ((grown, 1), (neighbour, 0)))
-    assert not any(torch.equal(*each) for each in zip(one, other, strict=True))
+        neighbour_request = (full, 0, 16, range(0, min(stop, 5)), 1)  # a neighbour has its own policy
+        assert torch.equal(neighbour.pick(*neighbour_request), POLICIES[name]().pick(*neighbour_request))
+    grown_picks, neighbour_picks = (
+        policy.pick(full, row, 16, range(5), 2) for policy, row in ((grown, 1), (neighbour, 0))
+    )
+    assert not any(torch.equal(*pair) for pair in zip(grown_picks, neighbour_picks, strict=True))
 
 
 def test_quest_score_bounds_every_product() -> None:
@@ -137,7 +145,7 @@ def test_quest_score_bounds_every_product() -> None:
 
 
 def test_observed_mass_is_of_verification_only() -> None:
-    """All five queries of it, the refused ones too; total T * H / G, whatever came before."""
+    """The mass covers all five queries of the verification, rejected ones too. Its total is always T * H / G."""
     full, _, verified = scene(DECODER)
     for layer in range(2):
         mass_GS = full.observations[1].mass_LGU[layer, :, : verified.mass[layer].shape[1]]

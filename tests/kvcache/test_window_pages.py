@@ -1,4 +1,4 @@
-"""Pages of layers with a window: a row has what its passes read, never more than it was promised, and no other's."""
+"""Pages of layers with a window: a row holds what its passes read, no more than it reserved, and no other row's."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from triforce.errors import CacheError
 from triforce.kvcache import PAGE, pool
 from triforce.kvcache.pool import WindowPages, max_window_pages
 
-WIDEST, TOKENS = 40, 400
+WIDEST = 40
+TOKENS = 400
 PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
 CPU = torch.device("cpu")
 
@@ -48,29 +49,32 @@ def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
     passes=st.lists(st.tuples(st.integers(0, 1), st.integers(0, WIDEST), st.floats(0, 1)), max_size=40),
 )
 def test_window_pages_have_what_passes_read(slack: int, window: int, passes: list[tuple[int, int, float]]) -> None:
-    """Of each pass of some tokens a part is kept."""
+    """Of the tokens of each pass a share is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", slack)
-        pages, lengths = windows_of(2, window).new_rows(2), [0, 0]
+        pages = windows_of(2, window).new_rows(2)
+        lengths = [0, 0]
         pages.tabulate(pages_for(TOKENS))
         for b in range(2):
             pages.reserve(b, TOKENS)
-        for b, count, kept in passes:
+        for b, count, kept_share in passes:
             stop = min(lengths[b] + count, TOKENS)
             pages.prepare_pass(b, lengths[b], stop)
-            held = [[page for page in table if page] for table in pages.tables]
-            assert all(len(each) <= pages.reserved_pages(TOKENS) for each in held)
+            mapped_pages = [[page for page in table if page] for table in pages.tables]
+            assert all(len(row_pages) <= pages.reserved_pages(TOKENS) for row_pages in mapped_pages)
             assert (
-                len({*held[0], *held[1]})
-                == len(held[0]) + len(held[1])
+                len({*mapped_pages[0], *mapped_pages[1]})
+                == len(mapped_pages[0]) + len(mapped_pages[1])
                 == pages.allocator.pages - len(pages.allocator.free)
             )
-            first = max(0, lengths[b] - window + 1)
-            assert all(pages.tables[b][first // PAGE : pages_for(stop)]), "and page 0 is nobody's"
-            assert not any(pages.tables[b][: max(0, first - slack) // PAGE]), "what is behind the window is given back"
+            window_start = max(0, lengths[b] - window + 1)
+            assert all(pages.tables[b][window_start // PAGE : pages_for(stop)]), "and page 0 is scratch"
+            assert not any(pages.tables[b][: max(0, window_start - slack) // PAGE]), (
+                "what is behind the window is given back"
+            )
             padded = pages.tables[b] + [0] * (pages_for(TOKENS) - len(pages.tables[b]))
             assert pages.pages_BP[b].tolist() == padded
-            lengths[b] += int((stop - lengths[b]) * kept)
+            lengths[b] += int((stop - lengths[b]) * kept_share)
             assert pages.holds(b, lengths[b])
 
 
@@ -95,7 +99,7 @@ def test_promises_beyond_all_pages_raise_cache_error() -> None:
 
 
 def check_bits(decoder: Decoder) -> None:
-    """Whole KV and that of windows give the same bits, however a text is cut into passes."""
+    """Check that whole KV and window KV give the same bits, for any cut of a text into passes."""
     whole_BTV = paged_logits(decoder, texts(), [[1, 1]] * LENGTH)
     with narrow():
         for pieces in ([[1, 1]] * LENGTH, PIECES):

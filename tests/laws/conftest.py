@@ -1,4 +1,4 @@
-"""What the tests of the laws share."""
+"""Fixtures of the law tests."""
 
 import pytest
 
@@ -7,6 +7,6 @@ from triforce.speculation import ngram
 
 @pytest.fixture(autouse=True)
 def short_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Texts of a few letters, in which longer ends hardly recur."""
+    """Let n-grams match short suffixes: in texts of a few letters, longer ones hardly recur."""
     monkeypatch.setattr(ngram, "MIN_MATCH_ALONE", 1)
     monkeypatch.setattr(ngram, "MIN_MATCH_ABOVE_DRAFT", 2)

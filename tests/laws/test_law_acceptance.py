@@ -1,4 +1,4 @@
-"""A tier's guesses are kept as often as its law and the verifier's say: sum of min(p, q), or the overlap of races.
+"""A tier's guesses are accepted as often as its law and the verifier's imply: sum of min(p, q), or race overlap.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -23,7 +23,7 @@ V, ROWS, PROPOSALS, LIMIT = 5, 2000, 12, 4.5  # LIMIT: standard deviations
 
 
 def overlap_of_laws(p_BV: Tensor, q_BV: Tensor) -> Tensor:
-    """P(kept) under `rejection`: sum of min(p, q)."""
+    """Return P(accepted) under `rejection`: sum of min(p, q)."""
     return torch.minimum(p_BV, q_BV).sum(1)
 
 
@@ -35,11 +35,13 @@ def overlap_of_races(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 
 class Watched:
-    """A sampling that notes, where a tier verifies guesses, whether it kept the first, and how likely that was."""
+    """A sampling that records, for each verification, whether the first guess was accepted, and its probability."""
 
     def __init__(self, sampling: TokenSampler, tables: list[Tensor] | None = None) -> None:
-        self.sampling, self.tables = sampling, tables
-        self.coupling, self.vocab_size = sampling.coupling, sampling.vocab_size
+        self.sampling = sampling
+        self.tables = tables
+        self.coupling = sampling.coupling
+        self.vocab_size = sampling.vocab_size
         self.probs_size = sampling.probs_size
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
@@ -48,26 +50,28 @@ class Watched:
         step = self.sampling.verify(guess, logits_BJV, prefix, live_B, tier)
         if guess.tokens_BK.shape[1]:
             judged_B = live_B & (guess.counts_B > 0)
-            if self.tables:  # the laws are known without asking the loop
+            if self.tables:  # the laws are known without the loop
                 rows = np.arange(len(live_B))
                 a_B, b_B = (prefix.ids_BS[rows, prefix.lengths_B - back] for back in (2, 1))
                 p_BV, q_BV = (self.tables[level][a_B, b_B] for level in (tier, tier - 1))
             else:
-                p_BV, q_BV = step.probs_BKV[:, 0], guess.probs_BKV[:, 0]
+                p_BV = step.probs_BKV[:, 0]
+                q_BV = guess.probs_BKV[:, 0]
             overlap = overlap_of_races if isinstance(self.coupling, Seeded) else overlap_of_laws
             self.kept.setdefault(tier, []).append(torch.from_numpy((step.counts_B > 1)[judged_B]).double())
             self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[torch.from_numpy(judged_B)])
         return step
 
     def excess(self, tier: int) -> float:
-        """How many standard deviations more first guesses were kept than expected: a sum of independent surprises."""
-        kept, likely = torch.cat(self.kept[tier]), torch.cat(self.likely[tier])
-        assert len(kept) > 500 and 0.1 < likely.mean() < 0.95
-        return float((kept - likely).sum() / (likely * (1 - likely)).sum().sqrt())
+        """Return the excess of accepted first guesses over the expected number, in standard deviations."""
+        accepted = torch.cat(self.kept[tier])
+        likely = torch.cat(self.likely[tier])
+        assert len(accepted) > 500 and 0.1 < likely.mean() < 0.95
+        return float((accepted - likely).sum() / (likely * (1 - likely)).sum().sqrt())
 
 
 def watched_stack(coupling: type, gammas: list[int], sampler: Sampler = torch_sampling) -> Watched:
-    """PROPOSALS of a stack of random chains, with the engine's own noise."""
+    """Run PROPOSALS of a stack of random chains with the engine's own noise."""
     generator = torch.Generator().manual_seed(4)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     tables = [common + 0.7 * torch.randn(V, V, V, generator=generator, dtype=torch.float64) for _ in gammas]
@@ -91,7 +95,7 @@ def test_rejection_accepts_overlap_of_laws(gammas: list[int], sampler: Sampler) 
 @each_sampler
 @pytest.mark.parametrize("gammas", [[1, 1], [3, 1], [1, 2, 1]], ids=str)
 def test_seeded_accepts_common_race_winners(gammas: list[int], sampler: Sampler) -> None:
-    """Of the top tier only: a lower one may come back to a position, and finds the same noise there."""
+    """This holds for the top tier only: a lower tier may return to a position and find the same noise there."""
     assert abs(watched_stack(Seeded, gammas, sampler).excess(len(gammas) - 1)) < LIMIT
 
 
@@ -103,4 +107,4 @@ def test_engine_acceptance_equals_overlap(mode: str) -> None:
     for tier in range(1, len(batch.tiers)):
         assert abs(watched.excess(tier)) < LIMIT
         below = batch.tiers[tier - 1].counters
-        assert below.accepted_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # what the statistics report
+        assert below.accepted_BN[:, 1:].sum() == torch.cat(watched.kept[tier]).sum()  # the reported statistics

@@ -1,4 +1,4 @@
-"""Behind a constraint a text follows the top tier's law, restricted and renormalised, in every way it can go.
+"""Under a constraint a text follows the top tier's law, restricted and renormalised, in every branch.
 
 Tokens 0 and 1 are one pair, 2 and 3 the other; the constraint allows one pair or the other, depending on all of the
 text. The models' laws are halves or ones inside each pair, so that two cells integrate every decision.
@@ -25,7 +25,8 @@ from triforce.ragged import Bools, Ints
 from triforce.speculation import Seeded, TokenSampler, Verification
 
 torch.set_num_threads(1)
-V, TEXT = 4, 6
+V = 4
+TEXT = 6
 INSIDE = [(1, 1), (1, 0), (0, 1)]
 PALETTE = [(*a, *b) for a, b in product(INSIDE, INSIDE)]
 LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "ngram": (2, 2)}
@@ -38,7 +39,7 @@ each_ladder = pytest.mark.parametrize("name", LADDERS)
 
 
 def pair(text: Sequence[int]) -> int:
-    """Which pair the next token is of."""
+    """Return the pair of the next token."""
     return (sum(text) + text.count(3) * len(text)) % 2
 
 
@@ -51,14 +52,15 @@ class Pairs:
         self.stale = stale
 
     def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
-        text, guesses = text_T.tolist(), guesses_K.tolist()
+        text = text_T.tolist()
+        guesses = guesses_K.tolist()
         columns = [pair(text + guesses[: 0 if self.stale else j]) for j in range(len(guesses) + 1)]
         return np.array([[token // 2 == column for token in range(V)] for column in columns])
 
 
 def tables(name: str) -> list[torch.Tensor]:
-    own = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "ngram"))]
-    return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], 1)), own[-1]]
+    drawn_tables = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "ngram"))]
+    return [*(mixed(laws, drawn_tables[-1], seed) for seed, laws in enumerate(drawn_tables[:-1], 1)), drawn_tables[-1]]
 
 
 def stack(name: str, sampler: Sampler, stale: bool = False) -> TierStack:
@@ -101,17 +103,18 @@ def test_forgetful_constraint_is_detected(name: str) -> None:
 @each_ladder
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
-    """And no logits processor brings back a token."""
+    """No logits processor brings back a forbidden token."""
 
     def texts(which: TierStack) -> torch.Tensor:
         which = replace(which, coupling=Seeded)
-        branches, noise = which.start(HORIZON, len(ASSIGNED)), Assigned(len(which.prompt), V)
+        branches = which.start(HORIZON, len(ASSIGNED))
+        noise = Assigned(len(which.prompt), V)
         while branches.live_B.any():
             branches = which.play(branches, noise)
             branches.live_B = branches.lengths_B < len(which.prompt) + HORIZON
         return branches.ids_BS[:, len(which.prompt) :][:, :HORIZON]
 
-    whole = replace(stack(name, sampler), params=params)
-    plain = texts(replace(whole, tiers=whole.tiers[-1:]))
-    assert torch.equal(texts(whole), plain)
+    full_stack = replace(stack(name, sampler), params=params)
+    plain = texts(replace(full_stack, tiers=full_stack.tiers[-1:]))
+    assert torch.equal(texts(full_stack), plain)
     assert all(token // 2 == pair(text[:i]) for text in plain.tolist() for i, token in enumerate(text))

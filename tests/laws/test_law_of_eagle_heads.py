@@ -1,6 +1,6 @@
 """A proposal over an EAGLE head has the target's law: integrated over all noise, of real tiers, entries and passes.
 
-Proposals before it reject tokens, so the draft reads what those have left. Thresholds come from the laws that the tiers
+Earlier proposals reject tokens, so the draft reads the KV that they left. Thresholds come from the laws that the tiers
 themselves report; the law they are compared with is that of a dense pass with other attention code.
 
 Shape suffixes: N cells, J columns of a verification, V vocabulary.
@@ -34,21 +34,22 @@ from triforce.speculation import Draft, Tier
 torch.set_num_threads(1)
 GAMMA = SETTING.draft_tokens
 BEFORE = (0.02, 0.98, 0.6, 0.97)
-"""Uniforms of all decisions of some proposals before."""
+"""Uniforms of all decisions of the earlier proposals."""
 ROUNDED = 1e-5
-"""Of laws of float32 logits, of passes of different widths."""
+"""Bound on differences of laws: float32 logits of passes of different widths."""
 EDGE = 1e-4
-"""How near to both ends of its interval a guess is drawn, too."""
+"""Distance from both ends of its interval at which a guess is drawn, too."""
 WARPED = SamplingParams(0.8, top_p=0.97, presence_penalty=0.3, max_tokens=40)
 Given = tuple[list[float], list[float]]
-"""Uniforms that a row's guesses are drawn by, and those that they are verified by: of the draw first."""
+"""Uniforms by which a row's guesses are drawn, and uniforms of the verification: first the one of the draw."""
 
 
 class GivenNoise:
-    """These uniforms, row by row."""
+    """Noise that returns given uniforms row by row."""
 
     def __init__(self, rows: Sequence[Given]) -> None:
-        self.rows, self.drawn = rows, 0
+        self.rows = rows
+        self.drawn = 0
 
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         if tier == 0:
@@ -58,98 +59,104 @@ class GivenNoise:
 
 
 @dataclass
-class Seen:
-    """What a proposal does: guesses and their laws, laws of the target behind them, new tokens of each row.
+class ProposalOutcome:
+    """Outcome of a proposal: guesses and their laws, the target's laws after them, new tokens of each row.
 
-    before: tokens of the text until then, the same of all rows.
+    prompt_tokens: tokens of the text before the proposal, equal in all rows.
     """
 
     guesses: list[Text]
     guesses_NKV: Tensor
     targets_NJV: Tensor
     new: list[Text]
-    before: list[int]
+    prompt_tokens: list[int]
 
 
-def proposal(rows: Sequence[Given], coupling: str) -> Seen:
-    """Return what the real tiers do with these uniforms behind the proposals of `BEFORE`."""
+def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
+    """Return the outcome of the real tiers with these uniforms after the proposals of `BEFORE`."""
     sequences = [TokenSequence(PROMPTS[0], WARPED, seed=1) for _ in rows]
     batch = SequenceBatch(EAGLE_MODELS, MODES["draft"], SETTING, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
     for u in BEFORE:
         step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
-    before = [*sequences[0].tokens]
-    assert len(before) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
-    guessed, verified = (told(tier) for tier in batch.tiers)
+    prompt_tokens = [*sequences[0].tokens]
+    assert len(prompt_tokens) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
+    guessed, verified = (recorded_drafts(tier) for tier in batch.tiers)
     step(batch, rows)
     guesses = [tuple(tokens) for tokens in guessed[0].tokens_BK[:, :GAMMA].tolist()]
-    new = [tuple(sequence.tokens[len(before) :]) for sequence in sequences]
-    return Seen(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, before)
+    new = [tuple(sequence.tokens[len(prompt_tokens) :]) for sequence in sequences]
+    return ProposalOutcome(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, prompt_tokens)
 
 
-def told(tier: Any) -> list[Any]:
-    """The drafts that a tier returns from now on."""
-    drafts, propose = list[Any](), tier.propose
+def recorded_drafts(tier: Any) -> list[Any]:
+    """Return a list that collects the drafts that a tier returns from now on."""
+    drafts = list[Any]()
+    propose = tier.propose
     tier.propose = lambda *how: drafts.append(propose(*how)) or drafts[-1]
     return drafts
 
 
 def step(batch: SequenceBatch, rows: Sequence[Given]) -> None:
-    lengths, bound = [len(PROMPTS[0])] * len(rows), batch.coupling(GivenNoise(rows))
+    lengths = [len(PROMPTS[0])] * len(rows)
+    bound = batch.coupling(GivenNoise(rows))
     batch.sampling = sampling([WARPED] * len(rows), lengths, V, bound)
     batch.step()
 
 
 def inside(edges: Sequence[Interval], part: float = 0.5) -> list[float]:
-    """A uniform in each interval."""
+    """Return a uniform in each interval."""
     return [low + part * (high - low) for low, high in edges]
 
 
 def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
-    """Laws of guesses and of the target behind all texts that can be guessed, and what draws each whole guess."""
-    guess_laws, laws_told = dict[Text, list[float]](), dict[Text, list[float]]()
+    """Return laws of guesses and of the target after all possible guesses, and the intervals that draw each guess."""
+    guess_laws = dict[Text, list[float]]()
+    target_laws_by_text = dict[Text, list[float]]()
     drawn: dict[Text, list[Interval]] = {(): []}
     for j in range(GAMMA + 1):
         rows = [([*inside(edges), *[0.5] * GAMMA], [0.0] * (GAMMA + 1)) for edges in drawn.values()]
-        seen = proposal(rows, coupling)
-        laws_told |= dict(zip(drawn, seen.targets_NJV[:, j].tolist(), strict=True))
+        outcome = proposal(rows, coupling)
+        target_laws_by_text |= dict(zip(drawn, outcome.targets_NJV[:, j].tolist(), strict=True))
         if j < GAMMA:
-            here = dict(zip(drawn, seen.guesses_NKV[:, j].tolist(), strict=True))
-            guess_laws |= here
+            laws_at_position = dict(zip(drawn, outcome.guesses_NKV[:, j].tolist(), strict=True))
+            guess_laws |= laws_at_position
             drawn = {
                 (*text, v): [*drawn[text], edge]
-                for text, law in here.items() for v, edge in enumerate(draws(law)) if law[v]
+                for text, law in laws_at_position.items() for v, edge in enumerate(draws(law)) if law[v]
             }  # fmt: skip
-    return guess_laws, laws_told, drawn
+    return guess_laws, target_laws_by_text, drawn
 
 
 def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
-    """How far a proposal, continued by the target's law, is from that: the largest difference of a probability.
+    """Return the largest difference of a probability between a proposal, continued by the target's law, and that law.
 
-    And whether guesses are drawn as their laws tell, at the lower and at the upper end of their intervals.
+    Also return whether guesses are drawn as their laws say, at the lower and at the upper end of their intervals.
     """
     q, p, drawn = guessing(coupling)
     assert {v for law in q.values() for v, weight in enumerate(law) if weight} <= {*TOKENS.tolist()}
-    as_told = []
+    guesses_as_predicted = []
     for part in (EDGE, 1 - EDGE):
-        seen = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
-        as_told.append(seen.guesses == list(drawn))
+        outcome = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
+        guesses_as_predicted.append(outcome.guesses == list(drawn))
     listed = list(cells(p.__getitem__, lambda text: q.get(text, [0.0] * V), GAMMA, cut))
-    seen = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
-    assert {len(text) - 1 for text in seen.new} == {*range(GAMMA + 1)}, "all numbers of guesses are accepted somewhere"
-    dense, found = target_laws(seen.before, GAMMA + 1), dict[Text, float]()
-    for text, cell in zip(seen.new, listed, strict=True):
-        for whole, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
-            found[whole] = found.get(whole, 0.0) + weight
-    return distance(found, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), as_told
+    outcome = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
+    assert {len(text) - 1 for text in outcome.new} == {*range(GAMMA + 1)}, (
+        "all numbers of guesses are accepted somewhere"
+    )
+    dense = target_laws(outcome.prompt_tokens, GAMMA + 1)
+    text_law = dict[Text, float]()
+    for text, cell in zip(outcome.new, listed, strict=True):
+        for full_text, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
+            text_law[full_text] = text_law.get(full_text, 0.0) + weight
+    return distance(text_law, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), guesses_as_predicted
 
 
-def target_laws(before: list[int], most: int) -> dict[Text, list[float]]:
-    """The target's law behind all texts of fewer than `most` tokens, by a dense pass."""
-    texts = [text for length in range(most) for text in product(range(V), repeat=length)]
-    ids_BT = torch.tensor([[*before, *text, *[0] * (most - len(text))] for text in texts])
+def target_laws(prompt_tokens: list[int], length_limit: int) -> dict[Text, list[float]]:
+    """Return the target's law after all texts of fewer than `length_limit` tokens, by a dense pass."""
+    texts = [text for length in range(length_limit) for text in product(range(V), repeat=length)]
+    ids_BT = torch.tensor([[*prompt_tokens, *text, *[0] * (length_limit - len(text))] for text in texts])
     laws_BTV = laws(ids_BT.repeat_interleave(len(PROMPTS), 0), WARPED, EAGLE_MODELS.target)[:: len(PROMPTS)]
-    return {text: laws_BTV[n, len(before) + len(text)].tolist() for n, text in enumerate(texts)}
+    return {text: laws_BTV[n, len(prompt_tokens) + len(text)].tolist() for n, text in enumerate(texts)}
 
 
 each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_by_one), ("block", as_a_block)])
@@ -157,22 +164,22 @@ each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_
 
 @each_coupling
 def test_proposal_over_eagle_head_has_target_law(coupling: str, cut: Cut) -> None:
-    far, as_told = deviation(coupling, cut)
-    assert far < ROUNDED and as_told == [True, True]
+    variation, guesses_as_predicted = deviation(coupling, cut)
+    assert variation < ROUNDED and guesses_as_predicted == [True, True]
 
 
 @each_coupling
 def test_eagle_head_that_tells_another_law_is_detected(
     coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its guesses are verified as if they came from a law that is a little flatter."""
+    """The head's guesses are verified as if they came from a slightly flatter law."""
     propose = Tier.propose
 
     def flatter(self: Any, *how: Any) -> Draft:
-        made: Draft = propose(self, *how)
+        draft: Draft = propose(self, *how)
         if self.name == "draft":
-            made.probs_BKV.lerp_((made.probs_BKV > 0).double() / len(TOKENS), 0.1)
-        return made
+            draft.probs_BKV.lerp_((draft.probs_BKV > 0).double() / len(TOKENS), 0.1)
+        return draft
 
     monkeypatch.setattr(Tier, "propose", flatter)
     assert not all(deviation(coupling, cut)[1])
@@ -180,16 +187,16 @@ def test_eagle_head_that_tells_another_law_is_detected(
 
 @each_coupling
 def test_verifier_that_accepts_too_much_is_detected(coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at guesses as if their law gave them half of what it does."""
-    monkeypatch.setattr(GivenNoise, "uniforms", lenient(GivenNoise.uniforms))
+    """The verifier treats guesses as if their law gave them half of their probability."""
+    monkeypatch.setattr(GivenNoise, "uniforms", halving_thresholds(GivenNoise.uniforms))
     assert deviation(coupling, cut)[0] > 100 * ROUNDED
 
 
-def lenient(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Half of what guesses are verified by."""
+def halving_thresholds(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return a function that halves the uniforms of verified guesses."""
 
-    def less(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
+    def halved_uniforms(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
         found_BJ = uniforms(self, tier, n, used_B)
         return found_BJ if tier == 0 else torch.cat([found_BJ[:, :1], 0.5 * found_BJ[:, 1:]], 1)
 
-    return less
+    return halved_uniforms

@@ -1,4 +1,4 @@
-"""What one verification emits follows the verifier's law to 1e-10: integrated exactly, after all logits processing."""
+"""The tokens of one verification follow the verifier's law to 1e-10: integrated exactly, after logits processing."""
 
 from functools import cache
 from itertools import product
@@ -72,7 +72,7 @@ def test_verification_law_of_point_mass_is_exact(params: SamplingParams, decide:
 @each_decider
 @pytest.mark.parametrize("likeness", [0.0, 0.9, 1.0])
 def test_verification_law_for_any_likeness_is_exact(likeness: float, decide: Decide) -> None:
-    """1.0: both laws are the same."""
+    """At likeness 1.0 both laws are equal."""
     assert deviation(*laws(SamplingParams(), 3, likeness), (0, 1, 2), decide) < EXACT
 
 
@@ -85,7 +85,7 @@ def test_verification_acceptance_equals_overlap(params: SamplingParams) -> None:
 
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
-    """And as many as the proof says: at least j with the mean of min(1, reach_(j-1) p / q)."""
+    """The numbers equal the proof's: at least j with the mean of min(1, reach_(j-1) p / q)."""
     p, q = laws(params, 3)
     single, joint = (kept(p, q, (1, 2, 3), decide) for decide in (in_torch, block_in_torch))
     for count, chances in joint.items():
@@ -95,11 +95,14 @@ def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
             for j, reach in enumerate(reaches_of(p, q, guess)[1:] if weight else []):
                 means[j] += weight * reach
         assert means == pytest.approx(chances, abs=EXACT)
-        assert all(more >= one - EXACT for more, one in zip(chances, single[count], strict=True))
+        assert all(
+            block_chance >= single_chance - EXACT
+            for block_chance, single_chance in zip(chances, single[count], strict=True)
+        )
 
 
 def test_block_example_equals_paper() -> None:
-    """Two coins, two guesses (Sun et al. 2024, section 2): 10/9 are kept one by one, 11/9 as a block."""
+    """Two coins, two guesses (Sun et al. 2024, section 2): 10/9 are accepted one by one, 11/9 as a block."""
 
     def p(text: Text) -> list[float]:
         return [1 / 3, 2 / 3]

@@ -1,4 +1,4 @@
-"""The whole engine where guesses are rejected: its texts follow the target's law; tests say what they could have seen.
+"""The whole engine with rejected guesses: texts follow the target's law, and tests report the detectable deviation.
 
 Ragged rows on one shared pool, a selection that drops most pages. The law of every token given its own text is known
 from a dense pass with other attention code, so that windows far into the text are tested against an exact law.
@@ -25,7 +25,7 @@ ROWS = 300
 PLAIN = SamplingParams()
 WARPED = SamplingParams(0.7, top_p=0.97, presence_penalty=0.2, frequency_penalty=0.01, logit_bias={3: 0.3})
 
-LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # selects anew after a refusal
+LATER = RetrievalConfig(Budget(48), refresh=None, searched_layers=frozenset({0}))  # reselects after a rejection
 FINER = RetrievalConfig(Budget(48), chunk=8, refresh=2)
 MODEL_SETS = {
     "": lambda: MODELS, "features": lambda: EAGLE_MODELS, "native": native_eagle_head, "mixture": lambda: MIXTURE,
@@ -44,15 +44,15 @@ class Trial:
     tokens: int = 60
     setting: SpeculativeConfig = SETTING
     coupling: str = "rejection"
-    of: str = ""  # whose texts
+    of: str = ""  # rows whose texts are compared
 
     def sample(self, models: ModelSet) -> Tensor:
         params = replace(self.params, max_tokens=self.tokens)
         batches = range(0, self.texts, ROWS)
-        rows = [min(ROWS, self.texts - first) for first in batches]
+        rows = [min(ROWS, self.texts - first_row) for first_row in batches]
         parts = [
-            finished(started(self.mode, self.coupling, params, n, first, self.setting, models))
-            for first, n in zip(batches, rows, strict=True)
+            finished(started(self.mode, self.coupling, params, n, first_row, self.setting, models))
+            for first_row, n in zip(batches, rows, strict=True)
         ]
         return torch.cat(parts)
 
@@ -62,10 +62,12 @@ class Trial:
         laws_BTV = laws(texts_BT, self.params, models.target)
         likings_BTV = laws_BTV / (laws(texts_BT, self.params, MODELS.draft) + 1e-9)  # where a fault would show most
         ranks_BT = ranks(texts_BT, laws_BTV, likings_BTV)
-        for first, window, bins in ((0, 1, 8), (LATE, 2, 4)):
-            p_value, least = window_surprise(ranks_BT, first, window, bins)
-            print(f"{self.mode}: p = {p_value:.3f}; detectable total variation of {bins}^{window} cells {least:.4f}")
-            assert least < self.bound
+        for first_token, window, bins in ((0, 1, 8), (LATE, 2, 4)):
+            p_value, variation = window_surprise(ranks_BT, first_token, window, bins)
+            print(
+                f"{self.mode}: p = {p_value:.3f}; detectable total variation of {bins}^{window} cells {variation:.4f}"
+            )
+            assert variation < self.bound
             assert p_value > ALPHA
 
 
@@ -131,7 +133,7 @@ def test_engine_late_windows_follow_law_long(trial: Trial) -> None:
 
 
 def first_window(texts: int, window: int, bound: float) -> None:
-    """The first tokens against the law of every text there is, counted along the target's own tree."""
+    """Test the first tokens against the law of every possible text, counted along the target's own tree."""
     trial = Trial("triforce", PLAIN, texts, bound, tokens=window)
     cells_B = (trial.sample(MODELS) * V ** torch.arange(window).flip(0)).sum(1) + torch.arange(texts) % len(
         PROMPTS
@@ -145,10 +147,11 @@ def first_window(texts: int, window: int, bound: float) -> None:
 
         trees += [p for _, p in sorted(chain_law(next_law, window).items())]
     expected = torch.tensor(trees, dtype=torch.float64) * texts / len(PROMPTS)
-    df, least = len(trees) - len(PROMPTS), detectable(texts, len(trees) - len(PROMPTS))
+    df = len(trees) - len(PROMPTS)
+    variation = detectable(texts, len(trees) - len(PROMPTS))
     p_value = surprise(torch.bincount(cells_B, minlength=len(trees)), expected, groups=len(PROMPTS))
-    print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {least:.4f}")
-    assert least < bound
+    print(f"first {window} tokens: p = {p_value:.3f}; detectable total variation with {df} degrees {variation:.4f}")
+    assert variation < bound
     assert p_value > ALPHA
 
 
@@ -169,6 +172,6 @@ def test_engine_selection_drops_most_of_context() -> None:
     draft, middle, _ = batch.tiers
     for row, prompt in enumerate(PROMPTS):
         choice = middle.cache.selections[row].pages
-        seen = choice.tokens + len(prompt) - choice.end
-        assert seen <= SETTING.retrieval.budget.tokens < len(prompt) / 2
+        visible_tokens = choice.tokens + len(prompt) - choice.end
+        assert visible_tokens <= SETTING.retrieval.budget.tokens < len(prompt) / 2
         assert draft.cache.sinks + draft.cache.window < len(prompt) / 2

@@ -37,12 +37,12 @@ def test_loop_law_of_random_tables_equals_full_tier(case: Case) -> None:
 
 @pytest.mark.parametrize("seed", [1, 2, 7])
 def test_loop_law_with_persistent_noise_equals_full_tier(seed: int) -> None:
-    """No draw of one proposal is used again by a later one whose draft depends on what it decided."""
+    """No later proposal, whose draft depends on the decisions of an earlier one, reuses a draw of that one."""
     assert replay_error(replace(BY_NAME["a draft that looks where the top tier looked"], seed=seed)) < EXACT
 
 
 def test_noise_cells_integrate_every_decision() -> None:
-    """Twice or three times as many cells change nothing."""
+    """Two or three times as many cells change no law."""
     for case in (BY_NAME["two tiers, gamma 1"], replace(BY_NAME["a block: gamma 2"], horizon=3)):
         for finer in (2, 3):
             cells = [[width / finer for width in widths for _ in range(finer)] for widths in case.stack().cells]

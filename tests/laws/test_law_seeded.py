@@ -1,4 +1,4 @@
-"""Under `seeded` the text is plain decoding's, whatever the tiers: for every noise of a finite set at every position.
+"""Under `seeded` the text is plain decoding's for any tiers, with every noise of a finite set at every position.
 
 Equal texts under equal noise have equal laws; that the exponential race draws from p is shown at the end, exactly.
 Shape suffixes: B rows, V vocabulary, J columns, M noises, H positions, N nodes, P corners.
@@ -23,7 +23,9 @@ from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings
 
 torch.set_num_threads(1)
-V, NOISES, HORIZON = 3, 3, 6
+V = 3
+NOISES = 3
+HORIZON = 6
 ASSIGNED = torch.tensor([*product(range(NOISES), repeat=HORIZON)])
 SETTINGS = {
     "neutral": SamplingParams(),
@@ -49,7 +51,7 @@ class Assigned:
 
 
 class Given:
-    """These exponentials, whatever the positions: (B, V)."""
+    """Noise that returns given exponentials (B, V) at any position."""
 
     def __init__(self, exponentials_BV: Tensor) -> None:
         self.exponentials_BV = exponentials_BV
@@ -59,7 +61,7 @@ class Given:
 
 
 def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sampling) -> TierStack:
-    """The tiers of a case with arbitrary laws that resemble each other."""
+    """Return the tiers of a case with random laws that resemble each other."""
     generator = torch.Generator().manual_seed(3)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     sizes = [(V,) * (3 + (case.selects and level == 0)) for level in range(case.models)]
@@ -68,8 +70,9 @@ def random_stack(case: Case, params: SamplingParams, sampler: Sampler = torch_sa
 
 
 def speculated(stack: TierStack) -> Tensor:
-    """The first HORIZON tokens under each assignment of noise."""
-    branches, noise = stack.start(HORIZON, len(ASSIGNED)), Assigned(len(stack.prompt), stack.vocab_size)
+    """Return the first HORIZON tokens under each assignment of noise."""
+    branches = stack.start(HORIZON, len(ASSIGNED))
+    noise = Assigned(len(stack.prompt), stack.vocab_size)
     while branches.live_B.any():
         branches = stack.play(branches, noise)
         branches.live_B = branches.lengths_B < len(stack.prompt) + HORIZON
@@ -77,7 +80,7 @@ def speculated(stack: TierStack) -> Tensor:
 
 
 def plain(stack: TierStack) -> Tensor:
-    """The same without tiers and drafts: one law, one pick, one token at a time."""
+    """Return the same tokens without tiers and drafts: one law, one pick, one token at a time."""
     noise = Assigned(len(stack.prompt), stack.vocab_size)
     ids_BS = torch.tensor(stack.prompt).repeat(len(ASSIGNED), 1)
     processor = LogitsProcessor([stack.params] * len(ASSIGNED), [len(stack.prompt)] * len(ASSIGNED), stack.vocab_size)
@@ -102,7 +105,7 @@ Race = Callable[[Tensor, Tensor], Tensor]
 
 
 def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
-    """The picks that a native pass without guesses makes."""
+    """Return the picks of a native pass without guesses."""
     rows = len(exponentials_NV)
     sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
     prefix = SequenceState(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
@@ -127,22 +130,22 @@ def test_seeded_race_draws_from_law(law: tuple[float, ...], race: Race) -> None:
 
 
 def win_probability(p_V: Tensor, i: int, race: Race) -> float:
-    """That a race picks token i, integrated over times t = p_i s: the integrand is smooth in s for any law."""
+    """Return P(a race picks token i), integrated over times t = p_i s: the integrand is smooth in s for any law."""
     if p_V[i] == 0:
         times_NV = torch.logspace(-12, 2, 30, dtype=torch.float64)[:, None].repeat(1, len(p_V))
-        times_NV[:, i] = 2.0**-53  # the earliest time there is
+        times_NV[:, i] = 2.0**-53  # the earliest possible time
         assert not (race(p_V, times_NV) == i).any()
         return 0.0
     nodes, weights = map(torch.from_numpy, np.polynomial.laguerre.laggauss(60))
-    others = [j for j in range(len(p_V)) if j != i]
+    competitors = [j for j in range(len(p_V)) if j != i]
     borders_NV = nodes[:, None] * p_V
-    for after in product((False, True), repeat=len(others)):
-        sides = torch.tensor(after, dtype=torch.float64)
+    for signs in product((False, True), repeat=len(competitors)):
+        sides = torch.tensor(signs, dtype=torch.float64)
         times_NV = borders_NV.clone()
-        times_NV[:, others] *= 1 + 1e-12 * (2 * sides - 1)
-        times_NV[:, others] += sides * 2.0**-53  # where p_j = 0, any time is after the border
+        times_NV[:, competitors] *= 1 + 1e-12 * (2 * sides - 1)
+        times_NV[:, competitors] += sides * 2.0**-53  # where p_j = 0, any time is after the border
         possible_N = (times_NV > 0).all(1)  # no time is 0
-        assert ((race(p_V, times_NV) == i) == all(after))[possible_N].all()
-    survival_N = (-borders_NV[:, others]).exp().prod(1)
+        assert ((race(p_V, times_NV) == i) == all(signs))[possible_N].all()
+    survival_N = (-borders_NV[:, competitors]).exp().prod(1)
     density_N = p_V[i] * (nodes - borders_NV[:, i]).exp()  # of t, per ds, over the exp(-s) in the weights
     return float((weights * survival_N * density_N).sum())

@@ -1,4 +1,4 @@
-"""Files that llama.cpp quantised: one text in every mode, in float32 transformers', and logits near llama.cpp's.
+"""Files quantised by llama.cpp: one text in every mode, transformers' text in float32, and logits near llama.cpp's.
 
 Needs an interpreter with llama-cpp-python, which LLAMA_CPP_PYTHON names. The tiny model has whole blocks of K types.
 """
@@ -40,7 +40,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of f16 weights."""
+    """Write a file of f16 weights."""
     return write_model(tmp_path_factory.mktemp("plain"), "F16", tie_word_embeddings=True).gguf
 
 
@@ -55,68 +55,81 @@ def file(plain: Path, kind: str) -> Path:
 
 
 def logits(path: Path, texts: Sequence[list[int]], dtype: str = "auto") -> Tensor:
-    """Logits (T, V) behind all tokens of the texts."""
+    """Return logits (T, V) after each token of the texts."""
     decoder = load(path, device="cpu", dtype=dtype).decoder
-    return torch.cat([each for text in texts for each in read(decoder, full_view(decoder, 600), torch.tensor(text))])
+    return torch.cat(
+        [logits_TV for text in texts for logits_TV in read(decoder, full_view(decoder, 600), torch.tensor(text))]
+    )
 
 
 def theirs(path: Path, texts: Sequence[list[int]], vocab_size: int) -> Tensor:
-    """The same of llama.cpp; ids from `vocab_size` on stand for nothing."""
+    """Return llama.cpp's logits (T, V); ids from `vocab_size` on are padding."""
     return torch.cat(llama_oracle.logits(path, texts))[:, :vocab_size]
 
 
 def distance(one_TV: Tensor, other_TV: Tensor) -> float:
-    """Root mean square of differences, as a share of the standard deviation."""
+    """Return the root mean square of differences, relative to the standard deviation."""
     return ((one_TV.float() - other_TV.float()).square().mean().sqrt() / one_TV.float().std()).item()
 
 
 def divergence(one_TV: Tensor, other_TV: Tensor) -> float:
-    one_TV, other_TV = one_TV.float().log_softmax(-1), other_TV.float().log_softmax(-1)
+    one_TV = one_TV.float().log_softmax(-1)
+    other_TV = other_TV.float().log_softmax(-1)
     return (one_TV.exp() * (one_TV - other_TV)).sum(-1).mean().item()
 
 
 def test_quantised_types_are_those_asked_for(file: Path, kind: str) -> None:
     types = [tensor.type for tensor in GGUFFile(file).tensors.values()]
-    assert set(types) >= KINDS[kind] and sum(types.count(each) for each in KINDS[kind]) > 10
+    assert set(types) >= KINDS[kind] and sum(types.count(type_name) for type_name in KINDS[kind]) > 10
 
 
 def test_quantised_float32_text_equals_transformers(file: Path) -> None:
-    llm, oracle = LLM(file, None, dtype="float32"), dequantised(file, **{"llama.rope.freq_base": 10_000})
+    llm = LLM(file, None, dtype="float32")
+    oracle = dequantised(file, **{"llama.rope.freq_base": 10_000})
     for text, output in zip(TEXTS, llm.generate(TEXTS, ask(temperature=0.0, max_tokens=48), mode="ar"), strict=True):
-        made = output.outputs[0].token_ids
-        assert made == greedy_like(oracle, text, made, llm.target.config.vocab_size)
+        generated_ids = output.outputs[0].token_ids
+        assert generated_ids == greedy_like(oracle, text, generated_ids, llm.target.config.vocab_size)
 
 
 def test_plain_logits_are_llama_cpps(plain: Path) -> None:
-    """Which keeps KV in f16."""
+    """llama.cpp keeps KV in f16."""
     exact_TV = logits(plain, TEXTS, "float32")
     assert distance(exact_TV, theirs(plain, TEXTS, exact_TV.shape[1])) < 0.005
 
 
 def test_quantised_logits_are_near_llama_cpps(file: Path) -> None:
-    """As near as two ways to round inputs can be, and not farther from float32 than llama.cpp's."""
-    exact_TV, ours_TV = logits(file, TEXTS, "float32"), logits(file, TEXTS)
+    """Both round inputs differently; ours are no farther from float32 than llama.cpp's, within the margin."""
+    exact_TV = logits(file, TEXTS, "float32")
+    ours_TV = logits(file, TEXTS)
     theirs_TV = theirs(file, TEXTS, exact_TV.shape[1])
-    ours, other, between = distance(exact_TV, ours_TV), distance(exact_TV, theirs_TV), distance(theirs_TV, ours_TV)
-    print(f"from float32: {ours:.4f}, llama.cpp {other:.4f}; between them {between:.4f}")
-    assert between < 0.12 and ours < max(1.3 * other, 0.04)
+    our_distance = distance(exact_TV, ours_TV)
+    their_distance = distance(exact_TV, theirs_TV)
+    between = distance(theirs_TV, ours_TV)
+    print(f"from float32: {our_distance:.4f}, llama.cpp {their_distance:.4f}; between them {between:.4f}")
+    assert between < 0.12 and our_distance < max(1.3 * their_distance, 0.04)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 def test_quantised_modes_write_plain_decodings_text(plain: Path, file: Path, sampling: dict[str, float]) -> None:
     model = LLM(file, plain, retrieval_budget=160, speculative_tokens=4, searched_layers="none")
-    found = [[out.outputs[0].token_ids for out in model.generate(TEXTS, ask(**sampling), mode=mode)] for mode in MODES]
-    assert found == found[:1] * len(MODES)
+    texts_by_mode = [
+        [out.outputs[0].token_ids for out in model.generate(TEXTS, ask(**sampling), mode=mode)] for mode in MODES
+    ]
+    assert texts_by_mode == texts_by_mode[:1] * len(MODES)
 
 
 @pytest.mark.skipif(not SMOLLM2.exists(), reason=f"there is no {SMOLLM2.name}")
 def test_smollm2_logits_are_near_llama_cpps() -> None:
     book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     texts = [tokenizer_of(LLM(SMOLLM2, None)).encode(book[start : start + 1600])[:200] for start in (40_000, 400_000)]
-    exact_TV, ours_TV = logits(SMOLLM2, texts, "float32"), logits(SMOLLM2, texts)
+    exact_TV = logits(SMOLLM2, texts, "float32")
+    ours_TV = logits(SMOLLM2, texts)
     theirs_TV = theirs(SMOLLM2, texts, exact_TV.shape[1])
     pairs = (exact_TV, ours_TV), (exact_TV, theirs_TV), (theirs_TV, ours_TV)
-    ours, other, between = (divergence(*pair) for pair in pairs)
-    same = (theirs_TV.argmax(-1) == ours_TV.argmax(-1)).float().mean().item()
-    print(f"KL from float32: {ours:.5f}, llama.cpp {other:.5f}; between them {between:.5f}, first tokens {same:.1%}")
-    assert between < 0.01 and same > 0.92 and ours < 1.3 * other
+    our_divergence, their_divergence, between = (divergence(*pair) for pair in pairs)
+    equal_share = (theirs_TV.argmax(-1) == ours_TV.argmax(-1)).float().mean().item()
+    print(
+        f"KL from float32: {our_divergence:.5f}, llama.cpp {their_divergence:.5f}; between them {between:.5f}, "
+        f"first tokens {equal_share:.1%}"
+    )
+    assert between < 0.01 and equal_share > 0.92 and our_divergence < 1.3 * their_divergence

@@ -1,6 +1,6 @@
 """The law of the native kernels: a token's logits depend on the tokens before it alone, bit for bit.
 
-Not on how the text was cut into passes (prefill, verification, decoding), nor on batch mates, padding or threads.
+They do not depend on the cut into passes (prefill, verification, decoding), nor on batch mates, padding or threads.
 Shape suffixes: B rows, T tokens of a pass, V vocabulary.
 """
 
@@ -42,42 +42,44 @@ def ids(decoder: Decoder) -> list[int]:
 
 @pytest.fixture(scope="module")
 def expected_TV(decoder: Decoder, ids: list[int]) -> Tensor:
-    """Logits after each token, all of them fed one at a time."""
+    """Return logits (T, V) after each token, with all tokens fed one at a time."""
     return passes(decoder, [ids], [[1] * len(ids)])[0]
 
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    before = dispatch.native.threads()
+    previous_threads = dispatch.native.threads()
     yield
-    dispatch.native.set_threads(before)
+    dispatch.native.set_threads(previous_threads)
 
 
 def passes(decoder: Decoder, texts: list[list[int]], widths: list[list[int]], padding: int = 0) -> list[Tensor]:
-    """Logits (T, V) of texts that are fed together, row b in passes of `widths[b]` tokens."""
+    """Return logits (T, V) of texts that are fed together, row b in passes of `widths[b]` tokens."""
     pool = PagePool(decoder.config, len(texts), sum(pages_for(len(text)) for text in texts), decoder.dtype)
     for b, text in enumerate(texts):
         pool.reserve(b, len(text))
-    full, seen = FullView(pool), [0] * len(texts)
+    full = FullView(pool)
+    fed_tokens = [0] * len(texts)
     logits: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(max(map(len, widths))):
         counts = [row[turn] if turn < len(row) else 0 for row in widths]
         width = max(counts) + padding
         fed = [
-            text[at : at + count] + [0] * (width - count) for text, at, count in zip(texts, seen, counts, strict=True)
+            text[at : at + count] + [0] * (width - count)
+            for text, at, count in zip(texts, fed_tokens, counts, strict=True)
         ]
         logits_BTV = decoder(torch.tensor(fed), ints(counts), full)
         for b, count in enumerate(counts):
             logits[b].append(logits_BTV[b, :count])
-            seen[b] += count
+            fed_tokens[b] += count
     return [torch.cat(row) for row in logits]
 
 
 def cut(length: int, chance: Random, widest: int) -> list[int]:
-    """Random widths that add up to `length`."""
+    """Return random widths that add up to `length`."""
     widths: list[int] = []
-    while (left := length - sum(widths)) > 0:
-        widths.append(min(left, chance.choice([1, 2, 7, 8, 9, 15, 16, 17, chance.randint(1, widest)])))
+    while (remaining := length - sum(widths)) > 0:
+        widths.append(min(remaining, chance.choice([1, 2, 7, 8, 9, 15, 16, 17, chance.randint(1, widest)])))
     return widths
 
 
@@ -114,7 +116,7 @@ def test_logits_after_other_tokens_differ(decoder: Decoder, ids: list[int], expe
 
 @pytest.mark.slow
 def test_logits_of_torch_path_are_not_bitwise_equal(ids: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: products whose split depends on the width give other bits."""
+    """Negative control: products whose split depends on the width have other bits."""
     monkeypatch.setattr(dispatch, "native", None)
     plain = LLM(None, None, dtype="bfloat16").target.decoder
     one_by_one, at_once = (passes(plain, [ids], [widths])[0] for widths in ([1] * len(ids), [len(ids)]))

@@ -1,4 +1,4 @@
-"""Calls in a current folder that was deleted: they work, or say so."""
+"""Calls in a deleted working directory: they work, or raise an error that says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The disk cache when things go wrong, and what does not fit together: right texts, and one line of log."""
+"""The disk cache with faults and mismatches: texts stay right, and the log has one line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 
 
 def segments(cache: Path) -> list[Path]:
-    """The entries that hold KV."""
+    """Return the entries that hold KV."""
     store = store_in(cache)
     return [cache / e.name for e in store.entries() if (store.facts(e.name) or {}).get("kind") == "kv"]
 
@@ -68,25 +68,25 @@ def test_full_disk_costs_no_answer(
     assert 1 <= len(caplog.records) <= 3 and os.strerror(code) in caplog.text, "for prompt, answer and latest texts"
 
 
-@pytest.mark.parametrize("other", ["level", "torch", "dtype", "draft only"])
+@pytest.mark.parametrize("difference", ["level", "torch", "dtype", "draft only"])
 def test_other_kernels_or_models_find_nothing(
-    disk_pair: Path, cache: Path, other: str, monkeypatch: pytest.MonkeyPatch
+    disk_pair: Path, cache: Path, difference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native = dispatch.native
     if native is None or len(native.levels()) == 1:
         pytest.skip("there are no other kernels here")
     answer(started(disk_pair, cache, dtype="bfloat16"), PROMPT)
     level = native.level()
-    if other == "torch":
+    if difference == "torch":
         monkeypatch.setattr(dispatch, "native", None)
-    elif other == "level":
+    elif difference == "level":
         native.use(native.levels()[0])
     try:
-        if other == "draft only":
+        if difference == "draft only":
             model = LLM(disk_pair / "draft", None, disk_cache=cache, dtype="bfloat16")
             assert answer(model, PROMPT, "ar").cached_tokens == 0
         else:
-            model = started(disk_pair, cache, dtype="float32" if other == "dtype" else "bfloat16")
+            model = started(disk_pair, cache, dtype="float32" if difference == "dtype" else "bfloat16")
             assert answer(model, PROMPT).cached_tokens == 0
     finally:
         native.use(level)
@@ -96,8 +96,8 @@ def test_other_kernels_or_models_find_nothing(
 def test_paths_that_are_not_bitwise_say_distribution(
     disk_pair: Path, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer whose prompt was read before, wherever its KV was kept."""
-    model, file = llm(disk_pair), cache.with_name("kv")  # made with kernels, as other tests use it, too
+    """The prompt's KV is restored from disk, memory or a file."""
+    model, file = llm(disk_pair), cache.with_name("kv")  # made with native kernels, as other tests use the model, too
     monkeypatch.setattr(dispatch, "native", None)
     if where == "on disk":
         read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
@@ -113,7 +113,7 @@ def test_paths_that_are_not_bitwise_say_distribution(
 def test_saved_prompt_of_another_build_is_refused(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its bits would come to the disk cache, under the name of those that this build computes."""
+    """Otherwise its bits would enter the disk cache under the fingerprint of this build."""
     file = cache.with_name("kv")
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "build", lambda: "another build")
@@ -123,18 +123,20 @@ def test_saved_prompt_of_another_build_is_refused(
 
 
 def test_text_that_is_stopped_leaves_what_it_said(disk_pair: Path, cache: Path) -> None:
-    model, prompt = started(disk_pair, cache), ids(500)
-    engine, request = model.open(1, 640), model.request(prompt, ask(max_tokens=60), "ar")
+    model = started(disk_pair, cache)
+    prompt = ids(500)
+    engine = model.open(1, 640)
+    request = model.request(prompt, ask(max_tokens=60), "ar")
     engine.submit([request])
     while len(request.sequences[0].tokens) < 40:
         engine.step()
-    said = list(request.sequences[0].tokens)
+    generated_ids = list(request.sequences[0].tokens)
     engine.cancel(request)
     engine.core.write_behind(lambda: False)
     written(model)
-    turn = [*prompt, *said, *ids(40, seed=1)]
+    turn = [*prompt, *generated_ids, *ids(40, seed=1)]
     again = answer(started(disk_pair, cache), turn, "ar")
-    assert again.cached_tokens == (len(prompt) + len(said) - 1) // PAGE * PAGE > len(prompt)
+    assert again.cached_tokens == (len(prompt) + len(generated_ids) - 1) // PAGE * PAGE > len(prompt)
     assert again.outputs[0].token_ids == answer(llm(disk_pair), turn, "ar").outputs[0].token_ids
     engine.close()
 
@@ -152,25 +154,26 @@ def test_copies_that_cannot_be_made_cost_no_answer(
 
 
 def test_segments_behind_a_lost_one_are_not_kept(disk_pair: Path, cache: Path) -> None:
-    """Nobody would find it."""
+    """No lookup would find a segment without the one before it."""
     model = started(disk_pair, cache)
-    engine, request = model.open(1, 640), model.request(PROMPT, ask(), "ar")
+    engine = model.open(1, 640)
+    request = model.request(PROMPT, ask(), "ar")
     engine.submit([request])
     while not request.sequences[0].tokens:
         engine.step()
     assert engine.core.disk
     engine.core.disk.drop_pending()
     written(model)
-    kept = segments(cache)
+    segment_files = segments(cache)
     engine.finish(request)
     engine.core.write_behind(lambda: False)
     written(model)
-    assert segments(cache) == kept
+    assert segments(cache) == segment_files
     engine.close()
 
 
 def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) -> None:
-    """What waits to be written holds no page: it is dropped when another text takes them."""
+    """Pending writes hold no pages: they are dropped when another text takes the pages."""
     model = started(disk_pair, cache)
     engine = model.open(1, 640)
     for prompt in (PROMPT, ids(590, seed=3)):
@@ -187,23 +190,23 @@ def test_pages_that_are_needed_are_not_waited_for(disk_pair: Path, cache: Path) 
 
 @pytest.mark.parametrize("how", ["cancelled", "given up by its caller"])
 def test_text_given_up_in_the_middle_is_shared_in_memory(disk_pair: Path, how: str) -> None:
-    engine, seen = llm(disk_pair).open(1, 640, max_itl=0.0), list[int]()  # a pass at a time
+    engine, progress = llm(disk_pair).open(1, 640, max_itl=0.0), list[int]()  # a pass at a time
 
     def report(done: int, _: int) -> None:
-        seen.append(done)
+        progress.append(done)
         if how != "cancelled" and done >= 256:
             raise RuntimeError("enough")
 
     request = llm(disk_pair).request(PROMPT, ask(), "ar")
     engine.submit([request], on_prefill=report)
-    while engine.busy and (not seen or seen[-1] < 256):
+    while engine.busy and (not progress or progress[-1] < 256):
         engine.step()
     engine.cancel(request)
-    assert engine.core.kv_tokens == 0 and seen[-1] < len(PROMPT) - 1
+    assert engine.core.kv_tokens == 0 and progress[-1] < len(PROMPT) - 1
     again = llm(disk_pair).request(PROMPT, ask(), "ar")
     engine.submit([again])
     output = engine.finish(again)
-    assert output.cached_tokens == seen[-1] // PAGE * PAGE > 0
+    assert output.cached_tokens == progress[-1] // PAGE * PAGE > 0
     assert output.outputs[0].token_ids == answer(llm(disk_pair), PROMPT, "ar").outputs[0].token_ids
     engine.close()
 
@@ -212,7 +215,7 @@ def test_text_given_up_in_the_middle_is_shared_in_memory(disk_pair: Path, how: s
 def test_text_given_up_in_the_middle_leaves_what_was_read(
     disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
 ) -> None:
-    """A request that is cancelled; and a process that is killed, some segments before that."""
+    """A request is cancelled, or a process is killed some segments earlier."""
     monkeypatch.setattr(prefixes, "BATCH_SEGMENTS", 2)
     model = started(disk_pair, cache)
     engine = model.open(1, 640)

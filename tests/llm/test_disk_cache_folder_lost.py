@@ -1,4 +1,4 @@
-"""Answers go on, and start from disk again, where a disk cache is deleted, locked or forged beneath them."""
+"""Answers go on, and later start from disk again, if the disk cache's folder is deleted, locked or forged."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def test_answers_beside_a_lock_start_from_disk(
     assert len(caplog.records) == 1 and "is locked by another process" in caplog.text
 
 
-@pytest.mark.parametrize("told", [None, "soon", "nan", "-inf", "9" * 400])
-def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, told: str | None) -> None:
-    """In entries whose checksums hold."""
+@pytest.mark.parametrize("recorded_cost", [None, "soon", "nan", "-inf", "9" * 400])
+def test_cost_that_is_none_costs_no_answer(disk_pair: Path, cache: Path, recorded_cost: str | None) -> None:
+    """The entries' checksums hold; only the recorded cost is wrong."""
     answer(started(disk_pair, cache), PROMPT, "ar")
     for file in cache.glob("*.kv"):
         data = file.read_bytes()
         length = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + length])
         header["__metadata__"].pop("seconds_per_token", None)
-        if told:
-            header["__metadata__"]["seconds_per_token"] = told
+        if recorded_cost:
+            header["__metadata__"]["seconds_per_token"] = recorded_cost
         text = json.dumps(header).encode()
         body = len(text).to_bytes(8, "little") + text + data[8 + length : -32]
         file.write_bytes(body + blake2b(body, digest_size=32).digest())

@@ -1,4 +1,4 @@
-"""A disk cache on a disk that is really full: a small one in memory, mounted for one process."""
+"""A disk cache on a full disk: a small file system in memory, mounted for one process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DISK = 'mount -t tmpfs -o size=2m,mode=700 none "$0" && exec "$@"'
 
 
 def mounted(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command for which a folder is a disk of 2 MiB."""
+    """Run a command that has a disk of 2 MiB at a folder."""
     path = os.pathsep.join(map(str, (ROOT, ROOT / "src")))
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run([*MOUNTED, DISK, folder, *command], env=environment, capture_output=True, text=True)
@@ -33,7 +33,7 @@ def test_full_disk_costs_entries_and_no_answer(disk_pair: Path, tmp_path: Path) 
         pytest.skip("there is no unshare here")
     done = mounted(tmp_path, sys.executable, str(SCRIPT), str(disk_pair), str(tmp_path))
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["same"] and told["found"] == WHOLE
-    assert 1 <= len(told["logged"]) <= 3 and all("No space left" in line for line in told["logged"])
-    assert told["left"] == ["secret", "state"]
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert report["same"] and report["found"] == WHOLE
+    assert 1 <= len(report["logged"]) <= 3 and all("No space left" in line for line in report["logged"])
+    assert report["left"] == ["secret", "state"]

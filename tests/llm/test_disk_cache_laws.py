@@ -1,4 +1,4 @@
-"""Laws of the disk cache, and faults that they notice."""
+"""Laws of the disk cache, and the faults that they catch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_disk_cache_mutant_is_noticed(
     disk_pair: Path, cache: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (law,) = mutant.checks
-    if law == "texts":  # what these have is made before the fault is there
+    if law == "texts":  # their fixtures are made before the fault is planted
         from tests.helpers.disk_llm import PROMPT
         from tests.helpers.tiny_llm import ask, llm
 

@@ -1,4 +1,4 @@
-"""Texts that start from the disk cache are those that read their prompts, bit for bit, in every mode."""
+"""Texts restored from the disk cache equal texts of a fresh prefill, bit for bit, in every mode."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def test_restored_text_equals_fresh_one_with_setting(disk_pair: Path, cache: Pat
 
 
 def test_kv_of_one_kind_is_not_found_by_the_other(disk_pair: Path, cache: Path) -> None:
-    """In one folder; each finds its own."""
+    """Both kinds share one folder, and each finds its own entries."""
     kinds = ["auto", "int8", "auto", "int8"]
-    found = [answer(started(disk_pair, cache, kv_dtype=kind), PROMPT, "ar", max_tokens=1) for kind in kinds]
-    assert [output.cached_tokens for output in found] == [0, 0, WHOLE, WHOLE]
+    outputs = [answer(started(disk_pair, cache, kv_dtype=kind), PROMPT, "ar", max_tokens=1) for kind in kinds]
+    assert [output.cached_tokens for output in outputs] == [0, 0, WHOLE, WHOLE]
 
 
 @pytest.mark.parametrize("policy", ["mean_key", "quest"])
@@ -66,8 +66,8 @@ def test_only_what_is_not_on_disk_is_fed(disk_pair: Path, cache: Path) -> None:
 
 def test_next_turn_finds_generated_tokens(disk_pair: Path, cache: Path) -> None:
     prompt = ids(500)
-    said = answer(started(disk_pair, cache), prompt).outputs[0].token_ids
-    turn = [*prompt, *said, *ids(40, seed=1)]
+    generated_ids = answer(started(disk_pair, cache), prompt).outputs[0].token_ids
+    turn = [*prompt, *generated_ids, *ids(40, seed=1)]
     again = answer(started(disk_pair, cache), turn)
     assert again.cached_tokens == 512 > len(prompt)
     assert again.outputs[0].token_ids == answer(llm(disk_pair), turn).outputs[0].token_ids
@@ -84,13 +84,14 @@ def test_prompt_begins_with_whole_segments_of_longer_one(
 
 
 def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first tokens that are written map memory: a prefill pays that, too."""
+    """The first tokens written map memory, a cost that a prefill has, too."""
     answer(started(disk_pair, cache), PROMPT, "ar")
-    clock, copy = [0.0], prefixes._copy
+    clock = [0.0]
+    copy = prefixes._copy
 
-    def copy_for_long(*given: Any) -> bool:
+    def copy_for_long(*arguments: Any) -> bool:
         clock[0] += 1000.0
-        return copy(*given)
+        return copy(*arguments)
 
     monkeypatch.setattr(prefixes, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(prefixes, "_copy", copy_for_long)
@@ -99,10 +100,10 @@ def test_first_writing_of_memory_is_no_slow_disk(disk_pair: Path, cache: Path, m
 
 
 def test_reason_for_reading_again_survives_a_restart(disk_pair: Path, cache: Path) -> None:
-    """Which token differs, and in the own scope only."""
+    """The reason names the token that differs, within the request's own scope only."""
     answer(started(disk_pair, cache), PROMPT, "ar", scope="a")
-    other = [*PROMPT[:40], 1, *PROMPT[41:]]
-    again, foreign = (answer(started(disk_pair, cache), other, "ar", scope=scope) for scope in "ab")
+    changed_prompt = [*PROMPT[:40], 1, *PROMPT[41:]]
+    again, foreign = (answer(started(disk_pair, cache), changed_prompt, "ar", scope=scope) for scope in "ab")
     assert again.reread == "it differs from token 41 on from what was read before"
     assert foreign.reread == "nothing that was read lately begins like it"
 
@@ -114,9 +115,11 @@ def test_short_text_is_not_kept(disk_pair: Path, cache: Path) -> None:
 
 def test_choices_start_from_disk_together(disk_pair: Path, cache: Path) -> None:
     answer(started(disk_pair, cache), PROMPT)
-    output, fresh = (answer(model, PROMPT, n=3) for model in (started(disk_pair, cache), llm(disk_pair)))
+    output, computed_output = (answer(model, PROMPT, n=3) for model in (started(disk_pair, cache), llm(disk_pair)))
     assert output.cached_tokens == WHOLE
-    assert [one.token_ids for one in output.outputs] == [one.token_ids for one in fresh.outputs]
+    assert [completion.token_ids for completion in output.outputs] == [
+        completion.token_ids for completion in computed_output.outputs
+    ]
 
 
 def test_scored_prompt_is_read(disk_pair: Path, cache: Path) -> None:
@@ -127,7 +130,8 @@ def test_scored_prompt_is_read(disk_pair: Path, cache: Path) -> None:
 
 def test_session_goes_on_after_restart(disk_pair: Path, cache: Path) -> None:
     def turns(model: LLM, conversation: list[int]) -> tuple[list[int], list[int]]:
-        session, cached = Session(model), []
+        session = Session(model)
+        cached = []
         for number in range(2):
             *_, output = session.ask(conversation, ask(max_tokens=16))
             assert isinstance(output, RequestOutput)
@@ -136,9 +140,10 @@ def test_session_goes_on_after_restart(disk_pair: Path, cache: Path) -> None:
         return conversation, cached
 
     plain, _ = turns(LLM(disk_pair / "target", disk_pair / "draft", **HOW), PROMPT[:530])
-    first, again = started(disk_pair, cache), started(disk_pair, cache)
-    assert turns(first, PROMPT[:530])[0] == plain
-    written(first)
+    first_llm = started(disk_pair, cache)
+    again = started(disk_pair, cache)
+    assert turns(first_llm, PROMPT[:530])[0] == plain
+    written(first_llm)
     conversation, cached = turns(again, PROMPT[:530])
     assert conversation == plain and cached[0] == 512
 
@@ -152,8 +157,9 @@ def test_generate_and_stream_keep_prompts(disk_pair: Path, cache: Path) -> None:
 
 
 def test_engines_that_run_take_each_others_texts(disk_pair: Path, cache: Path) -> None:
-    """Two processes that both run already."""
-    one, other = started(disk_pair, cache), started(disk_pair, cache)
-    answer(other, ids(100, seed=5))
-    answer(one, PROMPT)
-    assert answer(other, PROMPT).cached_tokens == WHOLE
+    """Both engines run before either writes."""
+    writing_llm = started(disk_pair, cache)
+    reading_llm = started(disk_pair, cache)
+    answer(reading_llm, ids(100, seed=5))
+    answer(writing_llm, PROMPT)
+    assert answer(reading_llm, PROMPT).cached_tokens == WHOLE

@@ -1,4 +1,4 @@
-"""Calls of the library that people make every day, with their right answers: tests/data/everyday/library.json."""
+"""Everyday calls of the library with their right answers: tests/data/everyday/library.json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The promises for each family: a row's bits depend on that row alone, and every mode's texts are plain decoding's."""
+"""Promises for each family: a row's bits depend on that row alone, and every mode's texts are plain decoding's."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LENGTHS = (40, 150, 215)
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where models are written when they are first asked for."""
+    """Return the folder to which models are written on first use."""
     return tmp_path_factory.mktemp("families")
 
 
@@ -41,7 +41,7 @@ def llm(home: Path, name: str, lower_tiers: str = "same", kv_dtype: str = "auto"
 
 
 def tokens(model: LLM, prompts: list[list[int]], mode: str) -> list[list[int]]:
-    return [each.outputs[0].token_ids for each in model.generate(prompts, ask(), mode=mode)]
+    return [output.outputs[0].token_ids for output in model.generate(prompts, ask(), mode=mode)]
 
 
 @pytest.mark.parametrize("name", FAMILY_MODELS)
@@ -55,31 +55,34 @@ def test_family_bits_depend_on_the_row_alone(home: Path, name: str) -> None:
 @pytest.mark.parametrize("sampling", [*slow(GREEDY), SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("name", FAMILY_MODELS)
 def test_family_texts_of_every_mode_equal_plain_decoding(home: Path, name: str, sampling: dict[str, Any]) -> None:
-    model, prompts = llm(home, name), [ids(length, seed=length) for length in LENGTHS]
-    found = {
-        mode: [each.outputs[0].token_ids for each in model.generate(prompts, ask(**sampling), mode=mode)]
+    model = llm(home, name)
+    prompts = [ids(length, seed=length) for length in LENGTHS]
+    texts_by_mode = {
+        mode: [output.outputs[0].token_ids for output in model.generate(prompts, ask(**sampling), mode=mode)]
         for mode in MODES
     }
-    assert all(found[mode] == found["ar"] for mode in MODES)
+    assert all(texts_by_mode[mode] == texts_by_mode["ar"] for mode in MODES)
     assert model.generate(prompts[2], ask(**sampling), mode="retrieval")[0].exactness == "bitwise"
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "granite-biases", "gemma-2", "gpt-oss", "glm-4.5"])
 def test_family_texts_with_int8_lower_tiers_equal_plain_decoding(home: Path, name: str) -> None:
     prompts = [ids(length, seed=length) for length in LENGTHS]
-    plain, other = (
+    plain, drafted = (
         tokens(llm(home, name, lower), prompts, mode) for lower, mode in (("same", "ar"), ("int8", "triforce"))
     )
-    assert other == plain
+    assert drafted == plain
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "mistral-window", "smollm3", "gemma-2", "gpt-oss", "glm-4.5"])
 def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -> None:
-    model, prompts = llm(home, name, kv_dtype="int8"), [ids(length, seed=length) for length in LENGTHS]
-    alone = [tokens(model, [prompt], "ar")[0] for prompt in prompts]
-    assert all(tokens(model, prompts, mode) == alone for mode in MODES)
+    model = llm(home, name, kv_dtype="int8")
+    prompts = [ids(length, seed=length) for length in LENGTHS]
+    single_texts = [tokens(model, [prompt], "ar")[0] for prompt in prompts]
+    assert all(tokens(model, prompts, mode) == single_texts for mode in MODES)
     rounded, exact = (
-        paged_logits(each.target.decoder, texts(), [[LENGTH, LENGTH]]) for each in (model, llm(home, name))
+        paged_logits(compared_llm.target.decoder, texts(), [[LENGTH, LENGTH]])
+        for compared_llm in (model, llm(home, name))
     )
     assert not torch.equal(rounded, exact), "or KV is not int8"
 
@@ -88,27 +91,29 @@ def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -
 def test_family_texts_with_all_windowless_layers_read_whole_equal_plain_decoding(
     home: Path, name: str, layer: int
 ) -> None:
-    """The retrieval tier sees all that the full one does then, and guesses as that one does."""
-    model, prompts = llm(home, name, searched_layers=str(layer)), [ids(length, seed=length) for length in LENGTHS]
+    """The retrieval tier then sees all that the full tier sees, and all its guesses are right."""
+    model = llm(home, name, searched_layers=str(layer))
+    prompts = [ids(length, seed=length) for length in LENGTHS]
     assert [n for n, window in enumerate(model.target.config.windows) if not window] == [layer]
     plain = tokens(model, prompts, "ar")
     for mode in ("retrieval", "triforce"):
-        outputs = [each.outputs[0] for each in model.generate(prompts, ask(), mode=mode)]
-        assert [each.token_ids for each in outputs] == plain
-        retrieval = [tier for each in outputs for tier in each.tiers if tier.name == "retrieval"]
+        outputs = [output.outputs[0] for output in model.generate(prompts, ask(), mode=mode)]
+        assert [output.token_ids for output in outputs] == plain
+        retrieval = [tier for output in outputs for tier in output.tiers if tier.name == "retrieval"]
         assert all(tier.accepted == tier.proposed > 0 for tier in retrieval) and len(retrieval) == len(prompts)
 
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2", "gemma-3"])
 def test_family_texts_with_an_eagle_head_equal_plain_decoding(home: Path, name: str) -> None:
-    """Some of its guesses are kept."""
+    """Some guesses of the head are accepted."""
     folder = save(family_model(name, vocab_size=300), home / f"{name}-300")
     random_draft(home / f"{name}-features", load(folder, device="cpu", dtype="float32"))
     model = LLM(folder, home / f"{name}-features", retrieval_budget=64, speculative_tokens=4)
     prompts = [ids(length, seed=length) for length in LENGTHS]
-    plain, kept = tokens(model, prompts, "ar"), 0
+    plain = tokens(model, prompts, "ar")
+    accepted_tokens = 0
     for mode in ("draft", "triforce"):
-        outputs = [each.outputs[0] for each in model.generate(prompts, ask(), mode=mode)]
-        assert [each.token_ids for each in outputs] == plain
-        kept += sum(tier.accepted for each in outputs for tier in each.tiers if tier.name == "draft")
-    assert kept
+        outputs = [output.outputs[0] for output in model.generate(prompts, ask(), mode=mode)]
+        assert [output.token_ids for output in outputs] == plain
+        accepted_tokens += sum(tier.accepted for output in outputs for tier in output.tiers if tier.name == "draft")
+    assert accepted_tokens

@@ -1,4 +1,4 @@
-"""A prompt that one call of `LLM.generate` has read is there for the next one, and goes when it is told to."""
+"""The KV of a prompt stays from one call of `LLM.generate` to the next, until `reset_prefix_cache`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PROMPT = ids(300)
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -25,49 +25,49 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def model(folder: Path) -> LLM:
-    made = llm(folder)
-    made.reset_prefix_cache()
-    return made
+    shared_llm = llm(folder)
+    shared_llm.reset_prefix_cache()
+    return shared_llm
 
 
 def read(model: LLM, prompt: list[int], **how: object) -> tuple[int, int, list[int]]:
-    """Tokens of the prompt that were read now, those that were known, and the text."""
+    """Return prefilled tokens of the prompt, its cached tokens, and the text's ids."""
     with counted(model.target.decoder) as passes:
         (output,) = model.generate(prompt, ask(max_tokens=1), mode="ar", **how)  # type: ignore[arg-type]
     return sum(passes) - 1, output.cached_tokens, output.outputs[0].token_ids
 
 
 def test_prompt_is_prefilled_once(model: LLM) -> None:
-    fresh, known, text = read(model, PROMPT)
-    assert (fresh, known) == (len(PROMPT) - 1, 0)
+    prefilled, cached_tokens, text = read(model, PROMPT)
+    assert (prefilled, cached_tokens) == (len(PROMPT) - 1, 0)
     longer = [*PROMPT, *ids(20, seed=3)]
     again, cached, _ = read(model, longer)
     assert cached == len(PROMPT) // PAGE * PAGE and again == len(longer) - 1 - cached
-    known = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
-    assert read(model, PROMPT) == (len(PROMPT) - 1 - known, known, text)
+    cached_tokens = (len(PROMPT) - 1 - TAIL) // PAGE * PAGE
+    assert read(model, PROMPT) == (len(PROMPT) - 1 - cached_tokens, cached_tokens, text)
     model.reset_prefix_cache()
-    assert read(model, PROMPT) == (fresh, 0, text)
+    assert read(model, PROMPT) == (prefilled, 0, text)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_texts_equal_fresh_engine(model: LLM, mode: str) -> None:
     prompts = [PROMPT, PROMPT[:200], ids(200, seed=5)]
-    fresh = []
+    expected = []
     for prompt in prompts:
         model.reset_prefix_cache()
-        fresh += model.generate(prompt, ask(), mode=mode)
+        expected += model.generate(prompt, ask(), mode=mode)
     model.reset_prefix_cache()
     again = [output for prompt in prompts for output in model.generate(prompt, ask(), mode=mode)]
-    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in fresh]
+    assert [o.outputs[0].token_ids for o in again] == [o.outputs[0].token_ids for o in expected]
 
 
 def test_abandoned_stream_leaves_engine_usable(model: LLM) -> None:
     _, _, text = read(model, PROMPT)
-    left, suspended = (model.stream(PROMPT, ask(max_tokens=50)) for _ in range(2))
+    abandoned_stream, suspended = (model.stream(PROMPT, ask(max_tokens=50)) for _ in range(2))
     next(suspended)
     assert read(model, PROMPT)[2] == text, "while another one is under way"
-    next(left)
-    left.close()
+    next(abandoned_stream)
+    abandoned_stream.close()
     assert read(model, PROMPT)[1:] == (read(model, PROMPT)[1], text)
     pieces = list(suspended)
     assert pieces and read(model, PROMPT)[2] == text

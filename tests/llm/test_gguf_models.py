@@ -1,4 +1,4 @@
-"""Models in GGUF files make the texts of plain decoding in every mode; read as numbers, those of a folder of the same.
+"""GGUF models give the texts of plain decoding in every mode. Read as numbers they equal a folder of these numbers.
 
 Shape suffixes: T tokens, V vocabulary.
 """
@@ -67,7 +67,7 @@ def texts(model: LLM, mode: str, **how: Any) -> list[list[int]]:
 
 
 def logits(path: Path, dtype: str) -> Tensor:
-    """Logits (T, V) of a text, in one pass."""
+    """Return logits (T, V) of a text, in one pass."""
     decoder, (text,) = load(path, device="cpu", dtype=dtype).decoder, PROMPTS[:1]
     pool = PagePool(decoder.config, 1, 8, decoder.dtype)
     pool.reserve(0, len(text))
@@ -81,8 +81,10 @@ def test_gguf_float32_logits_equal_folder(pair: Pair) -> None:
 def test_weight_size_is_of_packed_file(pair: Pair) -> None:
     packed, numbers = (load(pair.target.gguf, device="cpu", dtype=dtype) for dtype in ("bfloat16", "float32"))
     of_packed, of_numbers = (
-        ModelProfile(each.files, each.config, each.decoder.dtype, each.decoder.device, SpeculativeConfig()).weight_size
-        for each in (packed, numbers)
+        ModelProfile(
+            loaded.files, loaded.config, loaded.decoder.dtype, loaded.decoder.device, SpeculativeConfig()
+        ).weight_size
+        for loaded in (packed, numbers)
     )
     assert of_packed == packed.files.weight_bytes / packed.config.parameters != of_numbers == 4
 
@@ -93,15 +95,16 @@ def test_gguf_float32_text_equals_folder(pair: Pair) -> None:
 
 
 def test_gguf_packed_logits_are_near(pair: Pair) -> None:
-    """As near as bfloat16 comes: inputs of products and what attention reads are rounded to it, and to 16 bits."""
-    exact_TV, packed_TV = logits(pair.target.gguf, "float32"), logits(pair.target.gguf, "bfloat16")
+    """Logits are as near as bfloat16 allows: inputs of products are rounded to it or to 16 bits, as is KV."""
+    exact_TV = logits(pair.target.gguf, "float32")
+    packed_TV = logits(pair.target.gguf, "bfloat16")
     error = ((packed_TV - exact_TV).square().mean().sqrt() / exact_TV.std()).item()
     assert 2.0**-9 < error < 2.0**-3
 
 
 @pytest.mark.parametrize("kind", ["F16", "F32"])
 def test_gguf_numbers_are_nearer_than_bfloat16(tmp_path: Path, kind: str) -> None:
-    """What is left is the rounding of inputs; a folder's weights are rounded, too."""
+    """Only inputs are rounded here. A folder's weights are rounded, too."""
     file, folder = write_model(tmp_path, kind)
     exact_TV = logits(file, "float32")
     ours, rounded = ((logits(path, "bfloat16") - exact_TV).square().mean().sqrt() for path in (file, folder))
@@ -123,14 +126,14 @@ def test_gguf_lower_tiers_keep_text(pair: Pair, mode: str, lower: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("others", "shared"),
+    ("matrix_types", "shared"),
     [({}, True), ({"token_embd": "F16"}, True), ({"attn_k": "F16"}, False), ({"output": "BF16"}, False)],
 )
 def test_gguf_lower_tiers_share_packed_weights(
-    tmp_path: Path, others: dict[str, str], shared: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, matrix_types: dict[str, str], shared: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where products read no numbers there is nothing to round; where they do, the model is there twice."""
-    file = write_model(tmp_path, "Q4_K", MIXED | others).gguf
+    """Packed products leave nothing to round, so tiers share weights. Other weights exist twice."""
+    file = write_model(tmp_path, "Q4_K", MIXED | matrix_types).gguf
     loaded = load(file, device="cpu", bits=4)
     assert (loaded.lower is loaded.decoder) == shared
     assert main(["info", str(file), "--lower-tiers", "int4"]) == 0
@@ -138,25 +141,28 @@ def test_gguf_lower_tiers_share_packed_weights(
 
 
 def test_gguf_offloaded_text_equals_memory(tmp_path: Path) -> None:
-    """The prompt's KV is larger than what there is for it."""
+    """The prompt's KV is larger than the memory for it."""
     sizes = dict(num_attention_heads=4, num_key_value_heads=4, head_dim=64, num_hidden_layers=6)
     file = write_model(tmp_path, "Q4_K", MIXED, "qwen2", max_position_embeddings=2600, **sizes).gguf
     (prompt,), how = [ids(2404)], dict(retrieval_budget=256, searched_layers="none")
     plain = LLM(file, **how).generate(prompt, ask(max_tokens=12), mode="ar")[0]
     for mode in ("ar", "retrieval"):
-        found = LLM(file, **how, kv_offload="file", kv_memory="4750KiB").generate(prompt, ask(max_tokens=12), mode=mode)
-        assert found[0].outputs[0].token_ids == plain.outputs[0].token_ids
-        assert found[0].kv.file_bytes > 2 * found[0].kv.device_bytes
+        outputs = LLM(file, **how, kv_offload="file", kv_memory="4750KiB").generate(
+            prompt, ask(max_tokens=12), mode=mode
+        )
+        assert outputs[0].outputs[0].token_ids == plain.outputs[0].token_ids
+        assert outputs[0].kv.file_bytes > 2 * outputs[0].kv.device_bytes
 
 
 def test_gguf_saved_prompt_fits_its_types_alone(tmp_path: Path) -> None:
-    prompt, file = PROMPTS[1], tmp_path / "kept"
-    first, other = (write_model(tmp_path / kind, kind).gguf for kind in ("Q5_0", "Q4_0"))
-    model = LLM(first)
-    fresh = model.generate(prompt, ask(), mode="ar", save_cache=file)[0].outputs[0].token_ids
-    for again in (model, LLM(first)):
-        assert again.generate(prompt, ask(), mode="ar", load_cache=file)[0].outputs[0].token_ids == fresh
-    for stranger in (LLM(other), LLM(first, dtype="float32")):
+    prompt = PROMPTS[1]
+    file = tmp_path / "kept"
+    first_file, other_file = (write_model(tmp_path / kind, kind).gguf for kind in ("Q5_0", "Q4_0"))
+    model = LLM(first_file)
+    expected_ids = model.generate(prompt, ask(), mode="ar", save_cache=file)[0].outputs[0].token_ids
+    for again in (model, LLM(first_file)):
+        assert again.generate(prompt, ask(), mode="ar", load_cache=file)[0].outputs[0].token_ids == expected_ids
+    for stranger in (LLM(other_file), LLM(first_file, dtype="float32")):
         with pytest.raises(CacheError):
             stranger.generate(prompt, ask(), mode="ar", load_cache=file)
 
@@ -175,8 +181,8 @@ def test_gguf_sharded_text_equals_one_process(pair: Pair, mode: str) -> None:
 
 
 def test_gguf_summed_shards_agree(tmp_path: Path) -> None:
-    first, second = shared(write_model(tmp_path, "Q5_1", {"attn_output": "Q4_0"}), "ar", False)
-    assert first == second
+    first_text, second = shared(write_model(tmp_path, "Q5_1", {"attn_output": "Q4_0"}), "ar", False)
+    assert first_text == second
 
 
 def test_gguf_summed_shards_within_block_raise(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""Texts of real models over int8 KV, wherever that lies: in memory, in a file, from a restart, shared by ranks.
+"""Texts of real models over int8 KV in any place: in memory, in a file, after a restart, shared by ranks.
 
-And of each prompt alone, as they are made in batches otherwise.
+Each prompt also runs alone; otherwise prompts run in batches.
 """
 
 from __future__ import annotations
@@ -56,18 +56,21 @@ def test_int8_kv_texts_are_one_wherever_it_lies(
     def texts(outputs: list[RequestOutput]) -> list[list[int]]:
         return [output.outputs[0].token_ids for output in outputs]
 
-    wanted = texts(answers(plain, "ar"))
-    assert len(wanted) == prompts and {len(text) for text in wanted} == {tokens}
-    assert [texts(plain.generate([one], ask(max_tokens=tokens), mode=mode))[0] for one in texts_of] == wanted
+    expected_texts = texts(answers(plain, "ar"))
+    assert len(expected_texts) == prompts and {len(text) for text in expected_texts} == {tokens}
+    assert [
+        texts(plain.generate([prompt], ask(max_tokens=tokens), mode=mode))[0] for prompt in texts_of
+    ] == expected_texts
     filed = answers(model(kv_offload="file", kv_memory="16MiB"))
-    assert texts(filed) == wanted and filed[0].kv.file_bytes > filed[0].kv.device_bytes
-    first, again = model(disk_cache=cache), model(disk_cache=cache)
-    for some in range(0, prompts, 5):  # more at once would wait too long to be written, and be given up
-        part = slice(some, some + 5)
-        made = first.generate(texts_of[part], ask(max_tokens=tokens), mode=mode)
-        written(first)
-        assert texts(made) == wanted[part]
-    found = answers(again)
-    assert texts(found) == wanted and all(output.cached_tokens >= 512 for output in found)
+    assert texts(filed) == expected_texts and filed[0].kv.file_bytes > filed[0].kv.device_bytes
+    first_llm = model(disk_cache=cache)
+    again = model(disk_cache=cache)
+    for part_start in range(0, prompts, 5):  # the writes of more at once would wait too long and be dropped
+        part = slice(part_start, part_start + 5)
+        part_outputs = first_llm.generate(texts_of[part], ask(max_tokens=tokens), mode=mode)
+        written(first_llm)
+        assert texts(part_outputs) == expected_texts[part]
+    restored_outputs = answers(again)
+    assert texts(restored_outputs) == expected_texts and all(output.cached_tokens >= 512 for output in restored_outputs)
     for count in ranks:
-        assert together(count, lambda group: texts(answers(model(ranks=group)))) == [wanted] * count
+        assert together(count, lambda group: texts(answers(model(ranks=group)))) == [expected_texts] * count

@@ -1,4 +1,4 @@
-"""Interrupts of a call with many prompts, wherever they strike."""
+"""Interrupts at any place of a call with many prompts."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from triforce.engine.sequence_batch import SequenceBatch
 
 
 def test_interrupt_while_rows_leave_keeps_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The batch is broken then: whatever it is asked fails."""
+    """After the interrupt the batch is broken: all its calls fail."""
     llm = LLM(None, None, device="cpu", mode="ar")
     params = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True) for tokens in (2, 6, 12)]
     prompts = ["the sea", "the ship", "the wind"]
-    whole = llm.generate(prompts, params)
+    uninterrupted = llm.generate(prompts, params)
     keep = SequenceBatch.keep
     calls: list[int] = []
 
@@ -31,5 +31,7 @@ def test_interrupt_while_rows_leave_keeps_outputs(monkeypatch: pytest.MonkeyPatc
     assert len(calls) > 2, "the engine was given up without a word to the batch"
     outputs = interruption.value.outputs
     assert [output is not None for output in outputs] == [True, False, False]
-    assert outputs[0] and outputs[0].outputs[0].text == whole[0].outputs[0].text
-    assert [output.outputs[0].text for output in llm.generate(prompts, params)] == [o.outputs[0].text for o in whole]
+    assert outputs[0] and outputs[0].outputs[0].text == uninterrupted[0].outputs[0].text
+    assert [output.outputs[0].text for output in llm.generate(prompts, params)] == [
+        o.outputs[0].text for o in uninterrupted
+    ]

@@ -33,7 +33,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -60,39 +60,41 @@ def test_int8_kv_texts_equal_plain_decoding(pair: Path, mode: str, how: dict[str
     plain = {"dtype": how["dtype"]} if "dtype" in how else {}
     for sampling in (GREEDY, SEEDED):
         together = texts(int8(pair, **how), mode, PROMPTS, **sampling)
-        alone = [texts(int8(pair, **plain), "ar", [prompt], **sampling)[0] for prompt in PROMPTS]
-        assert together == alone
+        single_texts = [texts(int8(pair, **plain), "ar", [prompt], **sampling)[0] for prompt in PROMPTS]
+        assert together == single_texts
 
 
 @pytest.mark.parametrize("policy", ["mean_key", "quest"])
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=str)
 def test_policies_that_look_at_int8_keys_keep_texts(pair: Path, policy: str, sampling: dict[str, Any]) -> None:
-    found = texts(int8(pair, retrieval_policy=policy), "triforce", PROMPTS, **sampling)
-    assert found == texts(int8(pair), "ar", PROMPTS, **sampling)
+    generated_texts = texts(int8(pair, retrieval_policy=policy), "triforce", PROMPTS, **sampling)
+    assert generated_texts == texts(int8(pair), "ar", PROMPTS, **sampling)
 
 
 def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
-    one, other = int8(pair), llm(pair)
-    assert one.target.fingerprint != other.target.fingerprint
-    assert one.target.kv_dtype == "int8" and other.target.kv_dtype in ("bfloat16", "float32")
-    (output,) = one.generate(PROMPTS[0], ask())
+    int8_llm = int8(pair)
+    bfloat16_llm = llm(pair)
+    assert int8_llm.target.fingerprint != bfloat16_llm.target.fingerprint
+    assert int8_llm.target.kv_dtype == "int8" and bfloat16_llm.target.kv_dtype in ("bfloat16", "float32")
+    (output,) = int8_llm.generate(PROMPTS[0], ask())
     assert output.kv_dtype == "int8"
 
 
 def test_rotation_of_heads_changes_fingerprint(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of int8 KV, which is rotated; that of other KV it does not."""
-    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
+    """The rotation changes the fingerprint of int8 KV, which is rotated, and of no other KV."""
+    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
     target = LLM(pair / "target", None, dtype="float32").target
     configs = [replace(target.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
-    rotated, still, *others = (fingerprint(config, target.decoder.model.weights) for config in configs)
-    assert len({rotated, still, *others}) == 3 and others[0] == others[1] == target.fingerprint
+    rotated, still, *unrotated = (fingerprint(config, target.decoder.model.weights) for config in configs)
+    assert len({rotated, still, *unrotated}) == 3 and unrotated[0] == unrotated[1] == target.fingerprint
 
 
 @needs_native
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("seed", range(2))
 def test_int8_kv_logits_of_any_passes_are_bitwise_equal(pair: Path, dtype: str, seed: int) -> None:
-    decoder, text = int8(pair, dtype=dtype).target.decoder, ids(300, seed=seed)
+    decoder = int8(pair, dtype=dtype).target.decoder
+    text = ids(300, seed=seed)
     (expected_TV,) = passes(decoder, [text], [[1] * len(text)])
     (got_TV,) = passes(decoder, [text], [cut(len(text), Random(seed), 90)], padding=seed)
     assert torch.equal(got_TV, expected_TV)
@@ -100,7 +102,7 @@ def test_int8_kv_logits_of_any_passes_are_bitwise_equal(pair: Path, dtype: str, 
 
 
 def fed(decoder: Any, text: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-    """Logits (T, V) of a text in one pass, and the rows of its KV."""
+    """Return logits (T, V) of a text in one pass, and the rows of its KV."""
     pool = PagePool(decoder.config, 1, pages_for(len(text)), decoder.dtype)
     pool.reserve(0, len(text))
     view = FullView(pool)
@@ -114,12 +116,12 @@ def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypa
     native_TV, native_rows = fed(int8(pair, dtype="float32").target.decoder, text)
     monkeypatch.setattr(dispatch, "native", None)
     torch_TV, torch_rows = fed(LLM(pair / "target", None, dtype="float32", kv_dtype="int8").target.decoder, text)
-    for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # of later layers, sums have roundings before
+    for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # later layers have rounded sums
         assert (ours[..., :-2].int() - theirs[..., :-2].int()).abs().max() <= 1
         torch.testing.assert_close(numbers(ours), numbers(theirs), atol=0.03, rtol=0)
     exact_TV = fed(LLM(pair / "target", None, dtype="float32").target.decoder, text)[0]
-    near, far = ((x - torch_TV).abs().max() for x in (native_TV, exact_TV))
-    assert near < far / 3, "the two are one model, and bfloat16 KV is another"
+    native_error, exact_error = ((x - torch_TV).abs().max() for x in (native_TV, exact_TV))
+    assert native_error < exact_error / 3, "the two are one model, and bfloat16 KV is another"
 
 
 def test_torch_path_texts_equal_plain_decoding(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,24 +134,27 @@ def test_torch_path_texts_equal_plain_decoding(pair: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_saved_int8_kv_equals_fresh_prompt(pair: Path, mode: str, tmp_path: Path) -> None:
-    model, file, prompt = int8(pair), tmp_path / "prompt.kv", PROMPTS[1]
-    (fresh,) = model.generate(prompt, ask(), mode=mode, save_cache=file)
+    model = int8(pair)
+    file = tmp_path / "prompt.kv"
+    prompt = PROMPTS[1]
+    (expected_output,) = model.generate(prompt, ask(), mode=mode, save_cache=file)
     (again,) = model.generate(prompt, ask(), mode=mode, load_cache=file)
-    assert again.outputs[0].token_ids == fresh.outputs[0].token_ids
+    assert again.outputs[0].token_ids == expected_output.outputs[0].token_ids
     assert again.cached_tokens > 200
     with pytest.raises(CacheError, match="another model, dtype"):
         llm(pair).generate(prompt, ask(), load_cache=file)
     plain = tmp_path / "plain.kv"
     llm(pair).generate(prompt, ask(), save_cache=plain)
     if dispatch.native:
-        assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales are no less, and heads are small
+        assert file.stat().st_size < 0.65 * plain.stat().st_size  # ids and scales do not shrink, and heads are small
     with pytest.raises(CacheError, match="another model, dtype"):
         model.generate(prompt, ask(), load_cache=plain)
 
 
 def test_int8_kv_bytes_are_counted(pair: Path) -> None:
     for model in (int8(pair), llm(pair)):
-        pool, config = model.open(1, CONTEXT).core.store.pool, model.target.config
+        pool = model.open(1, CONTEXT).core.store.pool
+        config = model.target.config
         tokens = (pool.allocator.pages + 1) * 16
         per_head = 2 * (config.head_dim + 2) if config.kv_int8 else 2 * config.head_dim * pool.dtype.itemsize
         assert pool.bytes.device_bytes == tokens * config.layers * config.kv_heads * per_head
@@ -160,7 +165,8 @@ def test_int8_kv_bytes_are_counted(pair: Path) -> None:
 )
 def test_rounded_rows_are_nearest_multiples(x: Tensor) -> None:
     rows = rounded(x)
-    back, scale = numbers(rows), rows[..., -2:].contiguous().view(torch.bfloat16).float()
+    back = numbers(rows)
+    scale = rows[..., -2:].contiguous().view(torch.bfloat16).float()
     assert (rows[..., :-2].abs() <= 127).all()
     assert ((back - x).abs() <= scale * 0.5001).all()
     assert (scale * 127 >= x.abs().amax(-1, keepdim=True) * (1 - 1e-6)).all()

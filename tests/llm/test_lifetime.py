@@ -36,7 +36,7 @@ CALLS: dict[str, Callable[[LLM], object]] = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a target and a draft of one tokenizer."""
+    """Write a folder with a target and a draft of one tokenizer."""
     return tiny_pair(tmp_path_factory.mktemp("texts"), positions=640)
 
 
@@ -96,7 +96,7 @@ def test_closed_llm_has_no_attribute_that_it_never_had(llm: LLM) -> None:
 
 
 def test_llm_files_in_home_folder_are_found(llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of saved prompts, the disk cache and models."""
+    """The paths of saved prompts, the disk cache and models begin with `~`."""
     monkeypatch.setenv("HOME", str(folder))
     llm.generate(PROMPT, SHORT, save_cache="~/saved.kv")
     assert (folder / "saved.kv").is_file()
@@ -106,9 +106,9 @@ def test_llm_files_in_home_folder_are_found(llm: LLM, folder: Path, monkeypatch:
 
 
 def test_llm_forked_while_generating_raises_in_child(folder: Path, tmp_path: Path) -> None:
-    """And an LLM that the child makes itself makes the same text; the one of the parent goes on."""
+    """An LLM that the child creates itself gives the same text. The parent's LLM goes on."""
     llm = LLM(folder / "target", None, disk_cache=tmp_path / "cache")
-    wanted = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
+    expected_ids = llm.generate(PROMPT, SHORT)[0].outputs[0].token_ids
     pieces = llm.stream(PROMPT, LONG)
     next(pieces)
     working = threading.Event()
@@ -121,8 +121,8 @@ def test_llm_forked_while_generating_raises_in_child(folder: Path, tmp_path: Pat
         os._exit(0)
     os.close(write)
     worker.join()
-    with os.fdopen(read) as said:
-        assert said.read() == f"3 of 3 refused, {wanted}"
+    with os.fdopen(read) as child_output:
+        assert child_output.read() == f"3 of 3 refused, {expected_ids}"
     assert os.waitpid(child, 0)[1] == 0 and len(list(pieces)) > 1
 
 
@@ -133,5 +133,5 @@ def _in_child(llm: LLM, folder: Path) -> str:
             CALLS[call](llm)
         except RequestError as error:
             refused += "make another LLM in this process" in str(error) and "spawn" in str(error)
-    own = LLM(folder / "target", None).generate(PROMPT, SHORT)[0].outputs[0].token_ids
-    return f"{refused} of 3 refused, {own}"
+    child_ids = LLM(folder / "target", None).generate(PROMPT, SHORT)[0].outputs[0].token_ids
+    return f"{refused} of 3 refused, {child_ids}"

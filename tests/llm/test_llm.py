@@ -1,4 +1,4 @@
-"""The public interface on tiny models: what goes in, what comes out, and what is left behind."""
+"""The public interface on tiny models: arguments, outputs, and memory that stays."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ def test_llm_modes_run_in_every_dtype(folder: Path, mode: str, dtype: str) -> No
 
 
 def test_llm_prompts_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
-    wanted = tokens(llm, PROMPT, params())
+    expected_ids = tokens(llm, PROMPT, params())
     for prompt in (np.array(PROMPT), torch.tensor(PROMPT), list(np.array(PROMPT)), tuple(PROMPT), [PROMPT]):
-        assert tokens(llm, prompt, params()) == wanted
+        assert tokens(llm, prompt, params()) == expected_ids
     assert tokens(llm, "the cat", params()) == tokens(llm, llm.encode("the cat"), params())
     assert len(llm.generate(["the cat", "the hat"], [params(), None])) == 2
 
@@ -83,11 +83,11 @@ def test_llm_prompts_of_wrong_type_raise(llm: LLM, prompt: object) -> None:
         llm.generate(prompt, params())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("given", [{"max_tokens": 3}, 3, "greedy", [{"max_tokens": 3}]])
-def test_llm_params_of_wrong_type_raise(llm: LLM, given: object) -> None:
+@pytest.mark.parametrize("params_of_wrong_type", [{"max_tokens": 3}, 3, "greedy", [{"max_tokens": 3}]])
+def test_llm_params_of_wrong_type_raise(llm: LLM, params_of_wrong_type: object) -> None:
     for call in (llm.generate, lambda *asked: next(llm.stream(*asked))):
         with pytest.raises(TypeError, match=r"say SamplingParams\(max_tokens=3\)"):
-            call(PROMPT, given)  # type: ignore[operator]
+            call(PROMPT, params_of_wrong_type)  # type: ignore[operator]
 
 
 def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -95,15 +95,22 @@ def test_llm_sampling_defaults_come_from_checkpoint(folder: Path, tmp_path: Path
         (tmp_path / file.name).symlink_to(file)
     assert LLM(tmp_path, None).sampling_params() == SamplingParams()
     assert LLM(tmp_path, None).sampling_params(chat=True, n=2) == SamplingParams(0.8, 40, 0.95, 0.05, n=2)
-    said = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1, "do_sample": True, "min_p": None}
+    generation_config = {
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "repetition_penalty": 1.1,
+        "do_sample": True,
+        "min_p": None,
+    }
     settings = tmp_path / "generation_config.json"
     settings.unlink(missing_ok=True)
-    settings.write_text(json.dumps(said))
+    settings.write_text(json.dumps(generation_config))
     llm = LLM(tmp_path, None)
-    wanted = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
-    assert llm.sampling_params() == llm.sampling_params(chat=True) == wanted
-    assert llm.sampling_params(top_k=0) == replace(wanted, top_k=0)
-    seeded = replace(wanted, seed=3, max_tokens=20)
+    expected_params = SamplingParams(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1)
+    assert llm.sampling_params() == llm.sampling_params(chat=True) == expected_params
+    assert llm.sampling_params(top_k=0) == replace(expected_params, top_k=0)
+    seeded = replace(expected_params, seed=3, max_tokens=20)
     assert tokens(llm, PROMPT, llm.sampling_params(seed=3, max_tokens=20)) == tokens(llm, PROMPT, seeded)
     settings.write_text(json.dumps({"temperature": -1}))
     with pytest.raises(ModelError, match=r"generation_config.json: temperature must be .* not -1; mend it"):
@@ -121,7 +128,9 @@ def test_llm_bad_settings_raise(folder: Path, options: dict[str, object]) -> Non
 
 def test_llm_far_too_long_text_is_encoded_in_part(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
-    read, encode, context = [], llm.tokenizer.encode, llm.target.config.context
+    read = []
+    encode = llm.tokenizer.encode
+    context = llm.target.config.context
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: read.append(len(text)) or encode(text))
     with pytest.raises(RequestError, match=f"context of {context} holds"):
         llm.encode("night " * 100 * context)
@@ -136,21 +145,25 @@ def test_llm_text_long_in_characters_only_is_encoded_whole(llm: LLM, monkeypatch
 
 
 def test_llm_stream_pieces_join_to_output(llm: LLM) -> None:
-    whole = llm.generate(PROMPT, params())[0].outputs[0].text
-    for at in range(0, len(whole) - 3, 5):
-        *pieces, output = llm.stream(PROMPT, params(stop=whole[at : at + 3], logprobs=1))
+    full_text = llm.generate(PROMPT, params())[0].outputs[0].text
+    for at in range(0, len(full_text) - 3, 5):
+        *pieces, output = llm.stream(PROMPT, params(stop=full_text[at : at + 3], logprobs=1))
         assert isinstance(output, RequestOutput)
-        one = output.outputs[0]
-        assert "".join(piece.text for piece in pieces if isinstance(piece, OutputChunk)) == one.text
-        assert whole.startswith(one.text) and one.finish_reason == "stop"
-        assert [t for piece in pieces if isinstance(piece, OutputChunk) for t in piece.token_ids] == one.token_ids
-        assert [o for piece in pieces if isinstance(piece, OutputChunk) for o in piece.origins] == one.origins
-        assert [p for piece in pieces if isinstance(piece, OutputChunk) for p in piece.logprobs or ()] == one.logprobs
-        assert len(one.logprobs or []) == len(one.token_ids)
+        completion = output.outputs[0]
+        assert "".join(piece.text for piece in pieces if isinstance(piece, OutputChunk)) == completion.text
+        assert full_text.startswith(completion.text) and completion.finish_reason == "stop"
+        assert [
+            t for piece in pieces if isinstance(piece, OutputChunk) for t in piece.token_ids
+        ] == completion.token_ids
+        assert [o for piece in pieces if isinstance(piece, OutputChunk) for o in piece.origins] == completion.origins
+        assert [
+            p for piece in pieces if isinstance(piece, OutputChunk) for p in piece.logprobs or ()
+        ] == completion.logprobs
+        assert len(completion.logprobs or []) == len(completion.token_ids)
 
 
 def test_llm_batch_frees_kv_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """More texts than are made at a time, with logprobs: when a pool is made, no earlier one is alive."""
+    """There are more texts than rows, with logprobs. When a pool is created, no earlier one is alive."""
     alive: list[int] = []
     plain = PagePool.__init__
 
@@ -175,8 +188,8 @@ def test_llm_batch_frees_kv_cache(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> 
 def test_llm_equal_prompts_are_prefilled_once(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "kv"
     tokens(llm, PROMPT, params(), save_cache=file)
-    same = llm.generate([PROMPT, list(PROMPT)], params(n=2), load_cache=file)
-    assert {tuple(one.token_ids) for output in same for one in output.outputs[:1]} == {
+    outputs = llm.generate([PROMPT, list(PROMPT)], params(n=2), load_cache=file)
+    assert {tuple(completion.token_ids) for output in outputs for completion in output.outputs[:1]} == {
         tuple(tokens(llm, PROMPT, params()))
     }
 
@@ -203,18 +216,18 @@ def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
 
 
 def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "native", None)  # which packs the weights
+    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
     llm = LLM(folder / "target", None, dtype="bfloat16")
-    before = fingerprint(llm.target.config, llm.models.target.model.weights)
+    original_fingerprint = fingerprint(llm.target.config, llm.models.target.model.weights)
     llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25
-    assert fingerprint(llm.target.config, llm.models.target.model.weights) != before
+    assert fingerprint(llm.target.config, llm.models.target.model.weights) != original_fingerprint
 
 
 @pytest.mark.parametrize("refresh", [0, 4, 1])
 def test_llm_retrieval_tier_reads_within_budget(
     llm: LLM, folder: Path, monkeypatch: pytest.MonkeyPatch, refresh: int
 ) -> None:
-    """However long ago the last selection was; what the tiers are working on comes on top."""
+    """The budget holds however old the selection is. Tokens of the running proposal come on top."""
     read: list[int] = []
     plain = RetrievalView.begin
 
@@ -225,9 +238,14 @@ def test_llm_retrieval_tier_reads_within_budget(
 
     monkeypatch.setattr(RetrievalView, "begin", counting)
     how = dict(mode="triforce", retrieval_budget=64, retrieval_refresh=refresh, searched_layers="none")
-    fresh = LLM(folder / "target", folder / "draft", **how)
-    assert tokens(fresh, PROMPT, params(max_tokens=300)) == tokens(llm, PROMPT, params(max_tokens=300), mode="ar")
-    assert max(read) <= 64 + fresh.speculation.draft_tokens + fresh.speculation.speculative_tokens + 1
+    small_budget_llm = LLM(folder / "target", folder / "draft", **how)
+    assert tokens(small_budget_llm, PROMPT, params(max_tokens=300)) == tokens(
+        llm, PROMPT, params(max_tokens=300), mode="ar"
+    )
+    assert (
+        max(read)
+        <= 64 + small_budget_llm.speculation.draft_tokens + small_budget_llm.speculation.speculative_tokens + 1
+    )
 
 
 def test_llm_plain_decoding_does_not_observe_attention(llm: LLM) -> None:
@@ -242,9 +260,10 @@ def test_llm_plain_decoding_does_not_observe_attention(llm: LLM) -> None:
 
 
 def test_llm_freed_weights_return_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = LLM(folder / "target", folder / "draft")
-    tokens(made, PROMPT, params())
-    weights, left = weakref.ref(made.target.decoder), list[object]()
-    monkeypatch.setattr("triforce.llm.trim_heap", lambda: left.append(weights()))
-    del made
-    assert left == [None]
+    freed_llm = LLM(folder / "target", folder / "draft")
+    tokens(freed_llm, PROMPT, params())
+    weights = weakref.ref(freed_llm.target.decoder)
+    surviving_weights = list[object]()
+    monkeypatch.setattr("triforce.llm.trim_heap", lambda: surviving_weights.append(weights()))
+    del freed_llm
+    assert surviving_weights == [None]

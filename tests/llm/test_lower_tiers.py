@@ -35,7 +35,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Here the draft fits the native kernels, too."""
+    """Write a pair whose draft fits the native kernels, too."""
     folder = tmp_path_factory.mktemp("pair")
     checkpoints(folder, head_dim=16)
     return folder
@@ -47,7 +47,7 @@ def lower(request: pytest.FixtureRequest) -> str:
 
 
 def rounding(pair: Path, lower: str) -> LLM:
-    """With a budget of some blocks of 64 keys: part of one is not read from copies."""
+    """Return an LLM with a budget of a few blocks of 64 keys: a partial block is not read from copies."""
     return llm(pair, lower_tiers=lower, retrieval_budget=160)
 
 
@@ -64,8 +64,8 @@ def test_lower_tiers_texts_equal_plain_decoding(pair: Path, lower: str, mode: st
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_lower_tiers_commit_exact_kv(pair: Path, lower: str, mode: str) -> None:
-    """K and V of the whole text have the bits that plain decoding gives them."""
-    held = []
+    """K and V of the whole text have the bits of plain decoding."""
+    kv_by_llm = []
     for model, how in ((rounding(pair, lower), mode), (llm(pair), "ar")):
         batch = SequenceBatch(
             model.models, LADDERS[how], model.speculation, "seeded", [TokenSequence(ids(300), ask(), seed=11)]
@@ -75,22 +75,22 @@ def test_lower_tiers_commit_exact_kv(pair: Path, lower: str, mode: str) -> None:
         while not batch.done:
             batch.step()
         pool = batch.top.cache.pool
-        held.append([pool.span(layer, 0, 0, 300 + 20) for layer in range(pool.config.layers)])
-    for pairs in zip(*held, strict=True):
+        kv_by_llm.append([pool.span(layer, 0, 0, 300 + 20) for layer in range(pool.config.layers)])
+    for pairs in zip(*kv_by_llm, strict=True):
         for got_GND, wanted_GND in zip(*pairs, strict=True):
             assert torch.equal(got_GND, wanted_GND)
 
 
 def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
-    """Logits of the retrieval tier after the last of some texts that one row has seen, each cut back to the next."""
+    """Return the retrieval tier's logits after the last of `texts`. One row reads them all, rewound between them."""
     rows = TierBuilder(model.models, model.speculation, [400])
     full = rows.full()
     middle = rows.middle(full, POLICIES["observed"], "retrieval")
-    for before, text in zip([[], *texts], texts, strict=False):
-        common = next((i for i, (a, b) in enumerate(zip(before, text, strict=False)) if a != b), 0)
+    for previous_text, text in zip([[], *texts], texts, strict=False):
+        common = next((i for i, (a, b) in enumerate(zip(previous_text, text, strict=False)) if a != b), 0)
         for tier in (middle, rows.exact(full)):
             tier.cache.rewind(ints([common]))
-        for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection goes by the last pass
+        for start, stop in pairwise([common, len(text) - 16, len(text)]):  # the selection depends on the last pass
             ids_BT = torch.tensor([text[start:stop]])
             model.models.target(ids_BT, ints([ids_BT.shape[1]]), full)
         logits_BJV: Tensor = middle.model(torch.tensor([[5, 6]]), ints([2]), middle.cache)
@@ -100,21 +100,23 @@ def guesses(model: LLM, texts: list[list[int]]) -> Tensor:
 def test_lower_tiers_rewind_drops_copies(pair: Path, lower: str) -> None:
     text = ids(300)
     for common in (10, 64, 100, 250):
-        other = text[:common] + ids(290 - common, seed=5)
-        assert torch.equal(guesses(rounding(pair, lower), [text, other]), guesses(rounding(pair, lower), [other]))
-        assert not torch.equal(guesses(rounding(pair, lower), [text]), guesses(rounding(pair, lower), [other]))
+        branch = text[:common] + ids(290 - common, seed=5)
+        assert torch.equal(guesses(rounding(pair, lower), [text, branch]), guesses(rounding(pair, lower), [branch]))
+        assert not torch.equal(guesses(rounding(pair, lower), [text]), guesses(rounding(pair, lower), [branch]))
 
 
 def test_lower_tiers_propose_rounded_logits(pair: Path, lower: str) -> None:
     rounded, exact = (guesses(model, [ids(300)]) for model in (rounding(pair, how) for how in (lower, "same")))
-    least, most = {"int8": (1e-3, 0.5), "int4": (0.2, 1.0)}[lower]
-    assert least < (rounded - exact).abs().max() / exact.std() < most
+    least_error, largest_error = {"int8": (1e-3, 0.5), "int4": (0.2, 1.0)}[lower]
+    assert least_error < (rounded - exact).abs().max() / exact.std() < largest_error
 
 
 def test_lower_tiers_conversation_equals_plain_decoding(pair: Path, lower: str) -> None:
     """Turns that go on, go back and branch off."""
-    chance, model = Random(0), rounding(pair, lower)
-    session, talk = Session(model), ids(150)
+    chance = Random(0)
+    model = rounding(pair, lower)
+    session = Session(model)
+    talk = ids(150)
     for number in range(6):
         params = ask(seed=number, max_tokens=chance.randint(1, 12))
         (output,) = (part for part in session.ask(talk, params) if isinstance(part, RequestOutput))

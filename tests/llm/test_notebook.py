@@ -1,4 +1,4 @@
-"""A notebook: a stream, a call of several prompts with its bar, an interrupt, and the same text afterwards."""
+"""A notebook: a stream, a call of several prompts with its progress bar, an interrupt, and the same text afterwards."""
 
 from __future__ import annotations
 
@@ -61,16 +61,16 @@ def test_notebook_streams_counts_and_survives_interrupt(
     cells = [new_code_cell(source.strip().replace("PAIR", str(pair))) for source in CELLS.values()]
     cells[3].metadata["tags"] = ["raises-exception"]
     nbclient.NotebookClient(new_notebook(cells=cells), timeout=240, kernel_name="python3").execute()
-    said = {name: shown(cell) for name, cell in zip(CELLS, cells, strict=True)}
-    assert said["stream"]["stdout"] == "True\n"
-    assert said["several"]["stdout"] == "5 True\n" and "5/5" in said["several"]["stderr"]
-    assert said["interrupted"]["error"].startswith("Interruption: ")
-    assert said["kept"]["stdout"] == "31 True None\n"
-    assert said["afterwards"]["stdout"] == "True\n"
+    cell_outputs = {name: shown(cell) for name, cell in zip(CELLS, cells, strict=True)}
+    assert cell_outputs["stream"]["stdout"] == "True\n"
+    assert cell_outputs["several"]["stdout"] == "5 True\n" and "5/5" in cell_outputs["several"]["stderr"]
+    assert cell_outputs["interrupted"]["error"].startswith("Interruption: ")
+    assert cell_outputs["kept"]["stdout"] == "31 True None\n"
+    assert cell_outputs["afterwards"]["stdout"] == "True\n"
 
 
 def shown(cell: Any) -> dict[str, str]:
-    """What a cell wrote to each stream, and the error that ended it."""
+    """Return a cell's output by stream, and the error that ended it."""
     texts: dict[str, str] = {}
     for output in cell.outputs:
         name = output.get("name", "error")

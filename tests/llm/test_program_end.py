@@ -1,4 +1,4 @@
-"""The end of a program while texts are being made: it has the program's own exit code, and nothing else is said."""
+"""The end of a program during generation: it has the program's own exit code and prints nothing else."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ended(pair: Path, program: str) -> tuple[int, str]:
-    """Exit code and messages of a program."""
+    """Return the exit code and stderr of a program."""
     line = [sys.executable, "-c", BEGINNING + program, str(pair / "target"), str(pair / "draft")]
     done = subprocess.run(line, capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
     return done.returncode, done.stderr
@@ -72,5 +72,5 @@ def test_program_end_beside_daemon_thread_is_quiet(pair: Path, way: str) -> None
 
 def test_program_end_by_interrupt_beside_daemon_thread_is_that_of_python(pair: Path) -> None:
     program = f"thread = {BEHIND['stream']}; os.kill(os.getpid(), signal.SIGINT); thread.join()"
-    code, said = ended(pair, program)
-    assert code == -signal.SIGINT and said.strip().endswith("KeyboardInterrupt")
+    code, stderr = ended(pair, program)
+    assert code == -signal.SIGINT and stderr.strip().endswith("KeyboardInterrupt")

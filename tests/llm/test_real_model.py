@@ -28,9 +28,10 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def saved(llm: LLM, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[int], Path]:
-    """A prompt of 7,100 tokens that has been read."""
+    """Return a prompt of 7,100 tokens, and the file of its saved KV."""
     book = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
-    prompt, file = llm.encode(book[:32_000])[:7100], tmp_path_factory.mktemp("kv") / "prompt.kv"
+    prompt = llm.encode(book[:32_000])[:7100]
+    file = tmp_path_factory.mktemp("kv") / "prompt.kv"
     llm.generate(prompt, SamplingParams(max_tokens=1), mode="ar", save_cache=file)
     return prompt, file
 
@@ -42,13 +43,13 @@ def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[in
     def passes(mode: str) -> list[int]:
         llm.reset_prefix_cache()
         llm.engines.parts = replace(llm.engines.parts, costs=CostModel())
-        with counted(llm.target.decoder) as made:
+        with counted(llm.target.decoder) as widths:
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
-        return made
+        return widths
 
     guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
-    *read, last = passes("ar")
-    assert passes(mode) == [*read, *[last] * guesses, last + guesses]
+    *read, last_width = passes("ar")
+    assert passes(mode) == [*read, *[last_width] * guesses, last_width + guesses]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])

@@ -1,7 +1,7 @@
 """The promise: greedy and `seeded` texts are those of plain decoding, token for token, whatever the mode and the batch.
 
-With the native kernels none is excused. On the torch path a first difference counts as a tie if the scores of the two
-picks, noise included, differ by less than 1e-4; ties are printed, and at most one text in twenty may have one.
+With the native kernels no difference is allowed. On the torch path a first difference counts as a tie if the scores of
+the two picks, noise included, differ by less than 1e-4; ties are printed, and at most one text in twenty may have one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SEED = 11
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The shipped pair, with a budget that most of the prompts exceed."""
+    """Return the shipped pair, with a budget that most of the prompts exceed."""
     return LLM(retrieval_budget=256)
 
 
@@ -42,13 +42,13 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 
 def texts(llm: LLM, prompts: list[list[int]], mode: str, params: SamplingParams, rows: int) -> list[list[int]]:
-    """New tokens of each prompt, decoded in batches of `rows`."""
+    """Return new tokens of each prompt, decoded in batches of `rows`."""
     batches = [prompts[i : i + rows] for i in range(0, len(prompts), rows)]
     return [output.outputs[0].token_ids for batch in batches for output in llm.generate(batch, params, mode=mode)]
 
 
 def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[int], prompt_length: int) -> float:
-    """How far apart plain decoding's scores of two tokens are after `text`: log-probability plus Gumbel noise."""
+    """Return the distance of plain decoding's scores of two tokens after `text`: log-probability plus Gumbel noise."""
     sequence = TokenSequence(text, params, params.seed or 0)
     batch = SequenceBatch(llm.models, ar, SpeculativeConfig(), "seeded", [sequence])
     batch.top.keeps_logits = True
@@ -65,31 +65,31 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
 
 
 def ties(
-    llm: LLM, prompts: list[list[int]], plain: list[list[int]], other: list[list[int]], params: SamplingParams
+    llm: LLM, prompts: list[list[int]], plain: list[list[int]], compared: list[list[int]], params: SamplingParams
 ) -> int:
-    """How many texts differ, each by a tie; fails on any other difference."""
+    """Return how many texts differ by a tie. Fail on any other difference."""
     count = 0
-    for prompt, a, b in zip(prompts, plain, other, strict=True):
+    for prompt, a, b in zip(prompts, plain, compared, strict=True):
         if a == b:
             continue
         at = next(i for i, pair in enumerate(zip(a, b, strict=True)) if pair[0] != pair[1])
-        apart = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
-        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {apart:.1e} apart")
-        assert apart < TIE
+        score_gap = margin(llm, prompt + a[:at], params, (a[at], b[at]), len(prompt))
+        print(f"prompt of {len(prompt)} tokens: token {at} differs, {a[at]} or {b[at]}, scores {score_gap:.1e} apart")
+        assert score_gap < TIE
         count += 1
     return count
 
 
 PLAIN: dict[tuple[float, int, int], list[list[int]]] = {}
-"""Plain decoding of the prompts by temperature, number and tokens: once, for all modes to be compared with."""
+"""Plain decoding of the prompts by temperature, number and tokens: run once, for the comparison of all modes."""
 
 
 def check(llm: LLM, prompts: list[list[int]], mode: str, temperature: float, tokens: int, rows: int) -> None:
     params = SamplingParams(temperature=temperature, seed=SEED, max_tokens=tokens, ignore_eos=True)
-    known = (temperature, len(prompts), tokens)
-    if known not in PLAIN:
-        PLAIN[known] = texts(llm, prompts, "ar", params, 1)
-    plain = PLAIN[known]
+    case = (temperature, len(prompts), tokens)
+    if case not in PLAIN:
+        PLAIN[case] = texts(llm, prompts, "ar", params, 1)
+    plain = PLAIN[case]
     assert all(len(text) == tokens for text in plain)
     allowed = 0 if llm.target.decoder.model.width_independent else max(1, len(prompts) // 20)
     assert ties(llm, prompts, plain, texts(llm, prompts, mode, params, rows), params) <= allowed
@@ -115,7 +115,7 @@ def test_few_int8_texts_equal_plain_decoding(prompts: list[list[int]], mode: str
 @pytest.mark.parametrize("temperature", TEMPERATURES)
 @pytest.mark.parametrize(
     ("mode", "rows"), [(mode, rows) for mode in MODES for rows in (1, 8)][1:]
-)  # not ar with itself
+)  # ar is not compared with itself
 def test_many_texts_equal_plain_decoding(
     llm: LLM, prompts: list[list[int]], mode: str, temperature: float, rows: int
 ) -> None:

@@ -1,4 +1,4 @@
-"""Conversations: the KV that a session keeps changes how long a turn takes and nothing else."""
+"""Conversations: the KV that a session keeps changes the duration of a turn and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ torch.set_num_threads(1)
 
 
 def turn(session: Session, conversation: list[int], params: SamplingParams) -> list[int]:
-    """The answer, after checking that its pieces add up."""
+    """Return the answer's ids, after a check that its chunks add up."""
     parts = list(session.ask(conversation, params))
     output = parts.pop()
     assert isinstance(output, RequestOutput)
@@ -40,7 +40,8 @@ def fresh(model: LLM, conversation: list[int], params: SamplingParams) -> list[i
 @pytest.mark.parametrize("mode", MODES)
 def test_session_turns_equal_whole_conversation(pair: Path, mode: str, sampling: dict[str, Any]) -> None:
     model = llm(pair, mode=mode)
-    session, conversation = Session(model), ids(90)
+    session = Session(model)
+    conversation = ids(90)
     for number in range(4):
         params = ask(**sampling, seed=number)
         answer = turn(session, conversation, params)
@@ -51,51 +52,56 @@ def test_session_turns_equal_whole_conversation(pair: Path, mode: str, sampling:
 @pytest.mark.parametrize("mode", ["ar", "triforce"])
 def test_session_prefills_new_tokens_only(pair: Path, mode: str) -> None:
     model = llm(pair, mode=mode)
-    session, first, params = Session(model), ids(200), ask(max_tokens=1)
+    session = Session(model)
+    first_prompt = ids(200)
+    params = ask(max_tokens=1)
     with counted(model.models.target) as passes:
-        answer = turn(session, first, params)
+        answer = turn(session, first_prompt, params)
     assert 200 <= sum(passes) <= 200 + 20
-    second = first + answer + ids(30, seed=1)
+    second = first_prompt + answer + ids(30, seed=1)
     with counted(model.models.target) as passes:
         turn(session, second, params)
     assert 30 + 1 <= sum(passes) <= 30 + 2 + 20
     with counted(model.models.target) as passes:
-        turn(session, second, params)  # the same again: the last tokens only
+        turn(session, second, params)  # the same history again feeds its last tokens only
     assert TAIL <= sum(passes) <= TAIL + 1 + 20
 
 
 @pytest.mark.parametrize("common", [0, 1, 40, 100, 119, 120])
 def test_session_changed_history_shares_prefix(pair: Path, common: int) -> None:
     model = llm(pair)
-    session, before = Session(model), ids(120)
-    turn(session, before, ask())
-    changed = before[:common] + ids(60, seed=8)
+    session = Session(model)
+    history = ids(120)
+    turn(session, history, ask())
+    changed = history[:common] + ids(60, seed=8)
     with counted(model.models.target) as passes:
         answer = turn(session, changed, ask(max_tokens=1))
     assert answer == fresh(model, changed, ask(max_tokens=1))
     assert 60 <= sum(passes) <= 60 + 20
-    turn(session, before, ask())
-    assert turn(session, before, ask()) == fresh(model, before, ask())
+    turn(session, history, ask())
+    assert turn(session, history, ask()) == fresh(model, history, ask())
 
 
 @pytest.mark.parametrize("length", [1, 2, TAIL, TAIL + 1, TAIL + 2, 64])
 def test_session_shorter_history_is_rewound(pair: Path, length: int) -> None:
-    """The history was cleared, or edited down to its first question."""
+    """The history is cleared, or shortened to its first question."""
     model = llm(pair)
     session = Session(model)
     turn(session, ids(150), ask())
     assert turn(session, ids(150)[:length], ask()) == fresh(model, ids(150)[:length], ask())
 
 
-@pytest.mark.parametrize("after", [0, 1, 2, 5])
+@pytest.mark.parametrize("chunk_count", [0, 1, 2, 5])
 @pytest.mark.parametrize("mode", ["ar", "retrieval", "triforce"])
-def test_session_interrupted_answer_continues(pair: Path, mode: str, after: int) -> None:
-    """The reader goes away after some pieces; the next turn, whatever it quotes of the answer, is right."""
+def test_session_interrupted_answer_continues(pair: Path, mode: str, chunk_count: int) -> None:
+    """The caller stops after `chunk_count` chunks. The next turn is right, whatever part of the answer it quotes."""
     model = llm(pair, mode=mode)
     for quoted in (True, False):
-        session, conversation, answer = Session(model), ids(80), []
+        session = Session(model)
+        conversation = ids(80)
+        answer = []
         stream = session.ask(conversation, ask())
-        for _ in range(after):
+        for _ in range(chunk_count):
             piece = next(stream)
             assert isinstance(piece, OutputChunk)
             answer += piece.token_ids
@@ -114,10 +120,11 @@ class Stop(Exception):
 
 def test_session_interrupted_prefill_continues(pair: Path) -> None:
     model = llm(pair)
-    session, conversation = Session(model), ids(500)
+    session = Session(model)
+    conversation = ids(500)
     turn(session, ids(50, seed=7), ask(max_tokens=1))
 
-    def stop(seen: int, total: int) -> None:
+    def stop(read_tokens: int, total: int) -> None:
         raise Stop
 
     with pytest.raises(Stop):
@@ -127,16 +134,19 @@ def test_session_interrupted_prefill_continues(pair: Path) -> None:
 
 @pytest.mark.parametrize("at", range(2, 30, 3))
 def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
-    """Ctrl-C lands anywhere, between a pass and the rewind after it too."""
+    """Ctrl-C may arrive anywhere, also between a pass and its rewind."""
     model = llm(pair, mode="triforce")
-    session, conversation, answer = Session(model), ids(80), []
-    sampling, calls = type(model.models.target), 0
+    session = Session(model)
+    conversation = ids(80)
+    answer = []
+    sampling = type(model.models.target)
+    calls = 0
     plain = sampling.__call__
 
-    def call(self: Any, *rest: Any, **more: Any) -> Any:
+    def call(self: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
-        logits = plain(self, *rest, **more)
+        logits = plain(self, *arguments, **options)
         if calls == at:
             raise KeyboardInterrupt
         return logits
@@ -155,7 +165,7 @@ def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytes
 def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
     """Verified tokens past a stop token are in the pool, but not in the conversation."""
     model = llm(pair, mode="ar")
-    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all, so that whole guesses are kept
+    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all: all guesses are accepted
     conversation = ids(60)
     for at in range(3, 15, 2):
         stop = fresh(model, conversation, ask())[at]
@@ -169,7 +179,8 @@ def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
 
 def test_session_runs_to_end_of_context(pair: Path) -> None:
     model = llm(pair)
-    session, conversation = Session(model), ids(CONTEXT - 20)
+    session = Session(model)
+    conversation = ids(CONTEXT - 20)
     answer = turn(session, conversation, ask(max_tokens=1000))
     assert len(answer) == 20 and answer == fresh(model, conversation, ask(max_tokens=1000))
     with pytest.raises(RequestError, match="context"):
@@ -179,7 +190,8 @@ def test_session_runs_to_end_of_context(pair: Path) -> None:
 
 def test_session_refused_question_changes_nothing(pair: Path) -> None:
     model = llm(pair)
-    session, conversation = Session(model), ids(70)
+    session = Session(model)
+    conversation = ids(70)
     answer = turn(session, conversation, ask())
     for wrong in ([], [97], [-1], ids(CONTEXT + 1)):
         with pytest.raises(RequestError):
@@ -207,9 +219,11 @@ def test_session_two_of_one_model_are_independent(pair: Path) -> None:
 
 
 def test_session_random_conversation_equals_whole(pair: Path) -> None:
-    """Turns that go on, go back, branch off and break off, in any order."""
-    chance, model = Random(0), llm(pair)
-    session, talk = Session(model), ids(40)
+    """Turns go on, go back, branch off and are interrupted, in any order."""
+    chance = Random(0)
+    model = llm(pair)
+    session = Session(model)
+    talk = ids(40)
     for number in range(15):
         params = ask(seed=number, max_tokens=chance.randint(1, 12), temperature=chance.choice([0.0, 0.8]))
         if chance.random() < 0.3:

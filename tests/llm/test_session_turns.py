@@ -1,4 +1,4 @@
-"""One answer of a session at a time: a second one beside it is refused, and behind it is right."""
+"""A session gives one answer at a time: a concurrent one raises, and one after it is right."""
 
 from __future__ import annotations
 
@@ -24,16 +24,17 @@ def fresh(model: LLM, conversation: list[int]) -> list[int]:
 
 
 def test_session_second_answer_beside_first_raises(pair: Path) -> None:
-    """Whether it begins in another thread or in this one; the first goes on, and the next turn is right."""
+    """The second answer begins in another thread or in this one. The first goes on, and the next turn is right."""
     model = llm(pair)
-    session, conversation = Session(model), ids(60)
-    first = session.ask(conversation, ask())
-    parts = [next(first)]
+    session = Session(model)
+    conversation = ids(60)
+    first_answer = session.ask(conversation, ask())
+    parts = [next(first_answer)]
     with pytest.raises(RequestError, match="read that one to its end or close it"):
         next(session.ask(ids(40, seed=1), ask()))
     with ThreadPoolExecutor(1) as threads, pytest.raises(RequestError, match="is giving another answer"):
         threads.submit(lambda: next(session.ask(ids(40, seed=1), ask()))).result()
-    parts += first
+    parts += first_answer
     assert text_of(parts) == fresh(model, conversation)
     assert text_of(list(session.ask(ids(40, seed=1), ask()))) == fresh(model, ids(40, seed=1))
 
@@ -42,15 +43,15 @@ def test_session_second_answer_beside_first_raises(pair: Path) -> None:
 def test_session_answers_in_turn_are_given(pair: Path, ended: str) -> None:
     model = llm(pair)
     session = Session(model)
-    first = session.ask(ids(60), ask())
+    first_answer = session.ask(ids(60), ask())
     if ended == "read to its output":
-        while not isinstance(next(first), RequestOutput):
+        while not isinstance(next(first_answer), RequestOutput):
             pass
     elif ended != "never begun":
-        next(first)
+        next(first_answer)
     if ended == "closed":
-        first.close()
+        first_answer.close()
     if ended == "dropped":
-        del first
-    later = list(session.ask(ids(75, seed=2), ask()))
-    assert text_of(later) == fresh(model, ids(75, seed=2))
+        del first_answer
+    second_events = list(session.ask(ids(75, seed=2), ask()))
+    assert text_of(second_events) == fresh(model, ids(75, seed=2))

@@ -1,4 +1,4 @@
-"""What the shipped pair and the engine must show on real text: a book that neither model was trained on."""
+"""The shipped pair and the engine on real text: a book that neither model was trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from triforce.llm import LLM
 
 MEASURE = Path(__file__).parents[1] / "helpers" / "processes" / "measure_memory.py"
 FIXED = 32 << 20
-"""Bytes that no prompt adds to: the tokenizer, what a chunk of a prompt is computed in, and pages that are large."""
+"""Bytes that do not depend on the prompt: the tokenizer, buffers of a prompt's chunk, and large memory pages."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_shipped_pair_greedy_text_equals_transformers(book: list[int], reference
 def test_shipped_pair_perplexity_equals_transformers(llm: LLM, book: list[int], reference: torch.nn.Module) -> None:
     text = book[5000:9000]
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
-    ours = [one.chosen.logprob for one in llm.generate(text, params, mode="ar")[0].prompt_logprobs or [] if one]
+    ours = [entry.chosen.logprob for entry in llm.generate(text, params, mode="ar")[0].prompt_logprobs or [] if entry]
     with torch.no_grad():
         loss = reference(input_ids=torch.tensor([text]), labels=torch.tensor([text])).loss
     assert len(ours) == len(text) - 1
@@ -69,26 +69,26 @@ def test_shipped_pair_perplexity_equals_transformers(llm: LLM, book: list[int], 
 
 
 def test_shipped_pair_acceptance_holds_beyond_budget(llm: LLM, book: list[int]) -> None:
-    """Three times the budget is generated; the last third is accepted as often as the first, within five points."""
+    """Three times the budget is generated. Acceptance in the last third is at most five points lower."""
     budget = 256
     short = LLM(retrieval_budget=budget)
     params = SamplingParams(temperature=1.0, seed=3, max_tokens=3 * budget, ignore_eos=True)
     prompts = [book[start : start + 1024] for start in (0, 7000, 14000, 21000)]
-    kept: dict[str, list[float]] = {"first": [], "last": []}
+    drafted_flags: dict[str, list[float]] = {"first": [], "last": []}
     for output in short.generate(prompts, params, mode="retrieval"):
         by_retrieval = [origin == "retrieval" for origin in output.outputs[0].origins]
-        kept["first"] += by_retrieval[:budget]
-        kept["last"] += by_retrieval[-budget:]
+        drafted_flags["first"] += by_retrieval[:budget]
+        drafted_flags["last"] += by_retrieval[-budget:]
     # Tokens that the retrieval tier proposed are the accepted ones: one in each verification is not.
-    first, last = (acceptance(sum(those) / len(those)) for those in kept.values())
-    assert last > first - 0.05
+    first_acceptance, last_acceptance = (acceptance(sum(flags) / len(flags)) for flags in drafted_flags.values())
+    assert last_acceptance > first_acceptance - 0.05
 
 
 def acceptance(share: float) -> float:
-    """The chance that one more guess is kept, from the share of tokens that were guesses, at six guesses a time."""
+    """Return the acceptance of one guess, from the share of tokens that were guesses, with six guesses a time."""
     candidates = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
-    kept = sum(candidates**i for i in range(1, 7))
-    return float(candidates[(kept / (kept + 1) - share).abs().argmin()])
+    expected_accepted = sum(candidates**i for i in range(1, 7))
+    return float(candidates[(expected_accepted / (expected_accepted + 1) - share).abs().argmin()])
 
 
 def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -> None:
@@ -107,8 +107,9 @@ def test_shipped_pair_most_tokens_need_no_full_pass(llm: LLM, book: list[int]) -
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_shipped_pair_modes_write_plain_decodings_texts_with_int8_kv(tmp_path: Path) -> None:
-    """50 prompts, 256 tokens of each, at two temperatures."""
-    file, sizes = tmp_path / "certificate.json", ["--contexts", "1024", "--retrieval-budget", "256", "--batches", "10"]
+    """50 prompts run with 256 tokens each, at two temperatures."""
+    file = tmp_path / "certificate.json"
+    sizes = ["--contexts", "1024", "--retrieval-budget", "256", "--batches", "10"]
     how = ["--kv-dtype", "int8", "--temperatures", "0,0.8", "--couplings", "seeded", "--tokens", "256"]
     workloads = "books,code,copy,summary,many-shot"
     assert main(["bench", "lossless", *sizes, *how, "--workloads", workloads, "--json", str(file), "-q"]) == 0

@@ -1,6 +1,6 @@
-"""Strict mode: where bits depend on the shape of a pass, those of the full tier have one shape, and prompts no other.
+"""Strict mode: where bits depend on the shape of a pass, full-tier passes have one shape, and prefills one, too.
 
-What it is for can be seen on a GPU alone (docs/gpu.md); here it is looked at what passes are asked for.
+The effect of strict mode shows on a GPU only (docs/gpu.md). These tests check the shapes of requested passes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> set[tuple[int, int, int]]:
-    """Rows, width and columns at which a GPU would run the passes of the full tier that score something."""
+    """Return rows, width and columns at which a GPU would run the scoring passes of the full tier."""
     llm = LLM(folder / "target", folder / "draft", retrieval_budget=64, speculative_tokens=4, strict=strict)
     shapes: set[PassShape] = set()
     model = llm.target.decoder.model
@@ -48,18 +48,18 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
 
 
 def swapped_out_and_in(llm: LLM, mode: str) -> None:
-    """Two texts; in the middle of the first one the other has its room."""
-    texts = llm.open(1, 240)
-    first, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
-    texts.submit([first])
-    while len(first.sequences[0].tokens) < 4:
-        texts.step()
-    texts.submit([second])
-    texts.core.swap_out(first.groups[0])
-    assert not first.done and texts.core.scheduler.groups[-1].swapped
-    while texts.busy:
-        texts.step()
-    assert first.done and second.done
+    """Run two texts. In the middle of the first one it is swapped out for the other."""
+    engine = llm.open(1, 240)
+    first_request, second = (llm.request(ids(150, seed), ask(max_tokens=12), mode=mode) for seed in (0, 1))
+    engine.submit([first_request])
+    while len(first_request.sequences[0].tokens) < 4:
+        engine.step()
+    engine.submit([second])
+    engine.core.swap_out(first_request.groups[0])
+    assert not first_request.done and engine.core.scheduler.groups[-1].swapped
+    while engine.busy:
+        engine.step()
+    assert first_request.done and second.done
 
 
 def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,10 +68,10 @@ def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.Mon
 
 
 def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Wherever they begin; and prompts share what whole passes have read, not a part of it, nor what was decoded."""
+    """This holds for any start. Prompts share the KV of whole passes, not a part of one, nor decoded tokens."""
     monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
     llm = LLM(folder / "target", retrieval_budget=64, strict=True)
-    texts = llm.open(1, 640)
+    engine = llm.open(1, 640)
     passes: list[tuple[int, int]] = []
     resume = FullView.resume
 
@@ -83,9 +83,9 @@ def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pyt
 
     def read(prompt: list[int]) -> list[tuple[int, int]]:
         passes.clear()
-        texts.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
-        while texts.busy:
-            texts.step()
+        engine.submit([llm.request(prompt, ask(max_tokens=60), mode="ar")])
+        while engine.busy:
+            engine.step()
         return [span for span in passes if span[0] < span[1]]
 
     prompt = ids(260)
@@ -100,7 +100,7 @@ def test_strict_prefixes_are_shared_in_whole_chunks(folder: Path) -> None:
     pool = PagePool(target.config, 1, 40, target.dtype)
     pool.reserve(0, 320)
     text = ids(320)
-    for whole, found in ((PAGE, 15), (64, 12), (256, 0)):
-        prefixes = PrefixCache(pool, whole)
+    for chunk, page_count in ((PAGE, 15), (64, 12), (256, 0)):
+        prefixes = PrefixCache(pool, chunk)
         prefixes.insert("", text, pool.tables[0])
-        assert len(prefixes.find("", text[:270]).prefix.pages) == found
+        assert len(prefixes.find("", text[:270]).prefix.pages) == page_count

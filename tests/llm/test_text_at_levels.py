@@ -1,4 +1,4 @@
-"""One text of a seed, and one probability of each of its tokens, at every level of instructions."""
+"""A seed gives one text, with one probability of each token, at every instruction level."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ FILES: dict[str, dict[str, Any]] = {
 
 
 def texts(llm: LLM, level: str) -> list[Any]:
-    """Ids and logprobs: greedy and sampled, plain and with lower tiers that have other numbers."""
-    found = []
+    """Return ids and logprobs: greedy and sampled, plain and with lower tiers whose numbers differ."""
+    results = []
     with at_level(level):
         for mode, temperature in product(("ar", "triforce"), (0.0, 1.0)):
             params = ask(temperature=temperature, logprobs=1)
             (text,) = llm.generate(ids(250, seed=2), params, mode=mode)[0].outputs
-            found.append((text.token_ids, text.logprobs))
-    return found
+            results.append((text.token_ids, text.logprobs))
+    return results
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -1,4 +1,4 @@
-"""The tier below the full one over int8 KV, on a real text: what it reads, and how often that is accepted.
+"""The tier below the full one over int8 KV, on a real text: the codes that it reads, and its acceptance.
 
 Shape suffixes: T tokens of a pass, V vocabulary.
 """
@@ -23,11 +23,12 @@ from triforce.ragged import Ints, ints
 if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 torch.set_num_threads(1)
-KNOWN, NEW = 1024, 64
+KNOWN = 1024
+NEW = 64
 
 
 class Lower(FullView):
-    """All that is committed, as lower tiers read it."""
+    """A view of all committed KV, as lower tiers read it."""
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         batch = super().begin(counts_B, width)
@@ -36,7 +37,7 @@ class Lower(FullView):
 
 @pytest.fixture(scope="module")
 def scene() -> tuple[Any, FullView, Tensor]:
-    """A decoder, the view of a text's beginning, and what comes then (1, T)."""
+    """Return a decoder, the view of a text's beginning, and its next ids (1, T)."""
     llm = LLM(None, None, dtype="bfloat16", kv_dtype="int8")
     assert llm.tokenizer is not None
     text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
@@ -50,7 +51,7 @@ def scene() -> tuple[Any, FullView, Tensor]:
 
 
 def probabilities(scene: tuple[Any, FullView, Tensor], view: type[FullView] = FullView) -> Tensor:
-    """Of each token after the next ones, (T, V)."""
+    """Return next-token probabilities (T, V) after each of the next ids."""
     decoder, full, next_1T = scene
     logits_1TV = decoder(next_1T, ints([NEW]), view(full.pool, grain=0))
     full.rewind(ints([KNOWN]))
@@ -58,25 +59,25 @@ def probabilities(scene: tuple[Any, FullView, Tensor], view: type[FullView] = Fu
 
 
 def without_lower_nibbles(scene: tuple[Any, FullView, Tensor], added: int) -> Tensor:
-    """Probabilities where so much stands in the place of lower nibbles; KV is afterwards what it was."""
+    """Return probabilities with `added` in place of lower nibbles. The KV is restored afterwards."""
     pool = scene[1].pool
-    kept = [tuple(x.clone() for x in pool.span(layer, 0, 0, KNOWN)) for layer in range(pool.config.layers)]
+    original_kv = [tuple(x.clone() for x in pool.span(layer, 0, 0, KNOWN)) for layer in range(pool.config.layers)]
     slots_N = pool.slots(0, 0, KNOWN)
-    for layer, rows in enumerate(kept):
+    for layer, rows in enumerate(original_kv):
         pool.kv.write(layer, slots_N, *(from_upper(x_GNR, added) for x_GNR in rows))
-    found = probabilities(scene)
-    for layer, rows in enumerate(kept):
+    probs = probabilities(scene)
+    for layer, rows in enumerate(original_kv):
         pool.kv.write(layer, slots_N, *rows)
-    return found
+    return probs
 
 
 def accepted(p_TV: Tensor, q_TV: Tensor) -> float:
-    """The share of tokens drawn by q that rejection sampling against p keeps."""
+    """Return the share of tokens drawn from q that rejection sampling against p accepts."""
     return float(torch.minimum(p_TV, q_TV).sum(-1).mean())
 
 
 def test_lower_tier_reads_codes_in_their_middle(scene: tuple[Any, FullView, Tensor]) -> None:
-    """Bit for bit: the text ends where a block of 64 does."""
+    """Laws are equal bit for bit, as the text ends where a block of 64 keys does."""
     assert torch.equal(probabilities(scene, Lower), without_lower_nibbles(scene, HALF))
 
 
@@ -88,7 +89,7 @@ def test_half_a_step_is_worth_acceptance(scene: tuple[Any, FullView, Tensor]) ->
 
 
 def test_lower_tiers_over_int8_kv_need_no_copies() -> None:
-    """The retrieval tier reads half of what there is; copies would take as much again."""
+    """The retrieval tier reads half of each stored code. Copies would need as much memory again."""
     plain, lower = (
         LLM(None, None, dtype="bfloat16", kv_dtype="int8", lower_tiers=name).open(1, 500).core.store.pool
         for name in ("same", "int4")

@@ -1,4 +1,4 @@
-"""Plans that dice decide."""
+"""Random plans."""
 
 from tests.helpers import controlled_batch
 

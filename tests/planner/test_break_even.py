@@ -1,4 +1,4 @@
-"""What tokens read, by configs; and from where on speculation pays, or why it does not."""
+"""Bytes and operations of a token by configs, and the context from which speculation pays, or why it does not."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def even(
 
 @pytest.mark.parametrize("weight", [0.6, 2.0])
 def test_speculation_pays_from_the_first_context_that_gains(weight: float) -> None:
-    found = even(weight=weight)
-    begins = found.pays_from()
+    point = even(weight=weight)
+    begins = point.pays_from()
     assert begins is not None
-    assert found.speedup(begins) >= GAIN > found.speedup(begins - STEP)
+    assert point.speedup(begins) >= GAIN > point.speedup(begins - STEP)
 
 
 def test_speculation_by_windows_or_experts_pays_later() -> None:
     begins = even().pays_from()
     windowed = replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))
     assert begins is not None
-    for other in (windowed, MIXTURE):
-        assert (even(other).pays_from() or LLAMA_8B.context) > begins
+    for config in (windowed, MIXTURE):
+        assert (even(config).pays_from() or LLAMA_8B.context) > begins
     assert replace(even(MIXTURE), shared_experts=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
     assert even(replace(windowed, context=8192)).pays_from() is None
 
@@ -69,16 +69,17 @@ def test_speculation_by_windows_or_experts_pays_later() -> None:
 @pytest.mark.parametrize("number", [130 / 128, 2.0])
 def test_speculation_with_more_arithmetic_pays_earlier(config: ModelConfig, number: float) -> None:
     balances = [2 ** (step / 2) for step in range(2, 17)]
-    for one in ([Balance(each, 16.0) for each in balances], [Balance(each, each) for each in balances]):
-        begins = [even(config, number=number, balance=balance).pays_from() or 1 << 40 for balance in one]
+    for series in ([Balance(ratio, 16.0) for ratio in balances], [Balance(ratio, ratio) for ratio in balances]):
+        begins = [even(config, number=number, balance=balance).pays_from() or 1 << 40 for balance in series]
         assert begins == sorted(begins, reverse=True) and begins[0] > 1.5 * begins[-1]
     assert even(config, number=number, balance=Balance(1.0, 1.0)).pays_from() is None
 
 
 def test_passes_take_the_longer_of_bytes_and_operations() -> None:
-    """Of the weights and of the KV each, beside what begins a pass."""
+    """The weights and the KV each take the longer of the two, besides the fixed cost of a pass."""
     begins = LEAST_BYTES + default_machine()[1] * LLAMA_8B.layers
-    weights, kv = 2.0 * LLAMA_8B.weights_read, 2.0 * LLAMA_8B.kv_size * 4096
+    weights = 2.0 * LLAMA_8B.weights_read
+    kv = 2.0 * LLAMA_8B.kv_size * 4096
 
     def taken(width: int, *balance: float) -> float:
         return float(even(weight=2.0, balance=Balance(*balance)).bytes(width, 4096)) - begins
@@ -86,11 +87,11 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     assert taken(1, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, 2.0, 1e9) == pytest.approx(4 * weights + kv, rel=1e-3)
-    assert taken(8, 1e9, 2.0) == pytest.approx(weights + 16 * kv, rel=1e-3)  # of four query heads each
+    assert taken(8, 1e9, 2.0) == pytest.approx(weights + 16 * kv, rel=1e-3)  # KV heads of four query heads each
 
 
 @pytest.mark.parametrize(
-    ("changes", "balance", "told"),
+    ("changes", "balance", "reason"),
     [
         (
             dict(context=32_768, architecture=Architecture(kinds=WINDOWS)), HERE,
@@ -113,10 +114,10 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     ids=["windows", "experts", "arithmetic", "windows and KV", "KV"],
 )  # fmt: skip
 def test_reason_against_speculation_is_that_which_counts_most(
-    changes: dict[str, Any], balance: Balance, told: str
+    changes: dict[str, Any], balance: Balance, reason: str
 ) -> None:
-    found = even(replace(LLAMA_8B, **changes), balance=balance)
-    assert found.pays_from() is None and found.why_not() == told
+    point = even(replace(LLAMA_8B, **changes), balance=balance)
+    assert point.pays_from() is None and point.why_not() == reason
 
 
 @pytest.mark.parametrize(
@@ -128,7 +129,7 @@ def test_reason_against_speculation_is_that_which_counts_most(
     ids=["alike", "shared and dense"],
 )
 def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architecture) -> None:
-    """On a machine whose operations take no time: what is read, of any rows and widths."""
+    """Operations take no time here, so the work is the bytes read, for any rows and widths."""
     mixture = replace(LLAMA_8B, intermediate_size=1792, architecture=parts)
 
     def read(width: float, rows: int = 1, sequential: bool = False) -> float:
@@ -137,17 +138,17 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
 
     assert parts.experts is not None
     for width in (1, 2, 4, 8):
-        more = (experts_touched(parts.experts, width) - parts.experts.active) * mixture.expert_weights
-        assert read(width) == pytest.approx(2 * (mixture.weights_read + more), rel=1e-6)
+        added_weights = (experts_touched(parts.experts, width) - parts.experts.active) * mixture.expert_weights
+        assert read(width) == pytest.approx(2 * (mixture.weights_read + added_weights), rel=1e-6)
     assert read(2, rows=4) == pytest.approx(read(8), rel=1e-6)
     assert read(4, sequential=True) == pytest.approx(4 * read(1), rel=1e-6)
 
 
 def test_contexts_without_end_are_few() -> None:
-    """A config may name any number of positions; each context takes a part of a millisecond."""
+    """A config may name any number of positions, and each context costs a fraction of a millisecond."""
     assert list(contexts(4096, 10_000)) == [4096, 5120, 6144, 7168, 8192, 9216, 10_000]
     assert list(contexts(STEP, 131_072)) == list(range(STEP, 131_073, STEP))
     assert list(contexts(4096, 100)) == [100]
-    many = list(contexts(4096, (1 << 31) - 2))
-    assert len(many) < 2000 and many[-1] == (1 << 31) - 2
-    assert all(after <= before * 1.25 for before, after in pairwise(many))
+    lengths = list(contexts(4096, (1 << 31) - 2))
+    assert len(lengths) < 2000 and lengths[-1] == (1 << 31) - 2
+    assert all(longer <= shorter * 1.25 for shorter, longer in pairwise(lengths))

@@ -1,4 +1,4 @@
-"""Costs learnt from passes: right for what was seen, sane for what was not, kept from run to run."""
+"""Costs learnt from passes: exact for observed work, sane for other work, and saved from run to run."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ def true(tokens: int, keys: int) -> float:
 
 
 def learnt(path: Path | None = None) -> CostModel:
-    """From noisy passes of several widths and contexts."""
-    dice, costs = random.Random(1), CostModel(path)
+    """Return costs learnt from noisy passes of several widths and contexts."""
+    dice = random.Random(1)
+    costs = CostModel(path)
     for _ in range(400):
-        tokens, keys = dice.choice((1, 2, 5, 9)), dice.choice((1000, 8000, 30_000))
+        tokens = dice.choice((1, 2, 5, 9))
+        keys = dice.choice((1000, 8000, 30_000))
         costs.passes.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
     return costs
 
@@ -38,7 +40,7 @@ def test_costs_predict_pass_seconds(tokens: int, keys: int) -> None:
 
 def test_costs_follow_slower_machine() -> None:
     costs = learnt()
-    costs.passes.observe("full", 1, 1, 8000, 1.0)  # a hiccup
+    costs.passes.observe("full", 1, 1, 8000, 1.0)  # an outlier
     assert costs.passes.seconds("full", 1, 1, 8000) < 1.5 * true(1, 8000)
     for _ in range(600):
         costs.passes.observe("full", 1, 1, 8000, 4 * true(1, 8000))
@@ -57,7 +59,7 @@ def test_costs_of_unvaried_width_are_bounded() -> None:
 
 
 def test_dear_passes_of_short_contexts_say_nothing_of_long_ones() -> None:
-    """Among other models they were four times as dear behind 600 tokens, and so drafts were never tried again."""
+    """Among other models they cost four times as much after 600 tokens, and so drafts were never tried again."""
     costs = learnt()
     for width in (2, 3, 4):
         costs.passes.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
@@ -94,7 +96,7 @@ def test_layer_costs_are_stored_and_restored(tmp_path: Path) -> None:
 
 
 def busy(costs: CostModel, times: float, tiers: tuple[str, ...], passes: int = 100) -> None:
-    """Passes that take so many times what they do on a quiet machine."""
+    """Observe passes that take `times` the seconds of a quiet machine."""
     dice = random.Random(3)
     for _ in range(passes):
         for tier in tiers:
@@ -107,15 +109,15 @@ def test_costs_from_busy_machine_are_corrected(times: float, tmp_path: Path) -> 
     costs = CostModel(tmp_path / "costs.json")
     busy(costs, times, ("full", "retrieval"))
     costs.save()
-    later = CostModel(costs.path)
-    assert later.passes.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
-    busy(later, 1.0, ("full",), passes=70)
-    for tier in ("full", "retrieval"):  # of which the second was not in use since
-        assert later.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
+    reloaded = CostModel(costs.path)
+    assert reloaded.passes.seconds("retrieval", 3, 1, 8000) == pytest.approx(times * true(3, 8000), rel=0.2)
+    busy(reloaded, 1.0, ("full",), passes=70)
+    for tier in ("full", "retrieval"):  # the retrieval tier has not run since
+        assert reloaded.passes.seconds(tier, 3, 1, 8000) == pytest.approx(true(3, 8000), rel=0.2)
 
 
 def test_costs_of_new_contexts_keep_machine_speed() -> None:
-    """Longer contexts than before may cost anything: what they cost is no reason to think the machine slower."""
+    """Longer contexts than before may cost anything. Their cost does not make the machine seem slower."""
     costs = CostModel()
     for _ in range(100):
         costs.passes.observe("full", 1, 1, 500, 1e-3)
@@ -132,13 +134,13 @@ def test_corrupt_cost_file_is_replaced(damage: str, tmp_path: Path) -> None:
     costs.layers["15"] = Finding([1])
     costs.save()
     assert costs.path and CostModel(costs.path).layers == costs.layers
-    whole = costs.path.read_text()
-    text = {"cut": whole[:-9], "changed": whole.replace("full", "fool"), "earlier": whole.split("\n")[1]}
+    valid_text = costs.path.read_text()
+    text = {"cut": valid_text[:-9], "changed": valid_text.replace("full", "fool"), "earlier": valid_text.split("\n")[1]}
     costs.path.write_text(text.get(damage, damage))
-    found = CostModel(costs.path)
-    assert not (found.layers or found.passes.tiers or found.acceptance.verdicts)
-    found.passes.observe("full", 1, 1, 1, 1.0)
-    assert found.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
+    reloaded = CostModel(costs.path)
+    assert not (reloaded.layers or reloaded.passes.tiers or reloaded.acceptance.verdicts)
+    reloaded.passes.observe("full", 1, 1, 1, 1.0)
+    assert reloaded.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
 def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
@@ -159,13 +161,13 @@ def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = path_of("a")
-    assert "-bfloat16-" in str(before) and "-float32-" in str(path_of("a", dtype=torch.float32))
+    native_path = path_of("a")
+    assert "-bfloat16-" in str(native_path) and "-float32-" in str(path_of("a", dtype=torch.float32))
     monkeypatch.setattr(cost_model, "version_of", lambda name: "another")
-    other = path_of("a")
-    assert other != before
+    second_path = path_of("a")
+    assert second_path != native_path
     monkeypatch.setattr(cost_model.dispatch, "native", None)
-    assert path_of("a") not in (before, other) and "-torch-" in str(path_of("a"))
+    assert path_of("a") not in (native_path, second_path) and "-torch-" in str(path_of("a"))
 
 
 def test_unwritable_cost_folder_is_ignored(tmp_path: Path) -> None:
@@ -174,7 +176,7 @@ def test_unwritable_cost_folder_is_ignored(tmp_path: Path) -> None:
 
 
 def test_unknown_widths_follow_two_bounds() -> None:
-    """Operations bound wide passes, bytes narrow ones: two widths that ran tell where one begins."""
+    """Operations bound wide passes, bytes narrow ones. Two observed widths show where the bounds meet."""
     costs = CostModel()
 
     def bound(width: int) -> float:
@@ -187,7 +189,7 @@ def test_unknown_widths_follow_two_bounds() -> None:
 
 
 def test_noise_of_single_tokens_does_not_forbid_wide_passes() -> None:
-    """A profile of a model that wrote plain texts on a busy machine; one of the contexts was interrupted."""
+    """The profile is of plain decoding on a busy machine. One of its contexts was interrupted."""
     costs = CostModel(works={"full": TierWork(30, 9.7e7, 23_040, 0.72, 2.0, 3)})
     for keys, ms in ((532, 4.68), (628, 5.01), (2151, 6.31), (6097, 15.35), (7261, 9.4)):
         costs.passes.observe("full", 1, 1, keys, ms / 1000, passes=4)
@@ -205,7 +207,7 @@ def test_lower_tier_is_foretold_by_its_work() -> None:
 
 
 def test_one_tier_alone_does_not_change_speed() -> None:
-    """Where the draft alone takes longer, its costs were wrong: the machine is as fast as it was."""
+    """If only the draft takes longer, its costs were wrong; the machine is as fast as before."""
     costs = learnt()
     for _ in range(20):
         costs.passes.observe("draft", 2, 1, 0, 1e-4)
@@ -232,7 +234,7 @@ def test_work_of_model_counts_bytes() -> None:
 
 
 def test_work_of_int8_kv_counts_codes_and_scales() -> None:
-    """Whatever type the rest has; tiers below the full one read half of each code."""
+    """The model's type does not matter. Tiers below the full one read half of each code."""
     config = replace(MODELS.target.config, kv_int8=True)
     heads = 2 * config.layers * config.kv_heads
     full, lower = (TierWork.of(config, 2, 4, lower=below) for below in (False, True))

@@ -1,4 +1,4 @@
-"""Unions of experts: told by passes, learnt from what was routed, and priced for widths that never ran.
+"""Unions of experts: reported by passes, learnt from routing, and priced for widths that never ran.
 
 Shape suffixes: N tokens, K experts of a token.
 """
@@ -29,19 +29,20 @@ from triforce.model.expert_unions import SAMPLED, ExpertUnions, experts_touched
 from triforce.planner.pass_costs import LEAST_BYTES, MACHINES, TierWork
 from triforce.ragged import ints
 
-EXPERTS, LAYERS = Experts(128, 8, True), 24
+EXPERTS = Experts(128, 8, True)
+LAYERS = 24
 CORRELATED = [1.0, 1.6, 2.0, 2.4, 2.7, 3.0, 3.3, 3.6]
-"""Experts that 1 to 8 neighbours read together, in so many times those of one."""
+"""Size of the union of experts of 1 to 8 neighbouring tokens, relative to that of one token."""
 
 
 def route(dice: Random, width: int) -> int:
-    """Experts that so many neighbours choose in a layer: each some new ones, and the others among those before."""
-    seen: set[int] = set()
-    for before, after in zip([0.0, *CORRELATED], CORRELATED[:width], strict=False):
-        fresh = EXPERTS.chosen * (after - before)
-        new = int(fresh) + (dice.random() < fresh % 1)
-        seen |= {*dice.sample(sorted(set(range(EXPERTS.count)) - seen), new)}
-    return len(seen)
+    """Return how many experts `width` neighbours choose in a layer: each adds some, and repeats others."""
+    chosen: set[int] = set()
+    for previous_union, union in zip([0.0, *CORRELATED], CORRELATED[:width], strict=False):
+        new_experts = EXPERTS.chosen * (union - previous_union)
+        new = int(new_experts) + (dice.random() < new_experts % 1)
+        chosen |= {*dice.sample(sorted(set(range(EXPERTS.count)) - chosen), new)}
+    return len(chosen)
 
 
 def route_uniformly(dice: Random, width: int) -> int:
@@ -49,8 +50,9 @@ def route_uniformly(dice: Random, width: int) -> int:
 
 
 def learnt(route: object, widths: tuple[int, ...], passes: int = 40) -> ExpertUnions:
-    """What passes of these widths have taught, in turns."""
-    dice, unions = Random(1), ExpertUnions(EXPERTS)
+    """Return unions learnt from passes of these widths by turns."""
+    dice = Random(1)
+    unions = ExpertUnions(EXPERTS)
     for i in range(passes):
         width = widths[i % len(widths)]
         unions.observe(width, sum(route(dice, width) for _ in range(LAYERS)) / LAYERS)  # type: ignore[operator]
@@ -58,7 +60,7 @@ def learnt(route: object, widths: tuple[int, ...], passes: int = 40) -> ExpertUn
 
 
 def price(unions: ExpertUnions, width: float, rows: int = 1) -> float:
-    """Bytes of experts that a pass reads, in so many times those of one token, where operations take no time."""
+    """Return the bytes of experts that a pass reads, relative to one token, where operations take no time."""
     config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=EXPERTS))
     work = TierWork.of(config, 2.0, 2.0, unions=unions)
     seconds = float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
@@ -67,7 +69,7 @@ def price(unions: ExpertUnions, width: float, rows: int = 1) -> float:
 
 @pytest.mark.parametrize("widths", [(2, 4, 8), (2, 4), (4, 8), (8,)], ids=str)
 def test_correlated_unions_are_priced_within_a_twentieth(widths: tuple[int, ...]) -> None:
-    """Widths that ran, and widths that did not."""
+    """This holds for widths that ran, and for widths that did not."""
     unions = learnt(route, widths)
     for width in (2, 4, 8):
         assert price(unions, width) == pytest.approx(CORRELATED[width - 1], rel=0.05)
@@ -81,7 +83,8 @@ def test_uniform_unions_are_priced_within_a_twentieth() -> None:
 
 
 def test_texts_that_changed_are_learnt_anew() -> None:
-    dice, unions = Random(2), learnt(route, (2, 4, 8))
+    dice = Random(2)
+    unions = learnt(route, (2, 4, 8))
     for _ in range(120):
         unions.observe(8, sum(route_uniformly(dice, 8) for _ in range(LAYERS)) / LAYERS)
     assert price(unions, 8) == pytest.approx(experts_touched(EXPERTS, 8) / 8, rel=0.05)
@@ -89,52 +92,56 @@ def test_texts_that_changed_are_learnt_anew() -> None:
 
 def test_rows_are_taken_to_choose_independently() -> None:
     unions = learnt(route, (8,))
-    one = EXPERTS.count * (1 - price(unions, 8) * EXPERTS.chosen / EXPERTS.count)
-    assert price(unions, 8, rows=3) == pytest.approx((EXPERTS.count - one**3 / EXPERTS.count**2) / EXPERTS.chosen)
+    unchosen = EXPERTS.count * (1 - price(unions, 8) * EXPERTS.chosen / EXPERTS.count)
+    assert price(unions, 8, rows=3) == pytest.approx((EXPERTS.count - unchosen**3 / EXPERTS.count**2) / EXPERTS.chosen)
 
 
 def test_shared_experts_are_priced_once() -> None:
-    """Of eight tokens as of one: the chosen ones alone are more."""
+    """Eight tokens read the shared experts once, as one token does. Only routed experts add bytes."""
     mixture = replace(EXPERTS, shared=4)
     config = replace(LLAMA_8B, intermediate_size=768, architecture=Architecture(experts=mixture))
-    one, eight = (
+    one_token, eight = (
         float(TierWork.of(config, 2.0, 2.0).bytes(width, 1, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES for width in (1, 8)
     )
-    assert one == pytest.approx(2 * config.weights_read)
-    assert eight - one == pytest.approx(2 * config.expert_weights * (experts_touched(EXPERTS, 8) - 8), rel=1e-6)
+    assert one_token == pytest.approx(2 * config.weights_read)
+    assert eight - one_token == pytest.approx(2 * config.expert_weights * (experts_touched(EXPERTS, 8) - 8), rel=1e-6)
 
 
 @pytest.mark.parametrize(
     "config", [LLAMA_8B, replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))], ids=["whole", "windows"]
 )
 def test_dense_prices_have_the_same_bits(config: ModelConfig) -> None:
-    """Without experts a pass has the bytes of all weights, whatever was learnt of others."""
+    """Without experts a pass reads all weights, whatever was learnt of other models."""
     work, (balance, overhead, overlap) = TierWork.of(config, 0.6, 2.0), MACHINES.T
     for width, rows, keys in ((1.0, 1, 0.0), (5.0, 3, 4000.0)):
         weights = work.weights * (1.0 + (width * rows / (balance * 0.3)) ** overlap) ** (1.0 / overlap)
         kv = work.key * keys * (1.0 + (width * 4 / (balance * 1.0)) ** overlap) ** (1.0 / overlap)
-        wanted = LEAST_BYTES + overhead * 32 + (weights + kv)
-        assert np.array_equal(work.bytes(width, rows, keys, balance, overhead, overlap), wanted)
+        expected_bytes = LEAST_BYTES + overhead * 32 + (weights + kv)
+        assert np.array_equal(work.bytes(width, rows, keys, balance, overhead, overlap), expected_bytes)
 
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of four layers, of whose eight experts a token chooses three."""
+    """Write a model of four layers. Each token chooses three of eight experts."""
     return save(family_model("qwen3-moe"), tmp_path_factory.mktemp("mixture"))
 
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of an MLP and three layers of experts, of which all tokens share two."""
+    """Write a model of an MLP and three layers of experts. All tokens share two experts."""
     return save(family_model("glm-4.5"), tmp_path_factory.mktemp("shared"))
 
 
-Told = list[tuple[int, float]]
+Observations = list[tuple[int, float]]
 
 
-def told(folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> tuple[Told, list[list[int]]]:
-    """What passes tell of one text or two; and how many experts the first tokens of each read, by layer with some."""
-    seen, chosen, choose = Told(), list[list[int]](), torch_experts.choose
+def observed_unions(
+    folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Observations, list[list[int]]]:
+    """Return observed unions of one text or two, and by layer with experts the unions of each pass's first tokens."""
+    observed = Observations()
+    chosen = list[list[int]]()
+    choose = torch_experts.choose
 
     def spy(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> tuple[Tensor, Tensor]:
         ids_NK, weights_NK = choose(logits_NE, experts, correction_E)
@@ -143,84 +150,86 @@ def told(folder: Path, pieces: list[list[int]], monkeypatch: pytest.MonkeyPatch)
 
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
     with monkeypatch.context() as patch:
-        patch.setattr(ExpertUnions, "observe", lambda self, width, touched: seen.append((width, touched)))
+        patch.setattr(ExpertUnions, "observe", lambda self, width, touched: observed.append((width, touched)))
         patch.setattr(torch_experts, "choose", spy)
         paged_logits(decoder, texts(len(pieces[0])), pieces)
-    return seen, chosen
+    return observed, chosen
 
 
 PIECES = [[100], [1], [3], [8], [38]]
 
 
-def check_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare what passes tell with what the router of the torch path chose."""
+def check_observed_unions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare observed unions with the experts that the router of the torch path chose."""
     with monkeypatch.context() as patch:
         patch.setattr(dispatch, "native", None)
-        by_torch, chosen = told(folder, PIECES, patch)
+        by_torch, chosen = observed_unions(folder, PIECES, patch)
     layers = len(chosen) // len(PIECES)
     passes = [chosen[i : i + layers] for i in range(0, len(chosen), layers)]
     widths = [min(SAMPLED, *piece) for piece in PIECES]
-    wanted = [
-        (width, sum(layer[width - 1] for layer in each) / layers) for width, each in zip(widths, passes, strict=True)
+    expected = [
+        (width, sum(layer[width - 1] for layer in pass_layers) / layers)
+        for width, pass_layers in zip(widths, passes, strict=True)
     ]
-    of_one = wanted[1][1]
-    assert by_torch == wanted and any(touched < of_one * width for width, touched in wanted[2:])
+    of_one = expected[1][1]
+    assert by_torch == expected and any(touched < of_one * width for width, touched in expected[2:])
     if dispatch.native:
-        assert told(folder, PIECES, monkeypatch)[0] == wanted
+        assert observed_unions(folder, PIECES, monkeypatch)[0] == expected
 
 
 def test_passes_tell_how_many_experts_they_touched(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_told(mixture, monkeypatch)
+    check_observed_unions(mixture, monkeypatch)
 
 
 def test_passes_tell_of_shared_experts_and_not_of_dense_layers(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check_told(shared, monkeypatch)
+    check_observed_unions(shared, monkeypatch)
 
 
 def test_padding_and_neighbours_tell_nothing(mixture: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two texts only a pass whose first tokens are all of the first one."""
+    """In a batch of two texts, only passes whose first tokens all belong to the first row are observed."""
     pieces = [[0, 20], [5, 20], [20, 5], [2, 2], [100, 100], [23, 3]]
-    assert [width for width, _ in told(mixture, pieces, monkeypatch)[0]] == [8, 8, 8]
+    assert [width for width, _ in observed_unions(mixture, pieces, monkeypatch)[0]] == [8, 8, 8]
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_pass_that_reads_no_experts_tells_nothing(
     tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where nothing is scored the last layer is not finished, here the only one that has experts."""
+    """If a pass scores nothing, it stops inside the last layer, here the only one with experts."""
     if kernels == "torch":
         monkeypatch.setattr(dispatch, "native", None)
     folder = save(family_model("glm-4.5", num_hidden_layers=2), tmp_path)
     decoder = load(folder, device="cpu", dtype="float32", context=LENGTH).decoder
-    seen: list[float] = []
-    monkeypatch.setattr(ExpertUnions, "observe", lambda self, width, touched: seen.append(touched))
+    observed: list[float] = []
+    monkeypatch.setattr(ExpertUnions, "observe", lambda self, width, touched: observed.append(touched))
     pool = PagePool(decoder.config, 1, 8, decoder.dtype, decoder.device)
     pool.reserve(0, 40)
     view = FullView(pool)
     view.observe(0)
     for scored in (0, 1):
         decoder(texts(1)[:, :20], ints([20]), view, torch.zeros(1, scored, dtype=torch.long))
-    assert len(seen) == 1 and seen[0] >= 5
+    assert len(observed) == 1 and observed[0] >= 5
 
 
 def test_prices_follow_what_the_target_has_routed(mixture: Path) -> None:
     llm = LLM(mixture, draft=None)
-    works, unions = llm.engines.parts.costs.passes.works, llm.models.target.unions
+    works = llm.engines.parts.costs.passes.works
+    unions = llm.models.target.unions
     assert unions is not None
-    before = float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0))
+    bytes_before = float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0))
     for _ in range(9):
         unions.observe(8, 3.0)
     for tier in ("full", "retrieval"):
         assert works[tier].unions is unions
-    assert float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0)) < 0.8 * before
+    assert float(works["full"].bytes(8, 1, 0.0, 8.0, 0.0, 8.0)) < 0.8 * bytes_before
 
 
 @pytest.mark.parametrize("mutant", caught_in("test_union_mutant_is_noticed"), ids=str)
 def test_union_mutant_is_noticed(mixture: Path, shared: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
     with pytest.raises(AssertionError):
-        check_told(mixture, monkeypatch)
-        check_told(shared, monkeypatch)
+        check_observed_unions(mixture, monkeypatch)
+        check_observed_unions(shared, monkeypatch)
         test_shared_experts_are_priced_once()
         test_correlated_unions_are_priced_within_a_twentieth((2, 4, 8))
         test_prices_follow_what_the_target_has_routed(mixture)

@@ -1,4 +1,4 @@
-"""The controller with simulated tiers: it finds the plan known to be best, and leaves speculation where that loses."""
+"""The controller with simulated tiers: it finds the known best plan, and stops speculation where that loses."""
 
 from __future__ import annotations
 
@@ -39,26 +39,27 @@ PAYS = {
 
 
 def informed(simulated: SimulatedTiers) -> CostModel:
-    """As a profile would have it."""
+    """Return costs as a profile of these tiers would hold them."""
     costs = CostModel()
     for tier in simulated.costs:
         for width in (1, 3, 7) * 4:
-            costs.passes.observe(tier, width, 1, 0 if tier == "draft" else 150, simulated.seen(tier, width))
+            costs.passes.observe(tier, width, 1, 0 if tier == "draft" else 150, simulated.pass_seconds(tier, width))
     return costs
 
 
-def speed(simulated: SimulatedTiers, costs: CostModel, proposals: int = 600, first: int = 0, seed: int = 5) -> float:
-    """Of so many proposals, after the first ones, with dice of their own."""
-    simulated, batch = replace(simulated, dice=random.Random(seed)), read(None)
-    it = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
-    if first:
-        simulated_rate(it, batch.prefix, simulated, first)
-    return simulated_rate(it, batch.prefix, simulated, proposals)
+def speed(simulated: SimulatedTiers, costs: CostModel, proposals: int = 600, warm_up: int = 0, seed: int = 5) -> float:
+    """Return tokens per second of `proposals` proposals after `warm_up` others, with random numbers of `seed`."""
+    simulated = replace(simulated, dice=random.Random(seed))
+    batch = read(None)
+    controller = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
+    if warm_up:
+        simulated_rate(controller, batch.prefix, simulated, warm_up)
+    return simulated_rate(controller, batch.prefix, simulated, proposals)
 
 
 def best(simulated: SimulatedTiers) -> float:
-    found = values(simulated.estimates())
-    return fixed(max(found, key=found.__getitem__), simulated)
+    rates = values(simulated.estimates())
+    return fixed(max(rates, key=rates.__getitem__), simulated)
 
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
@@ -68,7 +69,7 @@ def test_losing_speculation_ends_in_plain_decoding(simulated: SimulatedTiers) ->
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_losing_speculation_is_found_without_prior(simulated: SimulatedTiers) -> None:
-    assert speed(simulated, CostModel(), first=20) > 0.97 * fixed(Plan(), simulated)
+    assert speed(simulated, CostModel(), warm_up=20) > 0.97 * fixed(Plan(), simulated)
 
 
 @pytest.mark.parametrize("simulated", PAYS.values(), ids=PAYS)
@@ -78,9 +79,14 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: PlanController, lengths: list[int], left: int) -> Choice:
-        found = candidates(self.beliefs.estimates(lengths, self.account.caution), True, True, [()], left, float("inf"))
-        fastest = max((each for each in found[1:] if each.plan.tiers[0] != "ngram"), key=lambda each: each.rate)
+    def bold(self: PlanController, lengths: list[int], remaining: int) -> Choice:
+        ranked = candidates(
+            self.beliefs.estimates(lengths, self.account.caution), True, True, [()], remaining, float("inf")
+        )
+        fastest = max(
+            (candidate for candidate in ranked[1:] if candidate.plan.tiers[0] != "ngram"),
+            key=lambda candidate: candidate.rate,
+        )
         return Choice(fastest.plan, fastest.rate, state=State.SPECULATING)
 
     monkeypatch.setattr(PlanController, "choose", bold)
@@ -90,22 +96,23 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
 
 @pytest.mark.slow
 def test_wrong_costs_are_corrected() -> None:
-    """What was kept from another day says that guesses are cheap; measured speed says otherwise."""
-    simulated, other = LOSES["guesses that cost too much"], PAYS["a hierarchy"]
-    speeds = [speed(simulated, informed(other), first=60, seed=seed) for seed in range(12)]
+    """A saved profile says that guesses are cheap. Measured speed says otherwise."""
+    simulated = LOSES["guesses that cost too much"]
+    believed = PAYS["a hierarchy"]
+    speeds = [speed(simulated, informed(believed), warm_up=60, seed=seed) for seed in range(12)]
     assert sum(speeds) / 12 > 0.97 * fixed(Plan(), simulated)
 
 
 def test_changing_text_is_followed() -> None:
-    """The draft serves for a while, and then no more."""
+    """The draft's guesses are accepted for a while, and then no more."""
     simulated = SimulatedTiers(LONG, {"draft": 0.8, "retrieval": 0.95})
     batch = read(None)
-    it = PlanController(unlinked(batch.top), informed(simulated), clock=lambda: 0.0)
-    simulated_rate(it, batch.prefix, simulated, 200)
-    assert "draft" in it.plan.tiers
+    controller = PlanController(unlinked(batch.top), informed(simulated), clock=lambda: 0.0)
+    simulated_rate(controller, batch.prefix, simulated, 200)
+    assert "draft" in controller.plan.tiers
     simulated.shares["draft"] = 0.0
-    simulated_rate(it, batch.prefix, simulated, 200)
-    assert it.plan.tiers == ("retrieval", "full")
+    simulated_rate(controller, batch.prefix, simulated, 200)
+    assert controller.plan.tiers == ("retrieval", "full")
 
 
 def test_prior_acceptance_helps_from_first_proposal() -> None:

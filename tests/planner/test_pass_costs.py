@@ -1,4 +1,4 @@
-"""Tables of pass costs: those of each number of keys, of what routers turn out to choose, and of what is kept."""
+"""Tables of pass costs: by number of keys, by observed routing, and after saving."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def test_table_of_several_keys_is_that_of_each() -> None:
         costs.observe(tier, width, 1, 4096, 1e-3 * width)
     for tier in ("full", "full among models", "retrieval", "draft", "ngram"):
         together = costs.table(tier, 1, [1000, 4000, 9000], 6).copy()
-        alone = [costs.table(tier, 1, [keys], 6)[0].copy() for keys in (1000, 4000, 9000)]
-        assert np.array_equal(together, np.stack(alone)) and together[0, 0] == 0
+        single_rows = [costs.table(tier, 1, [keys], 6)[0].copy() for keys in (1000, 4000, 9000)]
+        assert np.array_equal(together, np.stack(single_rows)) and together[0, 0] == 0
 
 
 def test_kind_that_ran_costs_the_same_when_routers_turn_out_otherwise() -> None:
@@ -29,16 +29,16 @@ def test_kind_that_ran_costs_the_same_when_routers_turn_out_otherwise() -> None:
     costs = PassCosts({"full": work})
     for _ in range(8):
         costs.observe("full", 8, 1, 1000, 5e-3)
-    before = costs.seconds("full", 8, 1, 1000)
+    seconds_before = costs.seconds("full", 8, 1, 1000)
     for _ in range(20):
         unions.observe(8, 6.0)
     assert unions.spread < 0.5
-    assert costs.seconds("full", 8, 1, 1000) == pytest.approx(before, rel=1e-3)
-    assert costs.table("full", 1, [1000], 8)[0, 8] == pytest.approx(before, rel=1e-3)
+    assert costs.seconds("full", 8, 1, 1000) == pytest.approx(seconds_before, rel=1e-3)
+    assert costs.table("full", 1, [1000], 8)[0, 8] == pytest.approx(seconds_before, rel=1e-3)
 
 
 def test_stall_of_one_tier_is_not_kept_for_the_others(tmp_path: Path) -> None:
-    """Passes of the full tier that were stopped for a second say nothing of tiers that did not run then."""
+    """Passes of the full tier that stalled for a second say nothing of tiers that did not run then."""
     costs = CostModel(tmp_path / "costs.json")
     for _ in range(20):
         costs.passes.observe("full", 1, 1, 8000, 0.01)

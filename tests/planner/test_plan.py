@@ -1,4 +1,4 @@
-"""The closed form against a game of dice, and which plan wins where the answer is known."""
+"""The closed form against a Monte Carlo simulation, and the best plan where it is known."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from triforce.engine.tier_builder import MAX_AUTO_TOKENS
 from triforce.planner.plan import Plan, expected, plan_space, proposals
 
 
-def fixed(costs: dict[str, float], shares: dict[str, float], rows: int = 1, found: float = 1.0) -> dict[Plan, float]:
-    """Values of plans with fixed costs and shares; n-grams have a guess in a share of places, too."""
+def fixed(
+    costs: dict[str, float], shares: dict[str, float], rows: int = 1, match_probability: float = 1.0
+) -> dict[Plan, float]:
+    """Return values of plans with fixed costs and shares. N-grams match with `match_probability`."""
 
     def seconds(tier: str, tokens: int) -> float:
         return costs[tier] * (tokens if tier == "draft" else 1)
 
-    return values(estimates(seconds, shares, rows, found))
+    return values(estimates(seconds, shares, rows, match_probability))
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
-    """Tokens per second of the recursion itself, each guess kept with the probability of its tier."""
-    dice, spent = random.Random(1), 0.0
+    """Return tokens per second of the recursion itself, each guess accepted with the probability of its tier."""
+    dice = random.Random(1)
+    spent = 0.0
     gammas = (*plan.gammas, 1)
 
     def propose(level: int) -> int:
         nonlocal spent
-        held = 0
-        while held < gammas[level]:
+        proposed = 0
+        while proposed < gammas[level]:
             guesses = propose(level - 1) if level else 0
             spent += costs[plan.tiers[level]]
-            kept = 0
-            while kept < guesses and dice.random() < shares[plan.tiers[level - 1]]:
-                kept += 1
-            held += kept + 1
-        return held
+            accepted = 0
+            while accepted < guesses and dice.random() < shares[plan.tiers[level - 1]]:
+                accepted += 1
+            proposed += accepted + 1
+        return proposed
 
     return sum(propose(len(plan.tiers) - 1) for _ in range(proposals)) / spent
 
@@ -64,8 +67,8 @@ def test_expected_tokens_of_verification_alone(acceptance: float, guesses: int, 
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:
-    found = fixed(costs, shares)
-    return max(found, key=found.__getitem__)
+    rates = fixed(costs, shares)
+    return max(rates, key=rates.__getitem__)
 
 
 COSTS = {"ngram": 0.05, "draft": 0.2, "retrieval": 1.0, "full": 8.0}
@@ -102,22 +105,27 @@ def test_plans_name_existing_tiers_only() -> None:
 
 def test_plans_without_tiers_are_part_of_all() -> None:
     shares = {"ngram": 0.5, "draft": 0.6, "retrieval": 0.95}
-    found, it = fixed(COSTS, shares, rows=4, found=0.3), estimates(lambda tier, tokens: COSTS[tier], shares, 4, 0.3)
+    rates = fixed(COSTS, shares, rows=4, match_probability=0.3)
+    expected = estimates(lambda tier, tokens: COSTS[tier], shares, 4, 0.3)
     for draft, retrieval in ((False, False), (True, False), (False, True)):
-        tokens_KZN, seconds_KZN = proposals(plan_space(draft, retrieval), it)
-        some = zip(plans(draft, retrieval), (tokens_KZN / seconds_KZN)[0, 0], strict=True)
-        assert all(found[plan] == pytest.approx(rate) for plan, rate in some if "draft" not in plan.tiers)
+        tokens_KZN, seconds_KZN = proposals(plan_space(draft, retrieval), expected)
+        rated_plans = zip(plans(draft, retrieval), (tokens_KZN / seconds_KZN)[0, 0], strict=True)
+        assert all(rates[plan] == pytest.approx(rate) for plan, rate in rated_plans if "draft" not in plan.tiers)
 
 
 def test_draft_with_ngram_lies_between_both() -> None:
     shares = {"ngram": 0.9, "draft": 0.5, "retrieval": 0.95}
-    mixed = [fixed(COSTS, shares, found=x)[Plan(("draft", "ngram", "full"), (4, 4))] for x in (0.0, 0.5, 1.0)]
+    mixed = [
+        fixed(COSTS, shares, match_probability=x)[Plan(("draft", "ngram", "full"), (4, 4))] for x in (0.0, 0.5, 1.0)
+    ]
     draft, lookup = (fixed(COSTS, shares)[Plan((tier, "full"), (4,))] for tier in ("draft", "ngram"))
     assert mixed == sorted(mixed) and mixed[0] == pytest.approx(draft, rel=0.02) and mixed[2] == pytest.approx(lookup)
 
 
 def test_batch_waits_for_slowest_row() -> None:
     shares = {"draft": 0.6, "retrieval": 0.95}
-    deep, flat = Plan(("draft", "retrieval", "full"), (2, 6)), Plan(("draft", "full"), (4,))
-    one, eight = fixed(COSTS, shares), fixed(COSTS, shares, rows=8)
-    assert eight[deep] < 0.9 * one[deep] and eight[flat] == pytest.approx(one[flat])
+    deep = Plan(("draft", "retrieval", "full"), (2, 6))
+    flat = Plan(("draft", "full"), (4,))
+    single_row = fixed(COSTS, shares)
+    eight = fixed(COSTS, shares, rows=8)
+    assert eight[deep] < 0.9 * single_row[deep] and eight[flat] == pytest.approx(single_row[flat])

@@ -1,4 +1,4 @@
-"""Whatever a controller decides, the text of a seed is that of plain decoding: on the native kernels, bit for bit."""
+"""Under any decision of a controller, a seeded text is that of plain decoding: on native kernels bit for bit."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.controlled_batch import think_always, with_random_budgets
+from tests.helpers.controlled_batch import replan_always, with_random_budgets
 from tests.helpers.simulated_tiers import plans
 from triforce import LLM, SamplingParams
 from triforce.backends import dispatch
@@ -22,7 +22,7 @@ from triforce.session import Session
 if dispatch.native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
 
-LENGTHS = 700, 350, 90  # tokens; the budget hides something of the first two
+LENGTHS = 700, 350, 90  # tokens; the budget hides a part of the first two
 
 
 @pytest.fixture(scope="module")
@@ -38,20 +38,21 @@ def prompts(llm: LLM) -> list[list[int]]:
 
 @pytest.fixture(params=[1, 2])
 def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
-    """Another plan and other budgets at each proposal, and now and then plain decoding for a while."""
-    dice, drawn = random.Random(request.param), list[Plan]()
+    """Draw a plan and budgets at each proposal, and sometimes plain decoding for a while."""
+    dice = random.Random(request.param)
+    drawn = list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], left: int) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], remaining: int) -> Choice:
         if dice.random() < 0.1:
             return Choice()
         possible = list(plans("draft" in self.by_name, max(lengths) > 256))
         tiers = dice.choice(sorted({plan.tiers for plan in possible if not plan.plain}))
-        alike = [plan for plan in possible if plan.tiers == tiers]
-        drawn.append(with_random_budgets(dice.choice(alike), dice, lengths))
+        same_tiers = [plan for plan in possible if plan.tiers == tiers]
+        drawn.append(with_random_budgets(dice.choice(same_tiers), dice, lengths))
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     return drawn
 
 
@@ -73,7 +74,8 @@ def test_random_plans_keep_bits_of_texts(
 
 
 def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int]], random_plans: list[Plan]) -> None:
-    session, text = Session(llm), list(prompts[1])
+    session = Session(llm)
+    text = list(prompts[1])
     for turn in range(3):
         params = SamplingParams(0.7, seed=turn, max_tokens=40, ignore_eos=True)
         *_, output = session.ask(text, params)
@@ -83,20 +85,20 @@ def test_random_plans_keep_bits_of_conversation(llm: LLM, prompts: list[list[int
 
 
 def test_random_plans_without_draft_keep_bits(prompts: list[list[int]], random_plans: list[Plan]) -> None:
-    alone = LLM(None, None, retrieval_budget=256)
+    single_model = LLM(None, None, retrieval_budget=256)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)
-    assert texts(alone.generate(prompts, params)) == texts(alone.generate(prompts, params, mode="ar"))
+    assert texts(single_model.generate(prompts, params)) == texts(single_model.generate(prompts, params, mode="ar"))
     assert not any("draft" in plan.tiers for plan in random_plans)
 
 
 def test_cheating_engine_is_detected(
     llm: LLM, prompts: list[list[int]], random_plans: list[Plan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It leaves the exact tier out now and then."""
+    """The engine sometimes leaves out the exact tier."""
     turns = iter(range(10**6))
 
-    def cheat(planned: PlannedProposal, parts: list[Any], *more: Any) -> None:
-        apply_plan(planned, parts, *more)
+    def cheat(planned: PlannedProposal, parts: list[Any], *arguments: Any) -> None:
+        apply_plan(planned, parts, *arguments)
         *_, retrieval, full = parts
         if next(turns) % 2:
             full.model = lambda *pass_: retrieval.model(*pass_).roll(1, -1)

@@ -17,16 +17,16 @@ from triforce.planner import Plan, PlanController
 from triforce.planner.forecast import Choice
 
 WORLDS = {world.name: world for world in worlds()}
-EVERY = 3  # one of so many texts is for `make check`
+EVERY = 3  # `make check` plays one text of EVERY
 LENGTHS = 64, 256
 BOUNDS = {64: (0.94, 0.65), 256: (0.96, 0.83)}
-"""By length: the least part of plain decoding's rate, and the mean part of the best fixed plan's, in each world.
+"""Bounds by length: the least share of plain decoding's rate, and the mean share of the best fixed plan's rate.
 
-What the planner makes, with some room; it should make .97 and .95. To weigh plans takes .8 ms there: with .1 ms
-it made .97 of the best plan in the mean of 256 and 1,024 tokens.
+They hold in each world and are the planner's shares with some room; the goals are .97 and .95. To weigh plans takes
+.8 ms there: with .1 ms the planner made .97 of the best plan in the mean of 256 and 1,024 tokens.
 """
 ROOM = {"busy": 0.03}
-"""More room for the mean of 256 tokens, where the machine changes its speed three times in them."""
+"""More room for the mean of 256 tokens, within which the machine changes its speed three times."""
 
 
 def judged(world: World, lengths: tuple[int, ...] = LENGTHS, every: int = EVERY) -> list[Cell]:
@@ -35,30 +35,32 @@ def judged(world: World, lengths: tuple[int, ...] = LENGTHS, every: int = EVERY)
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_auto_loses_little_in_world(name: str) -> None:
-    found = judged(WORLDS[name])
-    for cell in found:
+    judged_cells = judged(WORLDS[name])
+    for cell in judged_cells:
         print(f"{cell.world:26} {cell.trace:36} {cell.length:5} {cell.plain:5.2f} {cell.best:5.2f}  {cell.plan}")
-    for length, (least, part) in BOUNDS.items():
+    for length, (least_plain, part) in BOUNDS.items():
         part -= ROOM.get(name, 0.0) * (length == 256)
-        some = [cell for cell in found if cell.length == length]
-        assert min(cell.plain for cell in some) >= least and mean(cell.best for cell in some) >= part
+        length_cells = [cell for cell in judged_cells if cell.length == length]
+        assert (
+            min(cell.plain for cell in length_cells) >= least_plain and mean(cell.best for cell in length_cells) >= part
+        )
 
 
 @pytest.mark.slow
 def test_auto_is_near_best_plan_in_all_worlds() -> None:
-    found = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
-    print(summary(found))
-    assert mean(cell.best for cell in found if cell.length > 64) >= 0.94
+    judged_cells = [cell for world in WORLDS.values() for cell in judged(world, (64, 256, 1024), 1)]
+    print(summary(judged_cells))
+    assert mean(cell.best for cell in judged_cells if cell.length > 64) >= 0.94
 
 
 def test_timid_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It never speculates."""
+    """The timid controller never speculates."""
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice())
     assert mean(cell.best for cell in judged(WORLDS["AVX2"], (256,))) < BOUNDS[256][1]
 
 
 def test_reckless_controller_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It always follows one plan, whatever it costs."""
+    """The reckless controller always follows one plan, at any cost."""
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(Plan(("draft", "full"), (8,))))
     monkeypatch.setattr(PlanController, "_over_budget", False)
     assert min(cell.plain for cell in judged(WORLDS["AVX-512"], (256,))) < BOUNDS[256][0]

@@ -1,4 +1,4 @@
-"""Which layers a retrieval tier searches: found from what passes show that are made anyway, and remembered."""
+"""Layers that a retrieval tier searches: found by the attention of ordinary passes, and remembered."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def read(mode: str, findings: Findings | None, prompts: list[list[int]] = PROMPT
 
 
 def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPatch) -> SearchedLayers:
-    """Of a batch of one row whose verifications show that layers missed so much."""
+    """Return the searched layers of a one-row batch whose verifications report the `missed` attention of layers."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     batch.search.findings = findings
@@ -53,100 +53,113 @@ def search(findings: Findings, missed: list[float], monkeypatch: pytest.MonkeyPa
 
 
 def played(
-    it: SearchedLayers, kept: dict[tuple[int, ...], float], proposals: int, left: int = 10**6, seed: int = 4
+    searched_layers: SearchedLayers,
+    acceptance: dict[tuple[int, ...], float],
+    proposals: int,
+    remaining: int = 10**6,
+    seed: int = 4,
 ) -> list[set[int]]:
-    """Proposals whose guesses are kept with the probability that the searched layers give; which those were."""
-    dice, searched = Random(seed), []
+    """Play proposals, whose acceptance depends on the searched layers; return the searched layers of each."""
+    dice = Random(seed)
+    searched = []
     for _ in range(proposals):
-        layers = it.next_layers(LENGTH, left)
-        share = kept.get(tuple(sorted(layers)), kept[()])
+        layers = searched_layers.next_layers(LENGTH, remaining)
+        share = acceptance.get(tuple(sorted(layers)), acceptance[()])
         run = next((n for n in range(6) if dice.random() > share), 6)
-        it.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
-        it.observe()
+        searched_layers.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
+        searched_layers.observe()
         searched.append(set(layers))
     return searched
 
 
 @pytest.mark.parametrize(
-    ("missed", "kept", "found"),
+    ("missed", "acceptance", "proven_layers"),
     [
         ([0.8, 0.3], {(): 0.7, (0,): 0.95}, [0]),
         ([0.3, 0.8], {(): 0.7, (1,): 0.95}, [1]),
-        ([0.8, 0.3], {(): 0.7, (0,): 0.7, (1,): 0.95}, [1]),  # what misses much may not matter
+        ([0.8, 0.3], {(): 0.7, (0,): 0.7, (1,): 0.95}, [1]),  # a layer that misses much attention may not matter
         ([0.8, 0.8], {(): 0.7}, []),
         ([0.8, 0.8], {(): 0.998}, []),
         ([0.0, 0.0], {(): 0.7}, []),
     ],
 )
 def test_layer_is_searched_where_it_pays(
-    missed: list[float], kept: dict[tuple[int, ...], float], found: list[int], monkeypatch: pytest.MonkeyPatch
+    missed: list[float],
+    acceptance: dict[tuple[int, ...], float],
+    proven_layers: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     findings: Findings = {}
-    it = search(findings, missed, monkeypatch)
-    searched = played(it, kept, 1000)
+    searched_layers = search(findings, missed, monkeypatch)
+    searched = played(searched_layers, acceptance, 1000)
     (finding,) = findings.values()
-    assert finding.layers == found and finding.trial is None
-    assert searched[-1] == set(found) and searched[0] == set()
+    assert finding.layers == proven_layers and finding.trial is None
+    assert searched[-1] == set(proven_layers) and searched[0] == set()
 
 
 def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They see all of it in any case, whatever their selections would miss."""
-    it = search({}, [0.3, 0.8], monkeypatch)
+    """Such a layer always sees its whole window, whatever a selection would miss."""
+    searched_layers = search({}, [0.3, 0.8], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
-    searched = played(it, {(): 0.7, (0,): 0.9, (1,): 0.99, (0, 1): 0.99}, 400)
+    searched = played(searched_layers, {(): 0.7, (0,): 0.9, (1,): 0.99, (0, 1): 0.99}, 400)
     assert {0} in searched and not any(1 in layers for layers in searched)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [24, 24]))
     assert not any(played(search({}, [0.8, 0.8], monkeypatch), {(): 0.7}, 100))
 
 
 def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other layer has a window, and reads as much whatever is searched."""
-    it = search({}, [0.8, 0.3], monkeypatch)
+    """The other layer has a window and reads the same keys whatever is searched."""
+    searched_layers = search({}, [0.8, 0.3], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
-    view, config, it._length = it.tier.cache, it.tier.cache.full.pool.config, LENGTH
-    some, found = view.keys(LENGTH, searched=0), view.keys(LENGTH, searched=1)
+    view = searched_layers.tier.cache
+    config = searched_layers.tier.cache.full.pool.config
+    searched_layers._length = LENGTH
+    selected_keys = view.keys(LENGTH, searched=0)
+    searched_keys = view.keys(LENGTH, searched=1)
     searched = LENGTH // SEARCH_DIVISOR + LENGTH // SKETCH_DIVISOR if view.full.pool.kv.searches else LENGTH
-    assert (some, found) == (view.budget(LENGTH), searched)
-    more = 1 / it._rate(1.0, searched=1) - 1 / it._rate(1.0, searched=0)
-    assert more == pytest.approx(min(WIDE_GAMMAS) * config.kv_size / config.layers * (found - some))
+    assert (selected_keys, searched_keys) == (view.budget(LENGTH), searched)
+    added_seconds = 1 / searched_layers._rate(1.0, searched=1) - 1 / searched_layers._rate(1.0, searched=0)
+    assert added_seconds == pytest.approx(
+        min(WIDE_GAMMAS) * config.kv_size / config.layers * (searched_keys - selected_keys)
+    )
 
 
 def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = search({}, [], monkeypatch)
+    searched_layers = search({}, [], monkeypatch)
     monkeypatch.setattr(SearchedLayers, "_missed_attention", lambda self: pytest.fail("looked"))
-    assert not any(played(it, {(): 0.998}, 100))
+    assert not any(played(searched_layers, {(): 0.998}, 100))
 
 
 def test_rows_that_observed_nothing_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As those that were decoded plainly, swapped out, and came back to a batch of their own."""
+    """Such rows were decoded plainly, swapped out, and swapped in to a batch of their own."""
     findings: Findings = {}
     assert not any(played(search(findings, [], monkeypatch), {(): 0.5}, 100))
-    assert [found.trial for found in findings.values()] == [None]
+    assert [finding.trial for finding in findings.values()] == [None]
 
 
 def test_short_text_starts_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    it = search({}, [0.8, 0.1], monkeypatch)
-    assert not any(played(it, {(): 0.7, (0,): 0.95}, 100, left=MIN_REMAINING - 1))
-    assert any(played(it, {(): 0.7, (0,): 0.95}, 100))
+    searched_layers = search({}, [0.8, 0.1], monkeypatch)
+    assert not any(played(searched_layers, {(): 0.7, (0,): 0.95}, 100, remaining=MIN_REMAINING - 1))
+    assert any(played(searched_layers, {(): 0.7, (0,): 0.95}, 100))
 
 
 def test_layer_trials_alternate_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {}
-    it = search(findings, [0.8, 0.8], monkeypatch)
-    searched = played(it, {(): 0.7}, 1000)
+    searched_layers = search(findings, [0.8, 0.8], monkeypatch)
+    searched = played(searched_layers, {(): 0.7}, 1000)
     turns = [set(layers) for layers in searched if layers]
     assert BLOCK < len(turns) <= 2 * MAX_TRIAL + BLOCK, "each layer is given up, and none is tried twice"
-    first = next(i for i, layers in enumerate(searched) if layers)
-    assert searched[first : first + 2 * BLOCK] == [searched[first]] * BLOCK + [set()] * BLOCK
+    trial_start = next(i for i, layers in enumerate(searched) if layers)
+    assert searched[trial_start : trial_start + 2 * BLOCK] == [searched[trial_start]] * BLOCK + [set()] * BLOCK
     (finding,) = findings.values()
     assert sorted(finding.no_gain) == [0, 1] and not finding.layers
 
 
 def test_layer_trial_results_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {}
-    kept = {(): 0.7, (0,): 0.95}
+    acceptance = {(): 0.7, (0,): 0.95}
     for seed in range(60):  # texts that end before a trial does
-        played(search(findings, [0.8, 0.1], monkeypatch), kept, 6, seed=seed)
+        played(search(findings, [0.8, 0.1], monkeypatch), acceptance, 6, seed=seed)
     (finding,) = findings.values()
     assert 0 in finding.layers
     assert search(findings, [], monkeypatch).next_layers(LENGTH, 100) >= {0}
@@ -158,8 +171,10 @@ def test_layer_trial_results_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_searched_layers_fit_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     findings: Findings = {f"{LENGTH.bit_length()} 48 16": Finding(layers=[0])}
-    it = search(findings, [0.8, 0.8], monkeypatch)
-    assert MAX_LAYERS >= 1 and all(layers == {0} for layers in played(it, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100))
+    searched_layers = search(findings, [0.8, 0.8], monkeypatch)
+    assert MAX_LAYERS >= 1 and all(
+        layers == {0} for layers in played(searched_layers, {(): 0.5, (0,): 0.5, (0, 1): 1.0}, 100)
+    )
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce", "ngram"])
@@ -173,21 +188,24 @@ def test_layer_trials_keep_text(mode: str, monkeypatch: pytest.MonkeyPatch) -> N
     for b, prompt in enumerate(PROMPTS):
         assert looked.top.cache.lengths_B[b] == len(prompt) - 1
     assert torch.equal(finished(looked), finished(read("ar", None)))
-    assert any(found.layers or found.trial for found in findings.values())
+    assert any(finding.layers or finding.trial for finding in findings.values())
 
 
 def test_proven_layers_stay_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Passes that are only tried are not captured on a GPU."""
+    """Passes of a trial are not captured on a GPU."""
     batch = read("retrieval", {}, PROMPTS[:1])
     assert batch.search
     monkeypatch.setattr(SearchedLayers, "next_layers", lambda *_: frozenset({0}))
-    begin, begun = RetrievalView.begin, list[ForwardBatch]()
-    monkeypatch.setattr(RetrievalView, "begin", lambda *args: begun.append(begin(*args)) or begun[-1])
+    begin = RetrievalView.begin
+    started_batches = list[ForwardBatch]()
+    monkeypatch.setattr(
+        RetrievalView, "begin", lambda *args: started_batches.append(begin(*args)) or started_batches[-1]
+    )
     for trying in (True, False):
         batch.search.trying = trying
         with torch.no_grad():
             batch.step()
-        assert begun[-1].trial == trying
+        assert started_batches[-1].trial == trying
 
 
 def test_missed_mass_is_outside_of_selection() -> None:
@@ -198,17 +216,18 @@ def test_missed_mass_is_outside_of_selection() -> None:
     with torch.no_grad():
         batch.step()
     missed_L = view.missed(0)
-    assert missed_L is not None and all(0 < each < 1 for each in missed_L)
-    latest, choice = view.full.observations[0], view.selections[0].pages
+    assert missed_L is not None and all(0 < share < 1 for share in missed_L)
+    latest = view.full.observations[0]
+    choice = view.selections[0].pages
     assert latest.mass_LGU is not None and choice is not None
     for layer, missed in enumerate(missed_L):
         shares = []
         for head in range(MODELS.target.config.kv_heads):
             places = {unit: at for at, unit in enumerate(view.row_units(0).tolist())}
-            seen = {places[unit] for unit in choice.units[layer, head].tolist()}
-            seen |= set(range(view.selections[0].window_start // view.unit, latest.mass_LGU.shape[2]))
+            selected_units = {places[unit] for unit in choice.units[layer, head].tolist()}
+            selected_units |= set(range(view.selections[0].window_start // view.unit, latest.mass_LGU.shape[2]))
             mass = latest.mass_LGU[layer, head].tolist()
-            shares.append(sum(m for at, m in enumerate(mass) if at not in seen) / sum(mass))
+            shares.append(sum(m for at, m in enumerate(mass) if at not in selected_units) / sum(mass))
         assert missed == pytest.approx(sum(shares) / len(shares), abs=1e-5)
 
 
@@ -217,30 +236,32 @@ def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
         LLM(searched_layers="6")
 
 
-class Told(TPGroup):
-    """Rank 0, which tells others something; or one of them, which hears it: in as many calls, or the ranks part."""
+class ReplayedGroup(TPGroup):
+    """Rank 0, which broadcasts values, or another rank, which receives them in as many calls, else they diverge."""
 
-    def __init__(self, rank: int, told: deque[bytes]) -> None:
-        self.rank, self.told = rank, told
+    def __init__(self, rank: int, messages: deque[bytes]) -> None:
+        self.rank = rank
+        self.messages = messages
 
     def broadcast(self, value: T) -> T:
         if self.rank:
-            heard: T = pickle.loads(self.told.popleft())
-            return heard
-        self.told.append(pickle.dumps(value))
+            received: T = pickle.loads(self.messages.popleft())
+            return received
+        self.messages.append(pickle.dumps(value))
         return value
 
 
 def test_batch_that_goes_on_alone_has_one_finding_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One is read while another one decodes, whose texts then end: what that has learnt counts on each rank."""
-    told, found = deque[bytes](), []
+    """One batch prefills while another decodes and ends. The latter's findings count on each rank."""
+    messages = deque[bytes]()
+    rank_findings = []
     for rank in (0, 1):
         findings: Findings = {}
         running, waiting = (search(findings, [0.8, 0.1], monkeypatch) for _ in range(2))
-        running._ranks = waiting._ranks = Told(rank, told)
+        running._ranks = waiting._ranks = ReplayedGroup(rank, messages)
         played(running, {(): 0.7}, 2)
         waiting.next_layers(LENGTH, 0)
         played(running, {(): 0.7}, 1)
         played(waiting, {(): 0.7}, 20)
-        found.append(findings)
-    assert not told and found[0] == found[1]
+        rank_findings.append(findings)
+    assert not messages and rank_findings[0] == rank_findings[1]

@@ -1,4 +1,4 @@
-"""Suffix lookup against a search through the whole text, and what it does above a draft."""
+"""N-gram lookup against a search through the whole text, and its behaviour above a draft."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PARAMS = SamplingParams(0.8, max_tokens=60)
 
 
 class Wanted:
-    """The part of a sampling that a lookup asks for."""
+    """The part of a sampling that n-gram lookup reads."""
 
     vocab_size = 10
 
@@ -36,36 +36,39 @@ class Wanted:
         self.probs_size = self.coupling.probs_size(self.vocab_size)
 
 
-def longest_match(text: list[int], least: int) -> tuple[int, int]:
-    """By definition: the longest end of the text that also ends earlier, and where it was last."""
-    for length in range(len(text) - 1, least - 1, -1):
-        for after in range(len(text) - 1, length - 1, -1):
-            if text[after - length : after] == text[-length:]:
-                return length, after
+def longest_match(text: list[int], min_length: int) -> tuple[int, int]:
+    """Return, by definition, the length of the longest suffix that also ends earlier, and its latest earlier end."""
+    for length in range(len(text) - 1, min_length - 1, -1):
+        for match_end in range(len(text) - 1, length - 1, -1):
+            if text[match_end - length : match_end] == text[-length:]:
+                return length, match_end
     return 0, 0
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_ngram_longest_match_is_found(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "OCCURRENCES", 10**6)
-    dice, found = random.Random(n), 0
+    dice = random.Random(n)
+    match_count = 0
     for letters in (1, 2, 4):
-        seen, text = NgramIndex(n), list[int]()
+        index = NgramIndex(n)
+        text = list[int]()
         for _ in range(300):
-            if dice.random() < 0.3:  # cut back, and another text from there on
+            if dice.random() < 0.3:  # rewound, with another text from there on
                 text = text[: dice.randint(max(0, len(text) - 12), len(text))]
-                seen.forget(len(text))
+                index.forget(len(text))
             text += dice.choices(range(letters), k=dice.randint(0, 4))
             text = text[:60]
-            seen.read(ints(text))
-            found += (match := seen.match(ints(text)))[0] > n
+            index.read(ints(text))
+            match_count += (match := index.match(ints(text)))[0] > n
             assert match == longest_match(text, n)
-    assert found > 100
+    assert match_count > 100
 
 
 def test_ngram_rewind_leaves_no_trace() -> None:
     text = ints(random.Random(1).choices(range(3), k=200))
-    once, again = NgramIndex(3), NgramIndex(3)
+    once = NgramIndex(3)
+    again = NgramIndex(3)
     once.read(text[:120])
     for end in (200, 150, 140, 190):
         again.read(text[:end])
@@ -76,29 +79,31 @@ def test_ngram_rewind_leaves_no_trace() -> None:
 
 def test_ngram_frequent_ending_uses_latest_matches() -> None:
     text = [9, 9, 1, 2, 3, *[7, 1, 2, 3] * ngram.OCCURRENCES, 5, 9, 9, 1, 2, 3]
-    seen = NgramIndex(3)
-    seen.read(ints(text))
-    assert seen.match(ints(text)) == (3, len(text) - 6)
+    index = NgramIndex(3)
+    index.read(ints(text))
+    assert index.match(ints(text)) == (3, len(text) - 6)
     short = text[:5] + text[9:]
-    seen = NgramIndex(3)
-    seen.read(ints(short))
-    assert seen.match(ints(short)) == (5, 5)
+    index = NgramIndex(3)
+    index.read(ints(short))
+    assert index.match(ints(short)) == (5, 5)
 
 
 def test_ngram_memory_is_linear_in_text() -> None:
     text = np.random.default_rng(0).integers(0, 8192, 40_000)
     tracemalloc.start()
-    seen = NgramIndex(ngram.MIN_MATCH_ABOVE_DRAFT)
-    seen.read(text)
-    held, _ = tracemalloc.get_traced_memory()
+    index = NgramIndex(ngram.MIN_MATCH_ABOVE_DRAFT)
+    index.read(text)
+    traced_bytes, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 180 * len(text)
-    assert seen.match(text) == (0, 0)
+    assert traced_bytes < 180 * len(text)
+    assert index.match(text) == (0, 0)
 
 
-def proposed(text: list[int], gamma: int = 4, least: int = 3) -> list[int]:
+def proposed(text: list[int], gamma: int = 4, min_match: int = 3) -> list[int]:
     ids_1S = ints([*text, 0, 0])[None]
-    draft = NgramProposer(1, gamma, min_match=least).propose(SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE)
+    draft = NgramProposer(1, gamma, min_match=min_match).propose(
+        SequenceState(ids_1S, ints([len(text)])), Wanted(), LIVE
+    )
     assert draft.counts_B[0] == draft.tokens_BK.shape[1] <= gamma
     return draft.tokens_BK[0].tolist()
 
@@ -158,12 +163,12 @@ def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     assert [tier.name for tier in batch.tiers] == names
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
-    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # each guess is one tier's
+    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # one tier per guess
     assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
 def written_on(batch: SequenceBatch, count: int) -> SequenceState:
-    """The texts of a batch with so many random tokens more."""
+    """Return the texts of a batch with `count` random tokens appended."""
     ids_BS = np.pad(batch.prefix.ids_BS, ((0, 0), (0, count)))
     for b, length in enumerate(batch.prefix.lengths_B.tolist()):
         ids_BS[b, length : length + count] = random.Random(b).choices(range(V), k=count)
@@ -171,27 +176,28 @@ def written_on(batch: SequenceBatch, count: int) -> SequenceState:
 
 
 def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for far in (ngram.MAX_LAG, 10**9):
-        monkeypatch.setattr(ngram, "MAX_LAG", far)
+    for max_lag in (ngram.MAX_LAG, 10**9):
+        monkeypatch.setattr(ngram, "MAX_LAG", max_lag)
         monkeypatch.setattr(ngram, "MIN_MATCH_ABOVE_DRAFT", 50)  # nothing is found
         batch = hybrid(2)
-        draft, it, *_ = batch.tiers
-        assert isinstance(it, NgramProposer) and isinstance(draft, Tier)
+        draft, proposer, *_ = batch.tiers
+        assert isinstance(proposer, NgramProposer) and isinstance(draft, Tier)
         longer = written_on(batch, draft.cache.slack + 100)
-        if far == 10**9:  # a negative control: its cache cannot take so much at once
+        if max_lag == 10**9:  # negative control: the draft's cache cannot take the whole lag at once
             with pytest.raises(CacheError):
-                it.propose(longer, batch.sampling, np.array([True, True]))
+                proposer.propose(longer, batch.sampling, np.array([True, True]))
         else:
-            guess = it.propose(longer, batch.sampling, np.array([True, True]))
+            guess = proposer.propose(longer, batch.sampling, np.array([True, True]))
             assert (guess.origins_BK == draft.level).all() and (guess.counts_B == draft.gamma).all()
             assert (draft.cache.lengths_B >= longer.lengths_B - 1).all()
 
 
 class Silent:
-    """Below a lookup: it is asked for nothing but its odds."""
+    """A draft below an n-gram proposer that proposes nothing and counts its calls."""
 
     def __init__(self) -> None:
-        self.counters, self.level = NgramProposer(1).counters, 0
+        self.counters = NgramProposer(1).counters
+        self.level = 0
         self.cache = type("Cache", (), {"lengths_B": ints([0])})()
         self.asked = 0
 
@@ -207,22 +213,22 @@ class Silent:
 
 def test_ngram_retires_behind_better_draft_and_returns() -> None:
     draft = Silent()
-    it = NgramProposer(1, 2, draft)  # type: ignore[arg-type]
+    proposer = NgramProposer(1, 2, draft)  # type: ignore[arg-type]
     text = [*range(10), *range(8)]
     prefix = SequenceState(ints([*text, 0, 0])[None], ints([len(text)]))
 
-    def guesses(kept: int) -> bool:
-        """Whether it guesses itself, of two tokens so many being kept."""
+    def guesses(accepted: int) -> bool:
+        """Return whether the proposer guesses itself; `accepted` of its two tokens are accepted."""
         draft.asked = 0
-        it.propose(prefix, Wanted(), LIVE)
-        origin_BK = np.full((1, 2), draft.level if draft.asked else it.level)
-        it.record_verdict(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([kept]), LIVE)
+        proposer.propose(prefix, Wanted(), LIVE)
+        origin_BK = np.full((1, 2), draft.level if draft.asked else proposer.level)
+        proposer.record_verdict(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([accepted]), LIVE)
         return not draft.asked
 
-    assert [guesses(kept=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
-    assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and refused
-    assert [guesses(kept=2) for _ in range(3)] == [True] * 3
-    assert it.counters.rejected_B[0] == 3 and it.counters.accepted_B[0] == 6
+    assert [guesses(accepted=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
+    assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and rejected
+    assert [guesses(accepted=2) for _ in range(3)] == [True] * 3
+    assert proposer.counters.rejected_B[0] == 3 and proposer.counters.accepted_B[0] == 6
 
 
 def test_ngram_benchmark_script_runs(capsys: pytest.CaptureFixture[str]) -> None:

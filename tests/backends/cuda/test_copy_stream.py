@@ -108,7 +108,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 def races(watch: Watch, seeds: int = 1) -> int:
     decoder = shapes.decoder("paired", paired_pools.CAPACITY)
     for seed in range(seeds):
-        pair = paired_pools.PairedPools(paired_pools.room(decoder, whole=0), seed)
+        pair = paired_pools.PairedPools(paired_pools.room(decoder, resident_layers=0), seed)
         memory = pair.sides[1].pool.kv
         watch.regions = [memory.keys_LGSD, memory.values_LGSD, memory.manager.layout.store]
         pair.run(12)

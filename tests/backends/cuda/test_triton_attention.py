@@ -104,7 +104,7 @@ def test_attention_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkey
 def test_triton_shifted_query_position_is_detected(change: dict[str, object]) -> None:
     """Negative control: shifted queries fail the comparison."""
     scene = Scene(replace(Case(), **change))
-    attn_out, mass = scene.by_kernel(late=-1)
+    attn_out, mass = scene.by_kernel(shift=-1)
     reference, wanted_mass = scene.by_the_book()
     assert scene.error(attn_out, reference) > 100 * BOUND[torch.float32]
     assert not torch.allclose(mass.double(), wanted_mass, atol=MASS, rtol=MASS)

@@ -1,11 +1,11 @@
-"""Compiles each Triton kernel for GPUs that are not here, just as it is launched at the sizes of real models.
+"""Compiles each Triton kernel for GPUs that are absent, as it is launched at the sizes of real models.
 
     python -m tests.helpers.cuda.compile_all sm_89 [--plant spill]
 
-In a process of its own, as the interpreter and the compiler exclude each other. Prints what each kernel needs as JSON,
-a line for each way in which it is launched: registers and spills as ptxas says, shared memory, and the bytes of its
-asynchronous copies. What a compiler has said once is kept in build/compiled, by a hash of the kernel with all that it
-calls, of its arguments and of the compilers.
+It runs in a process of its own, as the interpreter and the compiler exclude each other. It prints each kernel's needs
+as JSON, one line per kind of launch: registers and spills as ptxas reports, shared memory, and the bytes of its
+asynchronous copies. Results are cached in build/compiled, by a hash of the kernel with all that it calls, of its
+arguments and of the compilers.
 """
 
 from __future__ import annotations
@@ -39,36 +39,38 @@ TARGETS["gfx942"] = GPUTarget("hip", "gfx942", 64)
 
 FOLDER = Path(__file__).parents[3] / "build" / "compiled"
 FORMAT = 3
-"""Of what is kept: of another one, all are compiled anew."""
+"""Format of cached results. Another format makes all kernels compile again."""
 
 
-class Kept:
-    """What an architecture's compiler has said: a file of it, which is read once and written after each answer."""
+class NeedsCache:
+    """Cache of an architecture's compiler results: a file that is read once and written after each result."""
 
     def __init__(self, arch: str) -> None:
-        self._file, self._target = FOLDER / f"kernels-{arch}.json", TARGETS[arch]
-        self._found: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
+        self._file = FOLDER / f"kernels-{arch}.json"
+        self._target = TARGETS[arch]
+        self._rows: dict[str, Row] = json.loads(self._file.read_text()) if self._file.exists() else {}
 
     def needs(self, source: ASTSource, options: dict[str, Any]) -> Row:
-        """Return what a kernel needs, from before if it was asked for."""
+        """Return a kernel's needs, from the cache if they are there."""
         text = f"{FORMAT} {triton.__version__} {source.hash()} {options}"
         key = hashlib.sha256(text.encode()).hexdigest()[:24]
-        if key not in self._found:
-            self._found[key] = needs(source, options, self._target)
+        if key not in self._rows:
+            self._rows[key] = needs(source, options, self._target)
             FOLDER.mkdir(parents=True, exist_ok=True)
-            self._file.write_text(json.dumps(self._found))
-        return self._found[key]
+            self._file.write_text(json.dumps(self._rows))
+        return self._rows[key]
 
 
 def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
-    """What each needs; launches of one case that are alike to the compiler, and in their programs, come once."""
-    known, kept = set(), Kept(arch)
+    """Yield each launch's needs. Launches of a case that are equal to the compiler and in their programs come once."""
+    compiled_keys = set()
+    compiler = NeedsCache(arch)
     for launch in launches:
         source, options = source_of(launch, TARGETS[arch])
         key = launch.case, launch.kernel.__name__, launch.grid, source.hash(), str(options)
-        if key not in known:
-            known.add(key)
-            about = {
+        if key not in compiled_keys:
+            compiled_keys.add(key)
+            row = {
                 "kernel": launch.kernel.__name__,
                 "case": launch.case,
                 "arch": arch,
@@ -76,12 +78,13 @@ def compiled(launches: Iterable[Launch], arch: str) -> Iterator[Row]:
                 "warps": options["num_warps"],
                 "programs": prod(launch.grid),
             }
-            yield about | kept.needs(source, options)
+            yield row | compiler.needs(source, options)
 
 
 def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, Any]]:
-    """As `JITFunction.run` makes them of the arguments: types, and what is known of alignment and of ones."""
-    kernel, backend = launch.kernel, make_backend(target)
+    """Return source and options as `JITFunction.run` makes them: argument types, and facts on alignment and ones."""
+    kernel = launch.kernel
+    backend = make_backend(target)
     binder = create_function_from_signature(kernel.signature, kernel.params, backend)
     asked = launch.options | {"debug": False}
     bound, specialization, options = binder(*launch.arguments, **asked)
@@ -90,10 +93,10 @@ def source_of(launch: Launch, target: GPUTarget) -> tuple[ASTSource, dict[str, A
 
 
 def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
-    """Registers, bytes of spills and of shared memory, and how numbers come.
+    """Return registers, bytes of spills and of shared memory, and kinds of loads.
 
-    `copies`: bytes of the largest asynchronous copy; `narrow`: loads of two bytes. `sums`: in which layouts products
-    and sums are made, on which the order of additions depends.
+    `copies`: bytes of the largest asynchronous copy; `narrow`: loads of two bytes. `sums`: layouts of products and
+    sums, which decide the order of additions.
     """
     triton.knobs.nvidia.dump_ptxas_log, triton.knobs.compilation.always_compile = True, True
     with redirect_stdout(io.StringIO()) as log:
@@ -110,28 +113,29 @@ def needs(source: ASTSource, options: dict[str, Any], target: GPUTarget) -> Row:
             "narrow": 0,
             "sums": sums,
         }
-    said = log.getvalue()
-    spills = sum(map(int, re.findall(r"(\d+) bytes spill", said)))
-    ptx, copy = done.asm["ptx"], r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x\w+)"
-    copies = [int(each, 0) for each in re.findall(copy, ptx)]
+    ptxas_log = log.getvalue()
+    spills = sum(map(int, re.findall(r"(\d+) bytes spill", ptxas_log)))
+    ptx = done.asm["ptx"]
+    copy = r"cp\.async\.c[ag]\.shared\.global \[.*?\], \[.*?\], (0x\w+)"
+    copies = [int(size, 0) for size in re.findall(copy, ptx)]
     narrow = len(re.findall(r"ld\.global\.[bu]16\b", ptx))
-    registers = max(map(int, re.findall(r"Used (\d+) registers", said)))
+    registers = max(map(int, re.findall(r"Used (\d+) registers", ptxas_log)))
     copying = {"copies": max(copies, default=0), "narrow": narrow, "sums": sums}
     return {"registers": registers, "spills": spills, "shared": done.metadata.shared, **copying}
 
 
 def layouts(text: str) -> list[str]:
-    """A digest of each kind of product and reduction in Triton's representation for GPUs, with all of its layouts."""
+    """Return a digest of each kind of product and reduction in Triton's GPU representation, with all its layouts."""
     named = dict(re.findall(r"^(#\w+) = (.*)$", text, re.MULTILINE))
     products = re.findall(r"\b((?:tt|ttng)\.\w*dot\b).*? : (.*)$", text, re.MULTILINE)
     sums = re.findall(r'"(tt\.reduce)"\(.*?\}\) : (.*?)$', text, re.MULTILINE | re.DOTALL)
-    found = set[str]()
+    digests = set[str]()
     for kind, types in products + sums:
-        while whole := [name for name in re.findall(r"#\w+\b(?!\.)", types) if name in named]:
-            for name in whole:
+        while nested_names := [name for name in re.findall(r"#\w+\b(?!\.)", types) if name in named]:
+            for name in nested_names:
                 types = re.sub(rf"{name}\b(?!\.)", lambda match: named[match[0]], types)
-        found.add(hashlib.sha256(re.sub(r" loc\(.*", "", f"{kind} {types}").encode()).hexdigest()[:8])
-    return sorted(found)
+        digests.add(hashlib.sha256(re.sub(r" loc\(.*", "", f"{kind} {types}").encode()).hexdigest()[:8])
+    return sorted(digests)
 
 
 KINDS = "count", "spill_count"

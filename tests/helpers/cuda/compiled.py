@@ -1,4 +1,4 @@
-"""What compilers say of every launch, and what is wrong with a compiled kernel, by what an architecture has."""
+"""Compiler results of every launch, and faults of compiled kernels by the limits of an architecture."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ SOURCES = (
 TABLE = ROOT / "docs" / "data" / "gpu_kernels.toml"
 
 SHARED = {"sm_80": 163, "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx942": 64}
-"""KiB of shared memory that a program may have."""
+"""KiB of shared memory per program."""
 STRICT = {
     name: {True: f"{name}, strict", False: f"{name}, strict and plain"} for name in ("Llama-2-7B", "Llama-3.1-8B")
 }
-"""Cases of passes of a model that must have the same bits, by whether they observe the mass."""
+"""Cases of passes of a model that must have equal bits, by whether they observe the mass."""
 IN_FLOAT32 = 32
-"""Bytes that attention may spill in float32, which is for tests and comparisons: ptxas has more programs beside one
-another instead, whatever the tile."""
+"""Bytes that attention may spill in float32, which is for tests and comparisons: ptxas prefers more programs side by
+side for any tile."""
 SPILLED = {"sm_80": 8, "sm_120": 36}
-"""Bytes that it may spill else: for int8 KV of heads of 64, and at 64 query rows. Other kernels spill nothing."""
+"""Bytes that attention may spill otherwise: for int8 KV of heads of 64, and at 64 query rows. Other kernels may not."""
 
 
 def faults(row: dict[str, Any]) -> Iterator[str]:
-    """Of a row of `compile_all`."""
+    """Yield the faults of a row of `compile_all`."""
     name = f"{row['kernel']} ({row['case']}, {row['arch']})"
     allowed = IN_FLOAT32 if row["bits"] == 32 else SPILLED.get(row["arch"], 0)
     if row["spills"] > allowed * (row["kernel"] == "_splits"):
@@ -54,10 +54,15 @@ def faults(row: dict[str, Any]) -> Iterator[str]:
 
 
 def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """Of all rows of an architecture: kernels whose strict passes add up otherwise where they observe the mass."""
+    """Yield kernels, of all rows, whose strict passes add in another order if they observe the mass."""
     for kernel, (name, cases) in product(("_splits", "_merge"), STRICT.items()):
         plain, observing = (
-            {each for row in rows if (row["kernel"], row["case"]) == (kernel, cases[how]) for each in row["sums"]}
+            {
+                checksum
+                for row in rows
+                if (row["kernel"], row["case"]) == (kernel, cases[how])
+                for checksum in row["sums"]
+            }
             for how in (False, True)
         )
         if not plain or not plain <= observing:
@@ -65,17 +70,17 @@ def unlike(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def all_faults(rows: list[dict[str, Any]]) -> set[str]:
-    """Of all rows of an architecture."""
+    """Return the faults of all rows of an architecture."""
     return {fault for row in rows for fault in faults(row)} | {*unlike(rows)}
 
 
-def compiled(arch: str, *more: str) -> list[dict[str, Any]]:
-    """What each kernel needs, as `compile_all` prints it."""
-    return [json.loads(line) for line in said("compile_all", arch, *more).splitlines()]
+def compiled(arch: str, *options: str) -> list[dict[str, Any]]:
+    """Return each kernel's needs, as `compile_all` prints them."""
+    return [json.loads(line) for line in output_of("compile_all", arch, *options).splitlines()]
 
 
-def said(module: str, *arguments: str) -> str:
-    """What a module beside this one prints in a process of its own, as the interpreter is on in this one."""
+def output_of(module: str, *arguments: str) -> str:
+    """Return the output of a module beside this one, in a process of its own: the interpreter is on in this one."""
     paths = os.pathsep.join(entry for entry in sys.path if entry)
     command = [sys.executable, "-m", f"tests.helpers.cuda.{module}", *arguments]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, cwd=ROOT, capture_output=True, text=True)
@@ -85,7 +90,7 @@ def said(module: str, *arguments: str) -> str:
 
 
 def digest() -> str:
-    """Of the sources of kernels and launches, and of what compiles them."""
+    """Return a digest of the sources of kernels and launches, and of the compilers' versions."""
     texts = [
         version("triton"),
         torch.__version__.partition("+")[0],
@@ -95,17 +100,17 @@ def digest() -> str:
 
 
 def recorded(arch: str) -> bool:
-    """Whether the table in docs/ is of these very sources, in which no fault was found for an architecture."""
+    """Whether the table in docs/ is of these very sources, without a fault for an architecture."""
     made_of = tomllib.loads(TABLE.read_text(encoding="utf-8"))["sources"]
     return arch in made_of["archs"] and made_of["digest"] == digest()
 
 
 def kept(arch: str) -> list[dict[str, Any]]:
-    """The same, from before if no source has changed: then nobody asks what is launched."""
+    """Return the needs as `compiled` does, from a file if no source has changed."""
     file = ROOT / "build" / "compiled" / f"{arch}-{digest()}.json"
     if not file.exists():
         rows = compiled(arch)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(rows), encoding="utf-8")
-    found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    recorded_rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))
+    return recorded_rows

@@ -1,6 +1,6 @@
 """Launches of every Triton kernel as the engine makes them, at the sizes of real models: nothing is run.
 
-All tensors are on the meta device, so that 131,071 keys cost nothing, and what would be launched is written down. The
+All tensors are on the meta device, so that 131,071 keys cost nothing, and each launch is recorded instead of run. The
 compiler must be on: TRITON_INTERPRET=0 before this is imported. Shape suffixes as in backends/kernel_api.py.
 """
 
@@ -29,7 +29,11 @@ from triforce.bench.shapes import ModelShape
 from triforce.model.weights import QuantizedWeight
 
 META = torch.device("meta")
-KEYS, BUDGET, SINKS, WINDOW, DRAFTED = 131_071, 4096, 16, 496, 2
+KEYS = 131_071
+BUDGET = 4096
+SINKS = 16
+WINDOW = 496
+DRAFTED = 2
 WIDTHS = 1, 8, 16
 MODELS = {
     "Llama-2-7B": shapes.SHAPES["llama-2-7b-128k"],
@@ -43,7 +47,7 @@ DRAFTS = {"Llama-68M": shapes.SHAPES["llama-68m"], "shipped draft": ModelShape(1
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and what it is given; `case` says by whom."""
+    """A kernel and its arguments; `case` names the caller."""
 
     case: str
     kernel: JITFunction
@@ -53,23 +57,25 @@ class Launch:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the first tensor."""
+        """The type of the first tensor."""
         return next(x.dtype for x in self.arguments if isinstance(x, torch.Tensor))
 
 
 class Recorder:
     def __init__(self) -> None:
-        self.case, self.launches = "", list[Launch]()
+        self.case = ""
+        self.launches = list[Launch]()
 
     def note(self, kernel: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        """In the place of `JITFunction.run`."""
+        """Record a launch, in place of `JITFunction.run`."""
         self.launches.append(Launch(self.case, kernel, arguments, options, grid))
 
 
 @contextmanager
 def recorded() -> Iterator[Recorder]:
-    """What is launched is noted instead."""
-    recorder, run = Recorder(), JITFunction.run
+    """Record launches instead of running them, within a block."""
+    recorder = Recorder()
+    run = JITFunction.run
     JITFunction.run = lambda kernel, *args, **how: recorder.note(kernel, *args, **how)
     try:
         yield recorder
@@ -78,7 +84,7 @@ def recorded() -> Iterator[Recorder]:
 
 
 def everything() -> list[Launch]:
-    """Launches of models, samplers, selections and copies."""
+    """Return the launches of models, samplers, selections and copies."""
     with recorded() as recorder:
         for name, shape in MODELS.items():
             for width in WIDTHS:
@@ -111,20 +117,20 @@ def everything() -> list[Launch]:
 
 
 def target(shape: ModelShape, width: int, **how: Any) -> None:
-    """A verifying pass that observes the mass, and a retrieval pass of the pages that are selected. how: of `parts`."""
-    verifying(*(made := parts(shape, **how)), width)
-    own = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
-    run(*made, width, ForwardBatch([KEYS - width], [(1, own)]))
+    """Run a verifying pass that observes the mass, and a retrieval pass of selected pages. how: options of `parts`."""
+    verifying(*(model_parts := parts(shape, **how)), width)
+    own_pages = PageTable(table(1, 1, shape.kv_heads, pages_for(BUDGET)), [BUDGET - width], [width])
+    run(*model_parts, width, ForwardBatch([KEYS - width], [(1, own_pages)]))
 
 
-def verifying(decoder: TritonModel, kv: TritonKV, width: int, mass: bool = True, least: Any = (1, 1)) -> None:
-    """A pass over all keys. mass: it is asked for, as by verifications and not by plain decoding."""
+def verifying(decoder: TritonModel, kv: TritonKV, width: int, mass: bool = True, least_counts: Any = (1, 1)) -> None:
+    """Run a pass over all keys. mass: whether it is observed, as in verifications and not in plain decoding."""
     shared = PageTable(table(1, pages_for(KEYS)), [KEYS - width], [width])
-    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], mass, mass, least))
+    run(decoder, kv, width, ForwardBatch([KEYS - width], [(1, shared)], mass, mass, least_counts))
 
 
 def drafting(shape: ModelShape) -> None:
-    """Passes over sinks and a window with their draws, of the race and of laws: two tokens, in one graph."""
+    """Run passes over sinks and a window with their draws, by the race and by laws: two tokens, in one graph."""
     for race in (True, False):
         draft_of(shape, race)()
 
@@ -133,14 +139,14 @@ def draft_of(shape: ModelShape, race: bool) -> Callable[[], object]:
     """Return the call that makes such a draft."""
     decoder, kv = parts(shape, torch.bfloat16)
     window = PageTable(table(1, pages_for(SINKS + WINDOW + 128)), [600], [2], PAGE, SINKS, WINDOW)
-    first = shape_of(1, 2, 1, ForwardBatch([KEYS], [(1, window)]), padded=True)
-    return partial(run_draft, decoder, kv, DraftInputs(DraftShape(first, DRAFTED, race, 0), META))
+    first_shape = shape_of(1, 2, 1, ForwardBatch([KEYS], [(1, window)]), padded=True)
+    return partial(run_draft, decoder, kv, DraftInputs(DraftShape(first_shape, DRAFTED, race, 0), META))
 
 
 def parts(
     shape: ModelShape, dtype: torch.dtype = torch.bfloat16, layers: int = 1, kv_int8: bool = False
 ) -> tuple[TritonModel, TritonKV]:
-    """A model of so many layers, and memory for all keys."""
+    """Return a model of `layers` layers, and memory for all keys."""
     shapes.SHAPES["recorded"] = replace(shape, layers=layers)
     try:
         config, weights = shapes.parts("recorded", KEYS + 1, dtype, META, kv_int8)
@@ -158,19 +164,22 @@ def run(decoder: TritonModel, kv: TritonKV, width: int, batch: ForwardBatch) -> 
 
 
 def sampling(vocabulary: int) -> None:
-    """Both couplings, over logits as models give them and as penalties leave them."""
-    B, J = 1, 8
-    settings_5B, some = empty(5, B, dtype=torch.float64), empty(B, dtype=torch.int64)
+    """Run both couplings, over logits of models and over logits after penalties."""
+    B = 1
+    J = 8
+    settings_5B = empty(5, B, dtype=torch.float64)
+    integers = empty(B, dtype=torch.int64)
     for dtype in (torch.float32, torch.float64):
         asked = sampler.SamplerInputs(empty(B, J, vocabulary, dtype=dtype), settings_5B, empty(2, B, dtype=torch.int64))
-        sampler.by_race(asked, some, some)
-        tokens_BK, guessed_BKV = empty(B, J - 1, dtype=torch.int64), empty(B, J - 1, vocabulary, dtype=torch.float64)
+        sampler.by_race(asked, integers, integers)
+        tokens_BK = empty(B, J - 1, dtype=torch.int64)
+        guessed_BKV = empty(B, J - 1, vocabulary, dtype=torch.float64)
         sampler.by_rejection(asked, tokens_BK, guessed_BKV, empty(B, J, dtype=torch.float64))
-    rng.exponentials(some, some, some, vocabulary)
+    rng.exponentials(integers, integers, integers, vocabulary)
 
 
 def multiplying(kind: str) -> None:
-    """Gate, down and keys of Llama-3.1-8B: of one token, of a strict pass, and rows as numbers."""
+    """Run products of Llama-3.1-8B's gate, down and keys: for one token, for a strict pass, and rows as numbers."""
     s, (block, size) = MODELS["Llama-3.1-8B"], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     keys = s.kv_heads * s.head_dim
     for outputs, inputs in ((s.intermediate, s.hidden), (s.hidden, s.intermediate), (keys, s.hidden)):
@@ -183,15 +192,16 @@ def multiplying(kind: str) -> None:
 
 
 def others() -> None:
-    """Selection of pages, noise, pages carried from the host, and the norm of Qwen3's queries."""
+    """Run page selection, noise, page copies from the host, and the norm of Qwen3's queries."""
     for pages in (pages_for(KEYS), topk.MAX_CANDIDATES):
         topk.best(empty(8, pages), range(1, pages), BUDGET // PAGE)
-    some = empty(3, dtype=torch.int64)
-    rng.uniforms(some, some, some, 0, 9)
-    pages, wanted = empty(1 << 16, PAGE * 128, dtype=torch.bfloat16), empty(32 * 32 * 256, dtype=torch.int64)
-    copy_pages((pages, pages), wanted, (pages, pages), wanted, PAGE * 128)
+    integers = empty(3, dtype=torch.int64)
+    rng.uniforms(integers, integers, integers, 0, 9)
+    pages = empty(1 << 16, PAGE * 128, dtype=torch.bfloat16)
+    page_ids = empty(32 * 32 * 256, dtype=torch.int64)
+    copy_pages((pages, pages), page_ids, (pages, pages), page_ids, PAGE * 128)
     coded = empty(1 << 16, PAGE * 130, dtype=torch.int8)
-    copy_pages((coded, coded), wanted, (coded, coded), wanted, PAGE * 130)
+    copy_pages((coded, coded), page_ids, (coded, coded), page_ids, PAGE * 130)
     pointwise.norm(empty(1, 32, 128, dtype=torch.bfloat16), empty(128, dtype=torch.bfloat16), 1e-6)
 
 
@@ -200,11 +210,11 @@ def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 def planted(fault: str) -> list[Launch]:
-    """The verifying pass of Llama-3.1-8B with a fault: `spill`, too many rows for a warp; `misalignment`, of keys."""
+    """Return Llama-3.1-8B's verifying pass with a fault: `spill`, too many rows per warp; `misalignment`, of keys."""
     with recorded() as recorder:
         recorder.case = f"planted {fault}"
         target(MODELS["Llama-3.1-8B"], 8)
-    return [next(PLANTED[fault](each) for each in recorder.launches if each.kernel.__name__ == "_splits")]
+    return [next(PLANTED[fault](launch) for launch in recorder.launches if launch.kernel.__name__ == "_splits")]
 
 
 def _spilling(launch: Launch) -> Launch:
@@ -212,9 +222,10 @@ def _spilling(launch: Launch) -> Launch:
 
 
 def _misaligned(launch: Launch) -> Launch:
-    """Keys one number further on, as a view that begins inside of a page would have them."""
+    """Shift keys by one number, as in a view that begins inside a page."""
     names = [parameter.name for parameter in launch.kernel.params]
-    arguments, at = [*launch.arguments], names.index("keys")
+    arguments = [*launch.arguments]
+    at = names.index("keys")
     arguments[at] = arguments[at].flatten()[1:]
     return replace(launch, arguments=tuple(arguments))
 

@@ -1,4 +1,4 @@
-"""Checks of weights of GGUF types in the Triton kernels, which mutants must fail. N tokens, M outputs, K inputs."""
+"""Checks of GGUF weights in the Triton kernels, which mutants must fail. N tokens, M outputs, K inputs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from triforce.backends.cuda.triton.weight_tiles import PROGRAMS, rows_of, times
 from triforce.model.weights import QuantizedWeight
 
 M = 40
-"""More than a tile, and no whole number of them."""
+"""Outputs: more than a tile, and no multiple of one."""
 
 
 def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
-    """Random blocks, and what the kernels have of them."""
+    """Return random blocks, and the packed weight that kernels read."""
     blocks = random_blocks(kind, M, K)
     weight = packed(QuantizedWeight(kind, blocks.blocks, K), DEVICE)
     assert isinstance(weight, PackedWeight)
@@ -27,10 +27,10 @@ def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
 
 
 def sizes(kind: str) -> dict[int, int]:
-    """Inputs of several eights of groups, of one that is not whole, where a type allows that, and of an odd number.
+    """Return numbers of inputs: several eights of groups, a partial one where a type allows it, and an odd number.
 
-    With each, the programs that a matrix should have: so inputs are one part, parts of one eight, and of two but for
-    the last.
+    The value of each is the expected number of programs: so inputs are one part, parts of one eight, and parts of two
+    eights but for the last.
     """
     return {512: 1, 256 if inputs_of_block(kind) == 256 else 288: PROGRAMS, 1280: 6}
 
@@ -40,7 +40,7 @@ def tokens(N: int, K: int, dtype: torch.dtype) -> Tensor:
 
 
 def check_numbers(kind: str) -> None:
-    """Rows are those of the format's own library, but for the order in which float32 is rounded."""
+    """Check that rows equal those of the format's own library, but for the order of float32 roundings."""
     for K in sizes(kind):
         blocks, weight = given(kind, K)
         wanted_MK = blocks.weights_MK()
@@ -52,14 +52,18 @@ def check_numbers(kind: str) -> None:
 
 
 def check_product(kind: str, N: int) -> None:
-    """Products with a bias, and with weights as they are; of bfloat16, weights and the result are rounded to it."""
+    """Check products with a bias and with weights as they are. For bfloat16, weights and results are rounded to it."""
     for dtype, (K, programs) in product((torch.float32, torch.bfloat16), sizes(kind).items()):
         blocks, weight = given(kind, K)
-        x_NK, bias_M = tokens(N, K, dtype), torch.linspace(-1, 1, M, device=DEVICE)
+        x_NK = tokens(N, K, dtype)
+        bias_M = torch.linspace(-1, 1, M, device=DEVICE)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(times.__globals__, "PROGRAMS", programs)  # a mutant's are its own
-            got, w_MK = times(x_NK, weight, bias_M).cpu().double(), blocks.weights_MK()
+            patch.setitem(times.__globals__, "PROGRAMS", programs)  # a mutant has its own values
+            got = times(x_NK, weight, bias_M).cpu().double()
+            w_MK = blocks.weights_MK()
         exact = x_NK.cpu().double() @ w_MK.T + bias_M.cpu().double()
-        whole = x_NK.cpu().double().abs() @ w_MK.abs().T
+        magnitudes = x_NK.cpu().double().abs() @ w_MK.abs().T
         of_result, of_weights = (2**-7, 2**-9) if dtype == torch.bfloat16 else (2**-22, 2**-18)
-        assert got.shape == (N, M) and bool(((got - exact).abs() <= of_result * exact.abs() + of_weights * whole).all())
+        assert got.shape == (N, M) and bool(
+            ((got - exact).abs() <= of_result * exact.abs() + of_weights * magnitudes).all()
+        )

@@ -1,8 +1,8 @@
-"""The same texts in two pools, one of which keeps its pages on the host: what each pass gives must be the same.
+"""The same texts in two pools, one with its pages on the host: results of all passes must be equal.
 
-Kernels are replaced by what they are compared with elsewhere, so that hundreds of passes take seconds and what is
-judged is which pages lie where. All memory is NaN until it is written to. Sums differ in their last bit by how they are
-cut, so two pages may score the same in one pool and not in the other: both sides read what the first one selected.
+Kernels are replaced by their torch references, so that hundreds of passes take seconds and the test judges only page
+places. All memory is NaN until it is written. Sums differ in their last bit by how they are cut, so two pages may tie
+in one pool and not in the other: both sides read the selection of the first one.
 Shape suffixes as in backends/interface.py.
 """
 
@@ -29,34 +29,42 @@ from triforce.kvcache.selection import POLICIES
 from triforce.kvcache.views.full import AttentionObservation
 from triforce.ragged import ints
 
-CPU, VOCAB, CAPACITY, ROWS, LAYERS = torch.device("cpu"), 50, 288, 2, 3
+CPU = torch.device("cpu")
+VOCAB = 50
+CAPACITY = 288
+ROWS = 2
+LAYERS = 3
 SHAPE = shapes.ModelShape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
 PAGES = ROWS * CAPACITY // PAGE
 SEATS = 9
 READ = 40
-"""More tokens of a prompt than so many are read layer by layer."""
+"""Prompts of more tokens are prefilled layer by layer."""
 
 
-def room(decoder: Decoder, whole: int, seats: int = SEATS) -> OffloadLayout:
-    """So many whole layers, and so little for the others that pages make room for one another all the time."""
+def room(decoder: Decoder, resident_layers: int, seats: int = SEATS) -> OffloadLayout:
+    """Return a layout of `resident_layers` whole layers, with so little room for others that pages evict each other."""
     needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), 0, CPU, 0)
-    store, moving = HostStore(needs.store_bytes(whole)), seats * decoder.config.kv_heads
+    store = HostStore(needs.store_bytes(resident_layers))
+    moving = seats * decoder.config.kv_heads
     store.memory.view(torch.float32).fill_(torch.nan)
-    frames = whole * needs.buffer_frames + (LAYERS - whole) * (decoder.config.kv_heads + moving + needs.selected_frames)
-    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, whole, moving)
+    frames = resident_layers * needs.buffer_frames + (LAYERS - resident_layers) * (
+        decoder.config.kv_heads + moving + needs.selected_frames
+    )
+    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, resident_layers, moving)
 
 
 class Side:
-    """One of the pools, with a view of each kind."""
+    """One of the pools, with a full view and a lower view."""
 
-    def __init__(self, decoder: Decoder, given: OffloadLayout | None, selection: str) -> None:
-        self.decoder, self.selection = decoder, selection
-        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, layout=given)
+    def __init__(self, decoder: Decoder, layout: OffloadLayout | None, selection: str) -> None:
+        self.decoder = decoder
+        self.selection = selection
+        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, layout=layout)
         memory = self.pool.kv
-        assert type(memory) is (TritonOffloadedKV if given else TritonKV)
-        held = [memory.keys_LGSD, memory.values_LGSD]
-        for each in held + (list(memory.manager.layout.parts) if isinstance(memory, TritonOffloadedKV) else []):
-            each.fill_(torch.nan)
+        assert type(memory) is (TritonOffloadedKV if layout else TritonKV)
+        tensors = [memory.keys_LGSD, memory.values_LGSD]
+        for tensor in tensors + (list(memory.manager.layout.parts) if isinstance(memory, TritonOffloadedKV) else []):
+            tensor.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()
 
@@ -65,12 +73,13 @@ class Side:
         self.lower = lower_view(self.full, POLICIES[self.selection], setting)
 
     def begin(self, b: int, ids: list[int]) -> list[Tensor]:
-        """Another text in row b, read to its end."""
+        """Prefill another text in row b; return its logits."""
         self.pool.release(b)
         self.pool.reserve(b, CAPACITY)
         self.full.observations[b] = AttentionObservation()
         self.look(self.lower.full_layers)
-        view, given = self.full.row(b), []
+        view = self.full.row(b)
+        observed = []
         while (span := view.resume(len(ids)))[0] < span[1]:
             start, stop = span
             count_1 = ints([stop - start])
@@ -79,18 +88,19 @@ class Side:
             else:
                 last_11 = torch.tensor([[stop - start - 1]])
                 logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)
-                given = [logits_1JV]
-        return given
+                observed = [logits_1JV]
+        return observed
 
     def feed(self, view: FullView | RetrievalView, rows: list[list[int]]) -> list[Tensor]:
-        """One pass; the logits of the real tokens, and their mass."""
-        counts, width = ints([len(row) for row in rows]), max(map(len, rows))
+        """Run one pass; return the logits of real tokens, and their mass."""
+        counts = ints([len(row) for row in rows])
+        width = max(map(len, rows))
         ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
         logits_BTV = self.decoder(ids_BT, counts, view)
-        given = [logits_BTV[b, :count] for b, count in enumerate(counts)]
+        observed = [logits_BTV[b, :count] for b, count in enumerate(counts)]
         if view is self.full:
-            given += [mass for sight in self.full.observations if (mass := sight.mass_LGU) is not None]
-        return given
+            observed += [mass for sight in self.full.observations if (mass := sight.mass_LGU) is not None]
+        return observed
 
     def cut(self, lengths: list[int]) -> None:
         self.full.rewind(ints(lengths))
@@ -98,7 +108,7 @@ class Side:
 
 
 class Selections:
-    """Those of the first side, in order, and whether the second side's scores are the same but for rounding."""
+    """Selections of the first side in order; the second side must have equal scores but for rounding."""
 
     def __init__(self) -> None:
         self._made: deque[tuple[Tensor, Tensor]] = deque()
@@ -123,21 +133,22 @@ def assert_close(a: Tensor, b: Tensor) -> None:
 
 
 class PairedPools:
-    """Both pools, and whether all that they gave was the same."""
+    """Both pools, with random actions and a comparison of all results."""
 
-    def __init__(self, given: OffloadLayout, seed: int, selection: str = "observed") -> None:
+    def __init__(self, layout: OffloadLayout, seed: int, selection: str = "observed") -> None:
         self.dice = Random(seed)
         decoder = shapes.decoder("paired", CAPACITY, torch.float32)
-        self.sides = [Side(decoder, None, selection), Side(decoder, given, selection)]
+        self.sides = [Side(decoder, None, selection), Side(decoder, layout, selection)]
         self.passes = 0
 
     def same(self, method: str, *args: object, of: str = "") -> None:
-        selections, given = Selections(), []
+        selections = Selections()
+        observed = []
         for side, select in zip(self.sides, (selections.make, selections.follow), strict=True):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(dispatch, "best", select)
-                given.append(getattr(side, method)(*([getattr(side, of)] if of else []), *args) or [])
-        for plain, offloaded in zip(*given, strict=True):
+                observed.append(getattr(side, method)(*([getattr(side, of)] if of else []), *args) or [])
+        for plain, offloaded in zip(*observed, strict=True):
             assert_close(offloaded, plain)
         self.passes += 1
 
@@ -155,7 +166,7 @@ class PairedPools:
         return self.sides[0].pool.lengths_B.tolist()
 
     def round(self) -> None:
-        """Guesses below, then a pass over what was kept of them and one more."""
+        """Feed guesses to the lower view, feed the full view, and cut some rows by one token."""
         if max(self.lengths) > CAPACITY - 30:
             return self.another()
         for _ in range(self.dice.randrange(3)):
@@ -170,7 +181,7 @@ class PairedPools:
         self.same("begin", self.dice.randrange(ROWS), self.ids(self.dice.randrange(20, 200)))
 
     def fork(self) -> None:
-        """A row goes on as the other one."""
+        """Fork row 1 into row 0."""
         for side in self.sides:
             side.pool.release(0)
             side.pool.reserve(0, CAPACITY)
@@ -181,12 +192,12 @@ class PairedPools:
         self.sides[1].pool.offloaded.prefer([self.dice.randrange(LAYERS)])
 
     def verify(self, width: int) -> None:
-        """One pass below, and one that verifies it."""
+        """Run one pass of the lower view, and one of the full view that verifies it."""
         self.same("feed", [self.ids(width) for _ in range(ROWS)], of="lower")
         self.same("feed", [self.ids(width) for _ in range(ROWS)], of="full")
 
     def look(self) -> None:
-        """Some layers are seen in full."""
-        some = frozenset(self.dice.sample(range(LAYERS), self.dice.randrange(2)))
+        """Let the lower view read random layers in full."""
+        searched_layers = frozenset(self.dice.sample(range(LAYERS), self.dice.randrange(2)))
         for side in self.sides:
-            side.look(some)
+            side.look(searched_layers)

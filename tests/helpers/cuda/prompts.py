@@ -1,4 +1,4 @@
-"""Prompts for tiny models of 40 tokens."""
+"""Prompts of 40 tokens for tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the Triton sampler must do as the one in torch does: checks that its mutants must fail.
+"""Checks that the Triton sampler equals the one in torch, which mutants must fail.
 
 Shape suffixes: B rows, V vocabulary.
 """
@@ -33,9 +33,9 @@ from triforce.speculation import Draft, Seeded, SequenceState
 
 @contextmanager
 def looked_at_by(part: int | None, block: int | None = None) -> Iterator[None]:
-    """Columns are looked at by a program for each `part` tokens, or by one alone: on a GPU and in the interpreter.
+    """Let one program read each `part` tokens of a column, or a single one all of them, on a GPU and interpreted.
 
-    `block`: tokens that this one looks at together.
+    `block`: tokens that the single program reads at a time.
     """
     with pytest.MonkeyPatch.context() as patch:
         for kind in ("", "_INTERPRETED"):
@@ -46,13 +46,14 @@ def looked_at_by(part: int | None, block: int | None = None) -> Iterator[None]:
 
 
 class OnDevice:
-    """The Triton sampler, asked from a CPU."""
+    """The Triton sampler with inputs and outputs on a CPU."""
 
     def __init__(
         self, params: Sequence[SamplingParams], lengths: Sequence[int], vocab_size: int, coupling: Any
     ) -> None:
         coupling.noise = moved(coupling.noise)
-        self.coupling, self.vocab_size = coupling, vocab_size
+        self.coupling = coupling
+        self.vocab_size = vocab_size
         self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
 
     def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
@@ -61,12 +62,12 @@ class OnDevice:
 
 
 def moved(noise: Noise | Given) -> Noise | Given:
-    """The same noise where kernels run; given uniforms are brought there when they are asked for."""
+    """Return the same noise on the kernels' device. Given uniforms move there on use."""
     if DEVICE.type == "cpu" or not isinstance(noise, Noise):
         return noise
-    there = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
-    there.draws.copy_(noise.draws)
-    return there
+    device_noise = Noise(noise.seeds_B.view(torch.uint64).tolist(), noise.choices_B.tolist(), DEVICE)
+    device_noise.draws.copy_(noise.draws)
+    return device_noise
 
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
@@ -75,7 +76,7 @@ def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None
 
 
 def same_laws(logits_BV: Tensor, params: list[SamplingParams]) -> None:
-    same_law(*(laws(each, logits_BV, params) for each in (OnDevice, torch_sampling)))
+    same_law(*(laws(sampler, logits_BV, params) for sampler in (OnDevice, torch_sampling)))
 
 
 def lowest_ids_stay(temperatures: list[float]) -> None:
@@ -84,7 +85,7 @@ def lowest_ids_stay(temperatures: list[float]) -> None:
 
 
 def many_equals() -> None:
-    """Heaps of equal logits across blocks; the last row has fewer tokens than top-k asks for."""
+    """Check many equal logits across blocks. The last row has fewer tokens than top-k."""
     logits_BV = normal(6, 600).round()
     logits_BV[5, torch.arange(600) % 9 > 0] = -math.inf
     params = [
@@ -99,7 +100,7 @@ def many_equals() -> None:
 
 
 def nuclei() -> None:
-    """Few tokens or most; a float64 that is far from the others; many that are too light, and count all the same."""
+    """Check nuclei of few tokens or most, a far outlier in float64, and many light tokens that count in sum."""
     logits_BV = torch.tensor([0.0, 0.05, 1.0, 8.0]).double()[:, None] * normal(4, 600, seed=1)
     logits_BV[1, 3] = -1e300
     for top_p in (0.1, 0.9, 0.999, 1 - 1e-12):
@@ -110,13 +111,13 @@ def nuclei() -> None:
 
 
 def exact_masses() -> None:
-    """Equal tokens that hold just the mass, or would if their sum were not rounded."""
+    """Check equal tokens whose sum is exactly the mass, or would be without rounding."""
     for size, masses in ((8, (0.125, 0.5, 0.875)), (10, (0.3, 0.7, 0.8))):
         same_laws(torch.zeros(len(masses), size), [SamplingParams(top_p=mass) for mass in masses])
 
 
 def largest_in_one_part() -> None:
-    """All that a top-k leaves stands together, beside equals of the smallest, or one by one in each part."""
+    """Check top-k tokens that stand together, beside equals of the smallest, or one in each part."""
     falling_V = -torch.arange(256.0)
     logits_BV = torch.stack((falling_V, -(-falling_V / 2).floor(), falling_V.view(64, 4).T.flatten()))
     for k in (2, 3, 64, 65):
@@ -124,15 +125,16 @@ def largest_in_one_part() -> None:
 
 
 def noise_far_away(vocab_size: int) -> None:
-    """Without cuts each token has a chance, so that a wrong bit of any token's noise would show."""
+    """Check noise at far positions. Without cuts each token has a chance, so any wrong bit of noise would show."""
     lengths_B = ints([1, 2**31 - 1, 2**31, 2**32 - 2])
-    prefix, live_B = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B), np.ones(4, dtype=np.bool_)
+    prefix = SequenceState(np.zeros((4, 1), dtype=np.int64), lengths_B)
+    live_B = np.ones(4, dtype=np.bool_)
     logits_BJV = normal(4, 1, vocab_size) / 3
-    whole = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
-    agree(whole, OnDevice, Seeded)
+    scene = Scene([SamplingParams()] * 4, [0] * 4, prefix, live_B, logits_BJV, Draft.empty(4, 0))
+    agree(scene, OnDevice, Seeded)
 
 
 def law_is_exact(vocab_size: int = 2, counts: tuple[int, ...] = (1,)) -> None:
-    """Of what one verification emits: integrated as in tests/laws."""
+    """Check the exact law of one verification's tokens, integrated as in tests/laws."""
     p, q = (warped(seed, SamplingParams(), vocab_size, 0.5) for seed in (1, 2))
     assert deviation(p, q, counts, partial(fused, OnDevice)) < EXACT

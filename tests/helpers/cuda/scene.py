@@ -19,14 +19,14 @@ from triforce.backends.kernel_api import PageTable
 from triforce.backends.kv_rows import block_of, rotated_head
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-"""Where kernels run that are compared: on a CPU in the interpreter."""
+"""Device of the compared kernels. On a CPU they are interpreted."""
 
-SPLIT = 64  # the smallest, so that a few keys make several
+SPLIT = 64  # the smallest, so that few keys make several splits
 Array = np.ndarray[Any, Any]
 
 
 def by_the_term(a: Array, b: Array, dtype: type) -> Array:
-    """A product of matrices of which each number is summed in one order, as on a GPU."""
+    """Multiply matrices; sum each number in one order, as a GPU does."""
     return sum(a[..., j, None].astype(dtype) * b[..., j, None, :].astype(dtype) for j in range(a.shape[-1]))
 
 
@@ -43,12 +43,12 @@ class Case:
     sinks: int = 16
     window: int = 40
     turned: bool = True
-    """Whether queries are rotated apart for the sinks."""
+    """Whether sinks have queries of their own rotation."""
     rotated: bool = False
-    """Whether mixed values are those of rotated heads, and are rotated back."""
+    """Whether heads are rotated for int8, so that mixed values are rotated back."""
     weigh: bool = True
     spare: int = 1
-    """Units at the end of the longest list that nobody sees."""
+    """Units at the end of the longest list that no query sees."""
     dtype: torch.dtype = torch.float32
     seed: int = 0
 
@@ -76,7 +76,8 @@ class Scene:
     def __init__(self, case: Case) -> None:
         self.case = case
         draw = torch.Generator().manual_seed(case.seed)
-        B, H = len(case.starts), case.G * case.group
+        B = len(case.starts)
+        H = case.G * case.group
         self.q, self.q_sinks = (torch.randn(B, case.T, H, case.D, generator=draw).to(case.dtype) for _ in range(2))
         for b, count in enumerate(case.counts):
             self.q[b, count:] = self.q_sinks[b, count:] = torch.nan
@@ -92,14 +93,14 @@ class Scene:
         case = self.case
         return PageTable(self.units, case.starts, case.counts, case.unit, case.sinks, case.window)
 
-    def by_kernel(self, late: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
-        """Mixed values and mass; `late` shifts where the queries stand."""
+    def by_kernel(self, shift: int = 0, split: int | None = SPLIT) -> tuple[Tensor, Tensor]:
+        """Return mixed values and mass of the kernel. `shift` shifts the queries' positions."""
         case = self.case
-        integers = self.units, torch.tensor(case.starts) + late, torch.tensor(case.counts)
-        seen = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
+        integers = self.units, torch.tensor(case.starts) + shift, torch.tensor(case.counts)
+        page_table = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
         together = block_of(case.D) if case.rotated else 1
-        mixed, mass = attend(q, k, v, seen, case.weigh, q_sinks if case.turned else None, split, together)
+        mixed, mass = attend(q, k, v, page_table, case.weigh, q_sinks if case.turned else None, split, together)
         return mixed.cpu(), mass.cpu()
 
     def by_the_book(self) -> tuple[Tensor, Tensor]:
@@ -129,6 +130,6 @@ class Scene:
         per_unit = sums_S.view(-1, case.unit).sum(1)
         mass[b, g, : len(per_unit)] = per_unit
 
-    def error(self, mixed: Tensor, wanted: Tensor) -> float:
-        """In units of the largest value in memory."""
-        return float((mixed.double() - wanted).abs().nan_to_num(torch.inf).max() / self.v.double().abs().max())
+    def error(self, mixed: Tensor, expected: Tensor) -> float:
+        """Return the largest error of mixed values, relative to the largest value in memory."""
+        return float((mixed.double() - expected).abs().nan_to_num(torch.inf).max() / self.v.double().abs().max())

@@ -1,8 +1,8 @@
-"""A machine with CUDA devices, made up on a CPU: what torch and Triton ask of one is answered, and written down.
+"""A simulated machine with CUDA devices on a CPU: it answers calls of torch and Triton, and records them.
 
-Tensors "on" device i are of a class of their own: their `device` is `cuda:i`, what is made of them is one, and two
-devices do not mix. Triton's kernels are interpreted; each launch is noted with the thread's current device, where a
-real one would run. A captured graph is a list of calls that are made once more when it is replayed.
+Tensors "on" device i are of a class of their own: their `device` is `cuda:i`, results of operations on them are of
+that class, and two devices do not mix. Triton's kernels are interpreted; each launch is recorded with the thread's
+current device, where a real one would run. A captured graph is a list of calls that a replay repeats.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from triforce.backends.torch import attention
 GIB = 1 << 30
 ANSWERS = {Tensor.cpu, Tensor.item, Tensor.tolist, Tensor.numpy}
 BETWEEN = {Tensor.copy_, Tensor.to, Tensor.__getitem__, Tensor.__setitem__}
-"""What takes tensors of a device and of the host together: copies, and indices."""
+"""Functions that take tensors of a device and of the host together: copies, and indexing."""
 
 
 class OnFirst(Tensor):
@@ -42,14 +42,14 @@ Call = Callable[[], Any]
 
 
 class Graph:
-    """What was done while it was captured, and what that gave."""
+    """The calls of a capture, and their results."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[Call, Any]] = []
 
     def replay(self) -> None:
-        for call, before in self.calls:
-            for old, new in zip(tree_leaves(before), tree_leaves(call()), strict=True):
+        for call, recorded in self.calls:
+            for old, new in zip(tree_leaves(recorded), tree_leaves(call()), strict=True):
                 if isinstance(old, Tensor) and old.data_ptr() != new.data_ptr():
                     old.copy_(new)
 
@@ -57,18 +57,21 @@ class Graph:
 class Machine(TorchFunctionMode):
     def __init__(self, devices: int, capability: tuple[int, int], free: int) -> None:
         super().__init__()
-        self.devices, self.capability, self.free = devices, capability, free
+        self.devices = devices
+        self.capability = capability
+        self.free = free
         self.launches: list[tuple[str, int, set[int]]] = []
-        """Each kernel, the device that was current, and those of its tensors."""
+        """Launches: the kernel, the current device, and the devices of its tensors."""
         self.shares = [1.0] * devices
         self.log: list[str] = []
-        """What was done with streams, events, and memory of the host."""
-        self.captured, self.capture_streams = 0, list[Any]()
+        """Log of operations on streams, events, and host memory."""
+        self.captured = 0
+        self.capture_streams = list[Any]()
         self._capturing: Graph | None = None
         self._usual: Any = None
         self._threads = threading.local()
 
-    # What torch.cuda gives.
+    # Replacements of torch.cuda.
 
     @property
     def current(self) -> int:
@@ -79,21 +82,21 @@ class Machine(TorchFunctionMode):
 
     @contextmanager
     def device(self, device: Any) -> Iterator[None]:
-        before, self._threads.current = self.current, self.index(device)
+        previous_index, self._threads.current = self.current, self.index(device)
         try:
             yield
         finally:
-            self._threads.current = before
+            self._threads.current = previous_index
 
     def index(self, device: Any, optional: bool = True) -> int:
-        """As `torch.cuda._utils._get_device_index` has it."""
-        found = device if isinstance(device, int) or device is None else torch.device(device).index
-        if found is None and not optional and device is not None:
+        """Return the index of a device as `torch.cuda._utils._get_device_index` does."""
+        index = device if isinstance(device, int) or device is None else torch.device(device).index
+        if index is None and not optional and device is not None:
             raise ValueError(f"Expected a torch.device with a specified index or an integer, but got:{device}")
-        found = self.current if found is None else found
-        if found >= self.devices:
+        index = self.current if index is None else index
+        if index >= self.devices:
             raise RuntimeError("CUDA error: invalid device ordinal")
-        return found
+        return index
 
     def set_share(self, share: float, device: Any = None) -> None:
         self.shares[self.index(device, optional=False)] = share
@@ -111,16 +114,17 @@ class Machine(TorchFunctionMode):
 
     def event(self, enable_timing: bool = False) -> SimpleNamespace:
         return SimpleNamespace(
-            record=lambda: self.log.append("event"), synchronize=lambda: None, elapsed_time=lambda other: 2.0
+            record=lambda: self.log.append("event"), synchronize=lambda: None, elapsed_time=lambda end: 2.0
         )
 
     @contextmanager
     def graph(self, graph: Graph, pool: object = None, stream: Any = None) -> Iterator[None]:
-        """Capture on a stream; without one on torch's own, which is of the device that was current at first."""
+        """Capture on a stream. The default is torch's own, on the device that was current at first."""
         self._usual = self._usual or self.stream()
         assert (stream or self._usual).index == self.current, "a capture on the stream of another device"
-        self._capturing, self.captured = graph, self.captured + 1
-        self.capture_streams += [stream] * all(stream is not each for each in self.capture_streams)
+        self._capturing = graph
+        self.captured = self.captured + 1
+        self.capture_streams += [stream] * all(stream is not captured for captured in self.capture_streams)
         try:
             yield
         finally:
@@ -132,7 +136,7 @@ class Machine(TorchFunctionMode):
 
         return SimpleNamespace(cudaHostRegister=noted("pin"), cudaHostUnregister=noted("unpin"))
 
-    # What is done with tensors.
+    # Operations on tensors.
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func == Tensor.device.__get__:  # type: ignore[attr-defined]
@@ -152,7 +156,8 @@ class Machine(TorchFunctionMode):
             strangers = [leaf for leaf in leaves if leaf.ndim and not isinstance(leaf, KINDS)]
             if strangers:
                 raise RuntimeError(f"Expected all tensors to be on the same device ({func.__name__})")
-        args, kwargs = [*args], {name: value for name, value in kwargs.items() if name != "pin_memory"}
+        args = [*args]
+        kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
         to: torch.device | None = None
         if kwargs.get("device") is not None:
             to = self._place(kwargs["device"])
@@ -173,21 +178,21 @@ class Machine(TorchFunctionMode):
             return result.as_subclass(KINDS[to.index] if to.type == "cuda" else Tensor)
 
     def _place(self, device: Any) -> torch.device:
-        found = torch.device(device)
-        return torch.device("cuda", self.index(found)) if found.type == "cuda" else found
+        place = torch.device(device)
+        return torch.device("cuda", self.index(place)) if place.type == "cuda" else place
 
     def launch(self, name: str, tensors: list[Any], run: Call) -> None:
-        of_host = [each for each in tensors if isinstance(each, Tensor) and not isinstance(each, KINDS)]
+        of_host = [tensor for tensor in tensors if isinstance(tensor, Tensor) and not isinstance(tensor, KINDS)]
         if of_host and name != "_carry":  # which reads registered memory
             raise ValueError(f"Pointer argument of {name} cannot be accessed from Triton (cpu tensor?)")
-        self.launches.append((name, self.current, {each.index for each in tensors if isinstance(each, KINDS)}))
+        self.launches.append((name, self.current, {tensor.index for tensor in tensors if isinstance(tensor, KINDS)}))
         if self._capturing:
             self._capturing.calls.append((run, None))
         run()
 
 
 def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
-    """Put the machine in the place of what is here."""
+    """Replace torch's and Triton's devices by the machine."""
     answers = {
         "is_available": lambda: True, "device_count": lambda: machine.devices, "device": machine.device,
         "current_device": lambda: machine.current, "set_device": machine.set_device, "Stream": machine.stream,
@@ -216,17 +221,17 @@ def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
 
 
 def _fused(q_HTD: Tensor, k_HSD: Tensor, v_HSD: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    """As a CPU has it."""
-    each = q_HTD[None], k_HSD[None], v_HSD[None]
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*each, is_causal=causal)
+    """Compute torch's fused attention on a CPU."""
+    batched = q_HTD[None], k_HSD[None], v_HSD[None]
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*batched, is_causal=causal)
     return out[0], lse[0, :, : q_HTD.shape[1]].float()
 
 
 @contextmanager
 def machine(devices: int = 1, capability: tuple[int, int] = (9, 0), free: int = 70 * GIB) -> Iterator[Machine]:
-    """A made-up machine, for the length of a block."""
-    made = Machine(devices, capability, free)
+    """Yield a simulated machine within a block."""
+    stub_machine = Machine(devices, capability, free)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        patch(monkeypatch, made)
-        with made:
-            yield made
+        patch(monkeypatch, stub_machine)
+        with stub_machine:
+            yield stub_machine

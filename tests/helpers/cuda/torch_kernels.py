@@ -1,4 +1,4 @@
-"""Torch in place of the Triton kernels of attention and page copies: quick where Triton is interpreted."""
+"""Torch in place of the Triton kernels of attention and page copies: faster than interpreted Triton."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from triforce.model.rope import rotate
 
 
 def carried(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
-    """As `copy_pages`, page by page; both memories must hold what is named."""
+    """Copy pages one by one as `copy_pages` does; both memories must hold the named pages."""
     for a, b in zip(source, target, strict=True):
         from_pages, to_pages = (x.as_strided((_rest(x) // size, size), (size, 1)) for x in (a, b))
         to_pages[to_X[to_X > 0]] = from_pages[from_X[to_X > 0]]
@@ -28,18 +28,20 @@ def mixed(
     qkv: tuple[Tensor, ...],
     positions_B: Tensor,
     tables_PF: tuple[Tensor, Tensor],
-    seen: DevicePageTable,
+    table: DevicePageTable,
     kv: KeysValues,
     together: int,
     wide: object = None,
     return_mass: bool = False,
     by_head: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """As `write_and_attend`, on the torch path."""
+    """Write and attend as `write_and_attend` does, on the torch path."""
     assert together == 1
     q_BTHD, k_BTGD, v_BTGD = qkv
-    T, starts, counts = q_BTHD.shape[1], seen.starts_B.tolist(), seen.counts_B.tolist()
-    lists = PageTable(seen.units, starts, counts)
+    T = q_BTHD.shape[1]
+    starts = table.starts_B.tolist()
+    counts = table.counts_B.tolist()
+    lists = PageTable(table.units, starts, counts)
     slots_N = slots(lists, T)
     at_N = (positions_B[:, None] + torch.arange(T)).flatten()
     rotation = tables_PF[0][at_N], tables_PF[1][at_N]

@@ -1,5 +1,5 @@
-"""Cache folders that something has happened to: damaged, forged, replaced, too large. They are listed, verified,
-cleared, and used as a server uses them, whose answers go on whatever it finds.
+"""Faulty cache folders: damaged, forged, replaced, too large. Cases list, verify and clear them, and use them as a
+server does, whose answers go on in any case.
 """
 
 from __future__ import annotations
@@ -74,18 +74,19 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    cache, asked = folder / "cache", (folder / "asked").read_text()
+    cache = folder / "cache"
+    asked = (folder / "asked").read_text()
     if asked == "use":
         return used(cache)
     code = commanded(["cache", asked, str(cache)])
-    if asked != "list" and code == 1:  # told, line by line
+    if asked != "list" and code == 1:  # printed line by line
         assert commanded(["cache", asked, str(cache)]) in (0, 1)
         return 0
     return code
 
 
 def used(cache: Path) -> int:
-    """Read what is there, write more, and read that: what a server does, whose answers wait for none of it."""
+    """Read entries, write more, and read those, as a server does without making answers wait."""
     try:
         disk = DiskCache(cache, 1 << 20)
     except CacheError as error:
@@ -93,14 +94,15 @@ def used(cache: Path) -> int:
         return 2
     store = disk.store
     names = [store.name(b"%d" % text, b"%d" % index) for text in range(2) for index in range(2)]
-    first, again = list(store.read_ahead(names)), list(store.read_ahead(names))
-    assert [entry is None for entry in first] == [entry is None for entry in again]
+    first_read = list(store.read_ahead(names))
+    again = list(store.read_ahead(names))
+    assert [entry is None for entry in first_read] == [entry is None for entry in again]
     documents.watched_folders(store.folder), list(documents.documents(store.folder))
     for text in range(2, 4):
         disk.queue.offer(lambda text=text: write(store, text, 2) and None, 1)  # type: ignore[misc]
         assert disk.queue.flush()
-    kept = store.read(store.name(b"3", b"1"))
-    assert kept is None or kept.parts["keys"].data == made_entry(3001).parts["keys"].data
+    rewritten = store.read(store.name(b"3", b"1"))
+    assert rewritten is None or rewritten.parts["keys"].data == made_entry(3001).parts["keys"].data
     assert disk.close() is None
     return 0
 
@@ -117,7 +119,7 @@ def flip(random: Random, file: Path) -> None:
 
 
 def replace(random: Random, file: Path) -> None:
-    """By a folder, a pipe, a link, another file's content, or what nobody may read."""
+    """Replace a file by a folder, a pipe, a link, another file's content, or an unreadable file."""
     if (kind := random.randrange(6)) < 4:
         file.unlink()
     match kind:
@@ -130,8 +132,8 @@ def replace(random: Random, file: Path) -> None:
         case 3:
             file.mkdir()
         case 4:
-            others = [other for other in sorted(file.parent.iterdir()) if plain(other)]
-            file.write_bytes(random.choice(others).read_bytes())
+            sibling_files = [sibling for sibling in sorted(file.parent.iterdir()) if plain(sibling)]
+            file.write_bytes(random.choice(sibling_files).read_bytes())
         case 5:
             file.chmod(random.choice((0, 0o644, 0o400)))
 
@@ -141,16 +143,16 @@ def lose(random: Random, file: Path) -> None:
 
 
 def add(random: Random, file: Path) -> None:
-    """A file of another name, which may be ours."""
+    """Add a file of another name, which may match an entry's."""
     name = random.choice([file.stem, "letter", "\x1b[31m", "a\nb", "\udcff", "f" * 40, f"{'0' * 40}.kv.{'1' * 16}"])
-    other = file.with_name(name + random.choice([SUFFIX, ".partial", ""]))
-    if not os.path.lexists(other):
-        other.write_bytes(b"x" * random.choice((0, 100)))
-        other.chmod(0o600)
+    sibling = file.with_name(name + random.choice([SUFFIX, ".partial", ""]))
+    if not os.path.lexists(sibling):
+        sibling.write_bytes(b"x" * random.choice((0, 100)))
+        sibling.chmod(0o600)
 
 
 def forge_header(random: Random, file: Path) -> None:
-    """Another word or number in the header of an entry, whose checksum holds all the same."""
+    """Change a word or number in the header of an entry, and make its checksum valid."""
     data = file.read_bytes()
     length = int.from_bytes(data[:8], "little")
     try:
@@ -166,7 +168,7 @@ def forge_header(random: Random, file: Path) -> None:
 
 
 def change_value(random: Random, tree: Any) -> None:
-    """Change, remove or add something somewhere in what JSON holds."""
+    """Change, remove or add a value anywhere in a JSON value."""
     while isinstance(tree, dict | list) and tree:
         key = random.choice(list(tree) if isinstance(tree, dict) else range(len(tree)))
         if not isinstance(tree[key], dict | list) or not tree[key] or random.random() < 0.2:
@@ -183,9 +185,9 @@ def change_value(random: Random, tree: Any) -> None:
 
 
 def forge_manifest(random: Random, file: Path) -> None:
-    told: Any = [{"path": random.choice(WORDS), "each": True, "files": [[random.choice(WORDS), "0"], ["b", "1"]]}]
-    change_value(random, told)
-    text = random.choice([json.dumps(told), "[" * 100_000, "9" * 5000, json.dumps(told)[:-1], "null", "{}"])
+    manifest: Any = [{"path": random.choice(WORDS), "each": True, "files": [[random.choice(WORDS), "0"], ["b", "1"]]}]
+    change_value(random, manifest)
+    text = random.choice([json.dumps(manifest), "[" * 100_000, "9" * 5000, json.dumps(manifest)[:-1], "null", "{}"])
     put(file.with_name("manifest"), text.encode())
 
 
@@ -195,7 +197,7 @@ def forge_state(random: Random, file: Path) -> None:
 
 
 def put(file: Path, data: bytes) -> None:
-    """Let a file hold this, whatever stands in its place, but for a folder."""
+    """Write a file, replacing anything but a folder."""
     if not file.is_dir() or file.is_symlink():
         file.unlink(missing_ok=True)
         file.write_bytes(data)
@@ -208,7 +210,7 @@ def age(random: Random, file: Path) -> None:
 
 
 def on_files(*changes: Change) -> Iterable[Change]:
-    """Leave what is no longer a plain file as it is."""
+    """Apply a change to plain files only."""
     for change in changes:
         yield lambda random, file, change=change: change(random, file) if plain(file) else None  # type: ignore[misc]
 

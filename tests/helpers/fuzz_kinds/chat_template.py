@@ -1,4 +1,4 @@
-"""Cases of chat templates: programs of random statements, real layouts that are spoiled, and known attacks."""
+"""Cases of chat templates: random programs, spoiled real templates, and known attacks."""
 
 from __future__ import annotations
 
@@ -39,24 +39,22 @@ METHODS = ["upper()", "ljust(N)", "zfill(N)", "format(E)", "join(E)", "replace(E
 def expression(random: Random, depth: int = 0) -> str:
     if depth > 3 or random.random() < 0.25:
         return random.choice([random.choice(NUMBERS), random.choice(NAMES), "'cat'", "'%s'", "'{:N}'", "[]", "none"])
-    one, other = (expression(random, depth + 1) for _ in range(2))
+    lhs, rhs = (expression(random, depth + 1) for _ in range(2))
     match random.randrange(8):
         case 0 | 1:
-            return (
-                f"({one} {random.choice(['+', '-', '*', '/', '//', '%', '**', '~', '<', '==', 'in', 'and'])} {other})"
-            )
+            return f"({lhs} {random.choice(['+', '-', '*', '/', '//', '%', '**', '~', '<', '==', 'in', 'and'])} {rhs})"
         case 2:
-            return f"({one})|{filled(random, random.choice(FILTERS), depth)}"
+            return f"({lhs})|{filled(random, random.choice(FILTERS), depth)}"
         case 3:
-            return f"({one}).{filled(random, random.choice(METHODS), depth)}"
+            return f"({lhs}).{filled(random, random.choice(METHODS), depth)}"
         case 4:
-            return f"[{one}, {other}]"
+            return f"[{lhs}, {rhs}]"
         case 5:
-            return f"{{'a': {one}, {other}: 'b'}}"
+            return f"{{'a': {lhs}, {rhs}: 'b'}}"
         case 6:
             return f"range({random.choice(NUMBERS)})"
         case _:
-            return f"({one} if {other} else {expression(random, depth + 1)})"
+            return f"({lhs} if {rhs} else {expression(random, depth + 1)})"
 
 
 def filled(random: Random, form: str, depth: int) -> str:
@@ -108,7 +106,7 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Lay out two conversations."""
+    """Render two conversations."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(template_process, "PROCESS", TEMPLATES)
         patch.setattr(template_worker, "SECONDS", 0.1)

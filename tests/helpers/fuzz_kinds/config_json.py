@@ -1,4 +1,4 @@
-"""Cases of config.json: folders of several families whose configs, or generation configs, are spoiled."""
+"""Cases of config.json: folders of several families with spoiled configs or generation configs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ PARSER = cache(parser.build_parser)
 
 @cache
 def whole(family: str) -> Path:
-    """A folder that can be read."""
+    """Return a valid folder."""
 
     def make(folder: Path) -> None:
         tiny_tokenizer().save_pretrained(folder)
@@ -43,7 +43,7 @@ def whole(family: str) -> Path:
 
 
 def copied(family: str, folder: Path) -> Path:
-    """Copy such a folder into an empty one."""
+    """Copy a valid folder into an empty one."""
     return Path(shutil.copytree(whole(family), folder, dirs_exist_ok=True))
 
 
@@ -62,18 +62,18 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Ask what is known of the model, and for a text, which may hold anything."""
+    """Run `info` and `generate`; the text may hold anything."""
     return commanded(["info", str(folder)]) or generated([str(folder), "--draft", "none", *ASKED])
 
 
 def generated(arguments: list[str]) -> int:
-    """The exit code of `generate`."""
+    """Return the exit code of `generate`."""
     with redirect_stdout(StringIO()):
         return commanded(["generate", *arguments])
 
 
 def commanded(arguments: list[str]) -> int:
-    """The exit code of a command; all of them share a parser, whose making takes longer than many a refusal."""
+    """Return the exit code of a command. All share one parser: building it takes longer than many refusals."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(parser, "build_parser", PARSER)
         return main(arguments)

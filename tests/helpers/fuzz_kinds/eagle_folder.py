@@ -1,4 +1,4 @@
-"""Cases of drafts that read hidden states: published and our own, with spoiled configs or tensors."""
+"""Cases of EAGLE heads, published ones and our own, with spoiled configs or tensors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TYPES = [torch.float8_e4m3fn, torch.complex64, torch.bool, torch.int64, torch.fl
 
 @cache
 def whole() -> Path:
-    """A folder with a target of eight layers, a draft of ours and a published one for it."""
+    """Return a folder with a target of eight layers, and a draft of ours and a published one for it."""
 
     def make(folder: Path) -> None:
         eagle_pair(folder, num_hidden_layers=8)
@@ -90,5 +90,5 @@ def spoil_tensors(random: Random, file: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text with such a draft."""
+    """Generate a text with the draft."""
     return generated([str(whole() / "target"), "--draft", str(folder / "draft"), "--mode", "draft", *ASKED])

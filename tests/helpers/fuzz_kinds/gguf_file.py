@@ -1,4 +1,4 @@
-"""Cases of GGUF files: parts of the header that hold other bytes, numbers or parts, and files without their end."""
+"""Cases of GGUF files: header parts with other bytes, numbers or parts, and truncated files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from tests.helpers.gguf_parts import HEAD, GgufParts, write_mixed
 
 NUMBERS = [0, 1, 2, 3, 5, 8, 64, 255, 257, 4096, 65_535, 1 << 20, 1 << 24, (1 << 31) - 1, 1 << 31, (1 << 32) - 1]
 ABSURD = [*NUMBERS, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 0x7FC00000, 0x7F800000, 0xBF800000]
-"""Counts, sizes and offsets that are off by little, by much or without end; the last are NaN, infinity and -1."""
+"""Counts, sizes and offsets that are off by little or much, or huge; the last are NaN, infinity and -1."""
 LIMITS = Limits(bytes=128 << 20)
-"""A whole one takes a third of that."""
+"""Limits of a case. A valid one takes a third of the memory."""
 
 
 @cache
@@ -36,7 +36,7 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def damaged(random: Random) -> bytes:
-    """The file with one to four changes in its header, or without its end."""
+    """Return the file with one to four changes in its header, or truncated."""
     parts = whole()
     data = bytearray(parts.data)
     for _ in range(random.choice((1, 1, 2, 4))):
@@ -47,8 +47,8 @@ def damaged(random: Random) -> bytes:
             case 1:
                 data[random.randrange(begin, end)] ^= 1 << random.randrange(8)
             case 2:
-                other = random.randrange(parts.header)
-                data[begin:end] = data[other : other + end - begin]
+                source = random.randrange(parts.header)
+                data[begin:end] = data[source : source + end - begin]
             case 3:
                 del data[random.randrange(len(data)) :]
                 break
@@ -59,6 +59,6 @@ def damaged(random: Random) -> bytes:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text, and of what answers what is known of it."""
+    """Generate a text; if that works, run `info`, too."""
     file = str(folder / "model.gguf")
     return generated([file, "--draft", "none", "--mode", "ar", *ASKED]) or commanded(["info", file])

@@ -1,4 +1,4 @@
-"""Cases of pickled weights: dictionaries with what does not belong there, and pickles and archives that are damaged."""
+"""Cases of pickled weights: dictionaries with foreign values, and damaged pickles and archives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def tensors() -> dict[str, torch.Tensor]:
 
 
 def strange_tensors(random: Random, tensor: torch.Tensor) -> Any:
-    """Return something in the place of a tensor."""
+    """Return strange values in place of a tensor."""
     makers: list[Callable[[], Any]] = [
         lambda: tensor.to_sparse(), lambda: tensor.to("meta"), lambda: torch.nn.Parameter(tensor),
         lambda: torch.empty(1).expand(1 << 20, 1 << 20), lambda: torch.empty(1).expand(*tensor.shape),
@@ -51,7 +51,7 @@ def strange_tensors(random: Random, tensor: torch.Tensor) -> Any:
 
 
 def begin(folder: Path) -> Path:
-    """Write all but weights, and return the file for those."""
+    """Write all files but weights; return the path for these."""
     for file in whole("llama-biases").iterdir():
         if file.suffix != ".safetensors":
             (folder / file.name).write_bytes(file.read_bytes())
@@ -63,11 +63,11 @@ WHOLES: list[Callable[[Path], object]] = [lambda folder: torch.save(tensors(), b
 
 @contextmanager
 def deep_pickles() -> Iterator[None]:
-    """Let values be pickled that go as deep as those of `hostile_value`."""
-    before = sys.getrecursionlimit()
+    """Allow pickling of values as deep as those of `hostile_value`."""
+    previous_limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     yield
-    sys.setrecursionlimit(before)
+    sys.setrecursionlimit(previous_limit)
 
 
 def make_case(random: Random, folder: Path) -> None:
@@ -91,7 +91,7 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def spoil_program(random: Random, file: Path) -> None:
-    """Change the pickle in an archive: opcodes, or all of it for one that asks for much."""
+    """Change the pickle in an archive: some opcodes, or all for one that demands much."""
     if not zipfile.is_zipfile(file):
         return
     with zipfile.ZipFile(file) as archive:
@@ -118,7 +118,7 @@ def spoil_program(random: Random, file: Path) -> None:
 
 @cache
 def demanding() -> list[bytes]:
-    """Pickles that would have their reader take memory or time, or go deep."""
+    """Yield pickles that make their reader take memory or time, or recurse deeply."""
     return [
         b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.",
         b"\x80\x02c__builtin__\nbytearray\n\x8a\x04\x00\x00\x00\x70\x85R.",
@@ -146,7 +146,7 @@ def spoil_bytes(random: Random, file: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text; the trial is a fork of this process, which has imported what it needs."""
+    """Generate a text. The trial is a fork of this process, which has the imports."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passed_trials, "run_trial", forked)
         return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

@@ -1,4 +1,4 @@
-"""Cases of safetensors: headers whose names, types, shapes, places or length are wrong, alone or with the config."""
+"""Cases of safetensors: headers with wrong names, types, shapes, offsets or length, alone or with the config."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def make_case(random: Random, folder: Path) -> None:
 def spoil(random: Random, header: Header, size: int) -> None:
     """Change one thing in a header."""
     name = random.choice([name for name in header if name != "__metadata__"] or [""])
-    about = header.get(name)
-    if not isinstance(about, dict) or "data_offsets" not in about:
+    entry = header.get(name)
+    if not isinstance(entry, dict) or "data_offsets" not in entry:
         return
-    shape = about.get("shape")
-    shape = shape if isinstance(shape, list) else []  # it may have been spoiled before
+    shape = entry.get("shape")
+    shape = shape if isinstance(shape, list) else []  # an earlier change may have spoiled it
     match random.randrange(9):
         case 0:
             header[random.choice(NAMES) or f"{name}\n\x1b[2J"] = header.pop(name)
@@ -49,17 +49,17 @@ def spoil(random: Random, header: Header, size: int) -> None:
                 "data_offsets": [size] * 2,
             }
         case 2:
-            about["dtype"] = random.choice(TYPES)
+            entry["dtype"] = random.choice(TYPES)
         case 3:
-            about["dtype"], about["shape"] = random.choice(TYPES[4:8]), [*shape, 4]
+            entry["dtype"], entry["shape"] = random.choice(TYPES[4:8]), [*shape, 4]
         case 4:
-            about["shape"] = shape[::-1] if random.random() < 0.3 else [1, *shape]
+            entry["shape"] = shape[::-1] if random.random() < 0.3 else [1, *shape]
         case 5:
-            about["shape"] = [random.choice(NUMBERS) for _ in range(random.choice([0, 1, 2, 3, 70]))]
+            entry["shape"] = [random.choice(NUMBERS) for _ in range(random.choice([0, 1, 2, 3, 70]))]
         case 6:
-            about["data_offsets"] = [random.choice([*NUMBERS, size]) for _ in range(2)]
+            entry["data_offsets"] = [random.choice([*NUMBERS, size]) for _ in range(2)]
         case 7:
-            about[random.choice(["dtype", "shape", "data_offsets"])] = hostile_value(random)
+            entry[random.choice(["dtype", "shape", "data_offsets"])] = hostile_value(random)
         case 8:
             header["__metadata__"] = hostile_value(random)
 
@@ -81,5 +81,5 @@ def spoil_bytes(random: Random, file: Path) -> None:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text."""
+    """Generate a text."""
     return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

@@ -1,4 +1,4 @@
-"""Cases of tokenizer.json: tokenizers of several kinds, spoiled anywhere, or as its library does not expect."""
+"""Cases of tokenizer.json: tokenizers of several kinds, spoiled anywhere or in ways unexpected by the library."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FIELDS = [
 
 @cache
 def whole() -> list[str]:
-    """Contents that can be read: BPE over bytes and over pieces, word pieces, unigrams and words."""
+    """Return valid contents: BPE over bytes and over pieces, word pieces, unigrams and words."""
     pieces = ["[UNK]", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "▁a", "ab", "東"]
     ids = {piece: i for i, piece in enumerate(pieces)}
     bpe = Tokenizer(models.BPE(ids, [("▁", "a"), ("a", "b")], byte_fallback=True, unk_token="[UNK]", fuse_unk=True))
@@ -74,7 +74,7 @@ def make_case(random: Random, folder: Path) -> None:
 
 
 def spoil_part(random: Random, contents: dict[str, Any]) -> None:
-    """Change one value at any depth, in lists too: take another one's, or one that does not belong there."""
+    """Replace one value at any depth, in lists too, by another value of the file or by a foreign one."""
     place: Any = contents
     while inner := [value for value in children(place) if isinstance(value, dict | list) and value]:
         if place is not contents and random.random() < 0.3:
@@ -107,7 +107,7 @@ def server() -> TrialServer:
 
 
 def open_case(folder: Path) -> int:
-    """Ask for a text."""
+    """Generate a text."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passed_trials, "run_trial", server().tried)
         return generated([str(folder), "--draft", "none", "--mode", "ar", *ASKED])

@@ -1,4 +1,4 @@
-"""Tiers whose law is counted: of every depth and all settings of the logits processor, and the law each must have."""
+"""Stacks of tiers with enumerable laws: of every depth and all logits settings, and the law that each must have."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COINS = shuffled((1, 1), (2, 1), (1, 0))
 
 @dataclass(frozen=True)
 class Case:
-    """A stack by its gammas from the lowest tier to the one below the top. `ngram`: the level that has no model."""
+    """A stack by its gammas from the lowest tier to the one below the top. `ngram`: the level without a model."""
 
     name: str
     gammas: tuple[int, ...]
@@ -46,13 +46,16 @@ class Case:
         return len(self.gammas) + 1 - (self.lookup is not None)
 
     def tables(self) -> list[Tensor]:
-        """The warped laws of the tiers that have a model, from the lowest to the top; many are the top tier's."""
+        """Return the warped laws of the tiers with a model, from the lowest to the top; many equal the top tier's."""
         orders = [self.order + (self.selects and level == 0) for level in range(self.models)]
-        own = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
-        return [*(mixed(laws, own[-1], seed) for seed, laws in enumerate(own[:-1], self.seed)), own[-1]]
+        drawn_tables = [table(self.laws, order, seed) for seed, order in enumerate(orders, self.seed)]
+        return [
+            *(mixed(laws, drawn_tables[-1], seed) for seed, laws in enumerate(drawn_tables[:-1], self.seed)),
+            drawn_tables[-1],
+        ]
 
     def stack(self, tables: list[Tensor] | None = None) -> TierStack:
-        """The tiers, by default those of `tables()`, or with these logits."""
+        """Return the tiers, by default those of `tables()`, or with given logits."""
         logits: list[Tensor | None] = [*(tables or (logits_of(laws, self.params) for laws in self.tables()))]
         if self.lookup is not None:
             logits.insert(self.lookup, None)
@@ -63,25 +66,28 @@ class Case:
         return TierStack(tiers, cells, self.params, selects=self.selects, coupling=coupling)
 
     def truth(self) -> Law:
-        """The law of the top tier's chain on its own."""
-        top, prompt = self.tables()[-1], TierStack.prompt
+        """Return the law of the top tier's chain on its own."""
+        top = self.tables()[-1]
+        prompt = TierStack.prompt
 
         def next_law(text: tuple[int, ...]) -> list[float]:
-            fresh = exp(self.params.presence_penalty)
+            presence_factor = exp(self.params.presence_penalty)
             weights = [
-                p if v in text else p * fresh for v, p in enumerate(top[(*prompt, *text)[-self.order :]].tolist())
+                p if v in text else p * presence_factor
+                for v, p in enumerate(top[(*prompt, *text)[-self.order :]].tolist())
             ]
             return [w / sum(weights) for w in weights]
 
         return chain_law(next_law, self.horizon, self.stop)
 
     def error(self, **changes: object) -> float:
-        """How far the law of the text is from the truth."""
+        """Return the distance of the text's law from the truth."""
         return distance(law(replace(self.stack(), **changes), self.horizon, self.stop), self.truth())
 
 
 PENALTY = SamplingParams(presence_penalty=log(2))
-COLD, HOT = SamplingParams(temperature=0.5), SamplingParams(temperature=2)
+COLD = SamplingParams(temperature=0.5)
+HOT = SamplingParams(temperature=2)
 CASES = [
     Case("plain decoding", ()),
     Case("two tiers, gamma 1", (1,), 8),
@@ -142,5 +148,5 @@ BLOCKS = [
     Case("a block: three tiers, gamma 1 and 2", (1, 2), 4, slow=True, block=True),
     Case("a block: four tiers", (1, 1, 1), 3, slow=True, block=True),
 ]
-"""Under `block`."""
+"""Cases of the `block` coupling."""
 BY_NAME = {case.name: case for case in CASES + BLOCKS}

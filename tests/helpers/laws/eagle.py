@@ -1,4 +1,4 @@
-"""EAGLE heads for tiny targets, which can propose some of the tokens only."""
+"""EAGLE heads for tiny targets. They can propose some tokens only."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ TOKENS = torch.tensor([0, 2, 3, 5])
 
 
 def eagle_head(target: Decoder, sinks: int = 4) -> EagleHead:
-    """Random, but for the state that it mostly repeats."""
+    """Return a random head that mostly repeats its input state."""
     dice = torch.Generator().manual_seed(7)
     config = EagleHeadConfig(
         V, C, 48, HEADS, GROUPS, target.config.head_dim, 1e-5, state_layers=(1,), choices=len(TOKENS),
         rope=target.config.rope, sinks=sinks, window=24, fc_norm=True, norm_output=True, norm_before_residual=True,
     )  # fmt: skip
-    found = {
+    weights = {
         name: torch.ones(shape) if "norm" in name else torch.randn(shape, generator=dice) * shape[-1] ** -0.5
         for name, shape in shapes(config).items()
     }
-    found["fc_CX"] += torch.eye(C)
+    weights["fc_CX"] += torch.eye(C)
     head_MC = target.head_rows(TOKENS)
-    return EagleHead(config, EagleHeadWeights(**found, tokens_M=TOKENS, head_MC=head_MC), target)
+    return EagleHead(config, EagleHeadWeights(**weights, tokens_M=TOKENS, head_MC=head_MC), target)
 
 
 def native_eagle_head() -> ModelSet:
-    """Return the like with heads and a type that native kernels take: passes of one call, bursts, 8-bit weights."""
+    """Return models with a head size and a type that native kernels take: one-call passes, bursts, 8-bit weights."""
     target = decoder(LAYERS, 0.0, D=16, dtype=torch.bfloat16)
     return ModelSet(target, eagle_head=eagle_head(target, sinks=16))
 

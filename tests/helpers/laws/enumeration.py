@@ -1,4 +1,4 @@
-"""Every way that tiers of Markov chains can go, through the real decision code, and its probability.
+"""Enumeration of all branches of tiers of Markov chains, through the real decision code, with their probabilities.
 
 A chain reads its context from its memory of the tokens it was fed, not from the text, so a memory that is not rewound
 is a wrong law. Its laws lie on a palette for which a few cells have every threshold of a decision (p / q, and the
@@ -47,7 +47,8 @@ class TierStack:
         return self.tiers[-1][0].shape[-1]
 
     def build(self, branches: Branches) -> Proposer:
-        memories, below = list(branches.memories), None
+        memories = list(branches.memories)
+        below = None
         for level, (table, gamma) in enumerate(self.tiers):
             if table is None:
                 below = NgramProposer(len(branches.ids_BS), gamma, below, min_match=1)
@@ -57,13 +58,14 @@ class TierStack:
         return below
 
     def play(self, branches: Branches, noise: object) -> Branches:
-        """One proposal of the top tier, as `engine.Batch.step` makes it."""
+        """Run one proposal of the top tier, as `SequenceBatch.step` does."""
         rows = len(branches.ids_BS)
-        coupling, prompts = self.coupling(noise), [len(self.prompt)] * rows
+        coupling = self.coupling(noise)
+        prompts = [len(self.prompt)] * rows
         sampling = self.sampler([self.params] * rows, prompts, self.vocab_size, coupling)
         prefix = SequenceState(branches.ids_BS.numpy(), branches.lengths_B.numpy())
-        after = prefix.append(self.build(branches).propose(prefix, sampling, branches.live_B.numpy()))
-        lengths_B = torch.from_numpy(after.lengths_B)
+        proposed = prefix.append(self.build(branches).propose(prefix, sampling, branches.live_B.numpy()))
+        lengths_B = torch.from_numpy(proposed.lengths_B)
         return Branches(branches.ids_BS, lengths_B, branches.memories, branches.live_B, branches.weights_B)
 
     def start(self, horizon: int, branches: int = 1) -> Branches:
@@ -77,7 +79,7 @@ class TierStack:
         return Branches(ids_BS, seen_B + 1, memories, torch.ones(branches, dtype=torch.bool), weights_B)
 
     def sequence(self, branches: Branches, b: int, horizon: int, stop: frozenset[int]) -> TokenSequence:
-        """The real sequence that takes the tokens of a branch: it ends at a stop token, or at the horizon."""
+        """Return a real sequence for the tokens of a branch: it ends at a stop token, or at the horizon."""
         sequence = TokenSequence(list(self.prompt), self.params, seed=0, stop_ids=stop)
         tokens = branches.ids_BS[b, len(self.prompt) : int(branches.lengths_B[b])].tolist()
         sequence.accept(tokens, [""] * len(tokens), horizon)
@@ -85,15 +87,17 @@ class TierStack:
 
 
 def expand(stack: TierStack, branches: Branches) -> Branches:
-    """Every way one proposal can go from every branch: a string of digits that proves too short gets longer."""
-    of_B, digits_BD = torch.arange(len(branches.ids_BS)), torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
-    chances_B, ended = torch.ones(len(of_B), dtype=torch.float64), []
+    """Return all outcomes of one proposal from every branch. A string of digits that is too short is extended."""
+    of_B = torch.arange(len(branches.ids_BS))
+    digits_BD = torch.zeros(len(branches.ids_BS), 0, dtype=torch.long)
+    chances_B = torch.ones(len(of_B), dtype=torch.float64)
+    ended = []
     while len(of_B):
         noise = stack.noise(digits_BD, stack.cells)
-        after = stack.play(branches.pick(of_B), noise)
-        after.weights_B = after.weights_B * chances_B
+        played = stack.play(branches.pick(of_B), noise)
+        played.weights_B = played.weights_B * chances_B
         short_B = noise.used_B > digits_BD.shape[1]
-        ended.append(after.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else after.pick(of_B[:0]))
+        ended.append(played.pick((~short_B).nonzero()[:, 0]).merged() if not short_B.all() else played.pick(of_B[:0]))
         roles_B = noise.missing_B[short_B]
         sizes_B = noise.sizes_R[roles_B]
         of_B, digits_BD, chances_B, roles_B = (
@@ -117,7 +121,7 @@ def joined(parts: list[Branches]) -> Branches:
 
 
 def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> Law:
-    """The exact law of the text that a stack of tiers makes."""
+    """Return the exact law of a stack's text."""
     branches = stack.start(horizon)
     while branches.live_B.any():
         branches = expand(stack, branches)
@@ -132,7 +136,7 @@ def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> L
 def chain_law(
     next_law: Callable[[tuple[int, ...]], list[float]], horizon: int, stop: frozenset[int] = frozenset()
 ) -> Law:
-    """The law of texts whose next token follows `next_law` of the new tokens so far."""
+    """Return the law of texts whose next token follows `next_law` of the new tokens so far."""
     ended: Law = {}
     growing: Law = {(): 1.0}
     while growing:
@@ -145,5 +149,5 @@ def chain_law(
 
 
 def distance(a: Law, b: Law) -> float:
-    """The largest difference of a probability."""
+    """Return the largest difference of a probability."""
     return max(abs(a.get(text, 0.0) - b.get(text, 0.0)) for text in a.keys() | b.keys())

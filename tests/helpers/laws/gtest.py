@@ -1,4 +1,4 @@
-"""Hypothesis tests that say what they could have seen.
+"""Hypothesis tests that report the smallest deviation they detect.
 
 Shape suffixes: B texts, T tokens, V vocabulary, W windows.
 """
@@ -9,36 +9,37 @@ import torch
 from scipy import optimize, stats
 from torch import Tensor
 
-ALPHA, POWER = 1e-4, 0.99
+ALPHA = 1e-4
+POWER = 0.99
 SPARSE = 5.0
-"""Cells expected fewer times are counted together."""
+"""Cells with a smaller expected count are merged."""
 
 
 def surprise(observed: Tensor, expected: Tensor, groups: int = 1) -> float:
-    """The p-value of a G-test of counts against the expected ones; the totals of `groups` parts of them are fixed."""
+    """Return the p-value of a G-test of counts against expected ones. The totals of `groups` parts are fixed."""
     rare = expected < SPARSE
     if observed[rare].sum() > 0 and expected[rare].sum() == 0:
-        return 0.0  # the impossible has happened
+        return 0.0  # an impossible cell has counts
     observed = torch.cat([observed[~rare], observed[rare].sum()[None]]).double()
     expected = torch.cat([expected[~rare], expected[rare].sum()[None]]).double()
-    some = observed > 0
-    g = 2 * (observed[some] * (observed[some] / expected[some]).log()).sum()
+    occupied = observed > 0
+    g = 2 * (observed[occupied] * (observed[occupied] / expected[occupied]).log()).sum()
     return float(stats.chi2.sf(float(g), df=int((expected > 0).sum()) - groups))
 
 
 def detectable(samples: int, df: int) -> float:
-    """The least total variation that a test at level ALPHA finds with probability POWER, in whatever direction.
+    """Return the least total variation that a test at level ALPHA finds with probability POWER, in any direction.
 
     A law at total variation d from the expected one has a chi-square divergence of at least (2 d)^2 (Cauchy-Schwarz),
     so that the statistic is non-central chi-square with non-centrality of at least 4 d^2 samples.
     """
     critical = stats.chi2.isf(ALPHA, df)
-    least = optimize.brentq(lambda lam: stats.ncx2.sf(critical, df, lam) - POWER, 1e-3, 1e5)
-    return float((least / (4 * samples)) ** 0.5)
+    noncentrality = optimize.brentq(lambda lam: stats.ncx2.sf(critical, df, lam) - POWER, 1e-3, 1e5)
+    return float((noncentrality / (4 * samples)) ** 0.5)
 
 
 def ranks(texts_BT: Tensor, laws_BTV: Tensor, likings_BTV: Tensor) -> Tensor:
-    """Rosenblatt's transform of texts: independent uniforms, if each token follows its law given those before it.
+    """Return Rosenblatt's transform of texts: independent uniforms, if each token follows its law given those before.
 
     A token's share of [0, 1) is its law, in ascending order of `likings`; the place within the share is drawn.
     """
@@ -53,9 +54,9 @@ def ranks(texts_BT: Tensor, laws_BTV: Tensor, likings_BTV: Tensor) -> Tensor:
     return high_BT - within_BT * share_BT
 
 
-def window_surprise(ranks_BT: Tensor, first: int, window: int, bins: int) -> tuple[float, float]:
-    """The p-value of windows of tokens from `first` on being uniform, and the total variation that this can detect."""
-    cells_BT = (ranks_BT[:, first:] * bins).long().clamp(0, bins - 1)
+def window_surprise(ranks_BT: Tensor, first_token: int, window: int, bins: int) -> tuple[float, float]:
+    """Return the p-value of uniform windows of tokens from `first_token` on, and the detectable total variation."""
+    cells_BT = (ranks_BT[:, first_token:] * bins).long().clamp(0, bins - 1)
     windows_W = (cells_BT.unfold(1, window, window) * bins ** torch.arange(window)).sum(-1).flatten()
     cells = bins**window
     observed = torch.bincount(windows_W, minlength=cells)

@@ -1,4 +1,4 @@
-"""The engine's texts and its shared pool against a dense pass that uses other attention code."""
+"""The engine's texts and shared pool against a dense pass with other attention code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PARAMS = SamplingParams(0.8, max_tokens=50)
 
 
 def mispicked(mode: str) -> int:
-    """Tokens of `seeded` texts that are not what plain dense decoding picks there, under the same noise."""
+    """Return the number of tokens of `seeded` texts that plain dense decoding does not pick under the same noise."""
     texts_BT = finished(batch := started(mode, "seeded", PARAMS, ROWS))
     noise = make_noise(
         [sequence.seed for sequence in batch.sequences], [sequence.choice for sequence in batch.sequences]
@@ -28,7 +28,7 @@ def mispicked(mode: str) -> int:
 
 @torch.no_grad()
 def kv_error(mode: str) -> float:
-    """The largest difference between a committed slot of the pool and a fresh dense pass over the committed text."""
+    """Return the largest difference between the pool's committed slots and a fresh dense pass over the text."""
     batch = started(mode, "seeded", PARAMS, ROWS)
     finished(batch)
     pool, worst = batch.top.cache.pool, 0.0

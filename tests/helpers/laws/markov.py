@@ -1,4 +1,4 @@
-"""Markov chains as models, with a toy of a KV cache, and noise that takes each of a few values in turn.
+"""Markov chains as models, with a toy KV cache, and noise that takes each of a few values in turn.
 
 Shape suffixes as in enumeration.py.
 """
@@ -19,7 +19,7 @@ from triforce.ragged import Ints
 Law = dict[tuple[int, ...], float]
 PLAIN = SamplingParams()
 POISON = 1
-"""Forgotten ids become this between proposals: nobody may read them."""
+"""Value of rewound ids between proposals, which no tier may read."""
 
 
 def columns(start_B: Tensor, width: int) -> Tensor:
@@ -28,7 +28,7 @@ def columns(start_B: Tensor, width: int) -> Tensor:
 
 @dataclass
 class Memory:
-    """The toy of a KV cache. `glance_B` is the last token fed in the last pass, even if it was refused since."""
+    """A toy KV cache. `glance_B` is the last token fed in the last pass, even if it was rejected since."""
 
     ids_BS: Tensor
     seen_B: Tensor
@@ -54,7 +54,7 @@ class Memory:
 
 
 class Chain:
-    """Logits after the last tokens seen: `table` is (V, ..., V). With `watched`, the first index is its glance."""
+    """Logits after the last tokens seen: `table` is (V, ..., V). With `watched`, its glance is the first index."""
 
     def __init__(self, table: Tensor, watched: Memory | None = None) -> None:
         self.table, self.watched = table, watched
@@ -69,16 +69,16 @@ class Chain:
 
 
 Cells = Sequence[Sequence[float]]
-"""Their widths, for each role of a uniform: to draw with, or to judge a guess by (see `palette.cells_of`)."""
+"""Widths of cells for each role of a uniform: to draw a token, or to judge a guess (see `palette.cells_of`)."""
 
 
 class Grid:
-    """Uniforms at the midpoints of cells: a branch's next draw, whichever tier makes it, takes its next digit."""
+    """Uniforms at the midpoints of cells: a branch's next draw, by any tier, takes its next digit."""
 
     def __init__(self, digits_BD: Tensor, cells: Cells) -> None:
         self.digits_BD = digits_BD
         self.used_B = torch.zeros(len(digits_BD), dtype=torch.long)
-        self.missing_B = torch.zeros_like(self.used_B)  # the role of the first digit beyond those there are
+        self.missing_B = torch.zeros_like(self.used_B)  # the role of the first missing digit
         self.widths_RC = pad_sequence([torch.tensor(widths, dtype=torch.float64) for widths in cells], True)
         self.sizes_R = torch.tensor([len(widths) for widths in cells])
 
@@ -88,13 +88,13 @@ class Grid:
         self.missing_B = torch.where(wanted_B, roles_n[beyond_B.clamp(0, n - 1)], self.missing_B)
         at_Bn = columns(self.used_B, n).clamp_max(self.digits_BD.shape[1])
         self.used_B = self.used_B + torch.from_numpy(used_B)
-        digits_Bn = F.pad(self.digits_BD, (0, 1)).gather(1, at_Bn)  # what is not enumerated yet is 0, see `branch`
+        digits_Bn = F.pad(self.digits_BD, (0, 1)).gather(1, at_Bn)  # digits not enumerated yet are 0, see `expand`
         return (self.widths_RC.cumsum(1) - self.widths_RC / 2)[roles_n, digits_Bn]
 
 
 @dataclass
 class Branches:
-    """What distinguishes branches between two proposals, and their probabilities."""
+    """Branches' states between two proposals, and their probabilities."""
 
     ids_BS: Tensor
     lengths_B: Tensor
@@ -107,7 +107,7 @@ class Branches:
         return Branches(self.ids_BS[at_N], self.lengths_B[at_N], memories, self.live_B[at_N], self.weights_B[at_N])
 
     def merged(self) -> Branches:
-        """Equal branches are one, of their total weight."""
+        """Merge equal branches into one with their total weight."""
         parts = [(self.ids_BS, self.lengths_B), *((memory.ids_BS, memory.seen_B) for memory in self.memories)]
         for ids_BS, lengths_B in parts:
             ids_BS.masked_fill_(columns(torch.zeros_like(lengths_B), ids_BS.shape[1]) >= lengths_B[:, None], POISON)

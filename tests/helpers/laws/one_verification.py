@@ -1,8 +1,8 @@
 """One call of `rejection` or `block` for arbitrary laws, integrated over its noise.
 
 The unit cube of a row's uniforms is cut at thresholds that are computed here, independently: p / q for each guess (or
-what `block` has in its place), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome
-must not change: it is looked at in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
+the chances of `block`), the cumulative weights of p or max(p - q, 0) for the draw. Inside a cell the outcome must not
+change: it is evaluated in the middle and next to every corner. Then the cells' volumes are the outcomes' exact
 probabilities.
 
 Shape suffixes: K guesses, J = K + 1 uniforms and columns, N cells, P points of a cell, V vocabulary.
@@ -39,11 +39,11 @@ PROMPT = (0, 1, 1)
 
 
 def warped(seed: int, params: SamplingParams, vocab_size: int, likeness: float = 0.0) -> NextLaw:
-    """Random next-token laws by the real processor; a share `likeness` of the logits is the same for all seeds."""
+    """Return random next-token laws by the real processor; a share `likeness` of the logits is equal for all seeds."""
 
     def next_law(text: Text) -> list[float]:
-        own, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
-        logits = 2 * ((1 - likeness) * own + likeness * common)
+        own_normals, common = (_normals((s, *text), vocab_size) for s in (seed, 0))
+        logits = 2 * ((1 - likeness) * own_normals + likeness * common)
         ids = torch.tensor([[*PROMPT, *text]])
         return (
             LogitsProcessor([params], [len(PROMPT)], vocab_size)(logits[None, None], ids, torch.tensor([ids.shape[1]]))
@@ -62,16 +62,16 @@ def _normals(key: tuple[int, ...], n: int) -> Tensor:
 @dataclass(frozen=True)
 class Cell:
     guess: Text
-    weight: float  # of the guess, times the cell's volume
-    edges: list[Interval]  # of the draw, then of each guess
+    weight: float  # probability of the guess, times the cell's volume
+    edges: list[Interval]  # for the draw, then for each guess
 
 
 Cut = Callable[[NextLaw, NextLaw, Text], Iterator[list[Interval]]]
-"""The edges of the cells of a guess: of the draw, then of each of its tokens."""
+"""Yields the edges of the cells of a guess: for the draw, then for each of its tokens."""
 
 
 def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
-    """All cells of positive volume, for drafts of `count` guesses, each drawn from q."""
+    """Yield all cells of positive volume, for drafts of `count` guesses, each drawn from q."""
     for guess in product(range(len(q(()))), repeat=count):
         weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
         for edges in cut(p, q, guess) if weight else ():
@@ -80,47 +80,51 @@ def cells(p: NextLaw, q: NextLaw, count: int, cut: Cut) -> Iterator[Cell]:
 
 
 def one_by_one(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
-    """A token is kept below p / q; the draw is from p, or from max(p - q, 0) after a refusal."""
+    """A token is accepted below p / q; the draw is from p, or from max(p - q, 0) after a rejection."""
     count = len(guess)
     thresholds = [min(1.0, p(guess[:j])[token] / q(guess[:j])[token]) for j, token in enumerate(guess)]
-    for kept in range(count + 1):
-        judged = [(0.0, a) for a in thresholds[:kept]] + [(a, 1.0) for a in thresholds[kept : kept + 1]]
+    for accepted in range(count + 1):
+        judged = [(0.0, a) for a in thresholds[:accepted]] + [(a, 1.0) for a in thresholds[accepted : accepted + 1]]
         judged += [(0.0, 1.0)] * (count - len(judged))
-        for drawn in draws(owed(1.0, p, q, guess, kept)):
+        for drawn in draws(owed(1.0, p, q, guess, accepted)):
             yield [drawn, *judged]
 
 
 def as_a_block(p: NextLaw, q: NextLaw, guess: Text) -> Iterator[list[Interval]]:
-    """The last token that is below its threshold is kept with all before it (Sun et al. 2024, equations 3 and 4)."""
-    count, reaches = len(guess), reaches_of(p, q, guess)
-    rests = [owed(reach, p, q, guess, kept) for kept, reach in enumerate(reaches)]
-    chances = [sum(rest) and sum(rest) / (sum(rest) + (1 - reach)) for rest, reach in zip(rests, reaches, strict=True)]
+    """The last token below its threshold is accepted with all before it (Sun et al. 2024, equations 3 and 4)."""
+    count = len(guess)
+    reaches = reaches_of(p, q, guess)
+    rests = [owed(reach, p, q, guess, accepted) for accepted, reach in enumerate(reaches)]
+    chances = [
+        sum(residual) and sum(residual) / (sum(residual) + (1 - reach))
+        for residual, reach in zip(rests, reaches, strict=True)
+    ]
     for passed in product((False, True), repeat=count):
-        kept = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
+        accepted = max((j for j in range(1, count + 1) if passed[j - 1]), default=0)
         judged = [(0.0, a) if ok else (a, 1.0) for ok, a in zip(passed, chances[1:], strict=True)]
-        for drawn in draws(rests[kept]):
+        for drawn in draws(rests[accepted]):
             yield [drawn, *judged]
 
 
 def reaches_of(p: NextLaw, q: NextLaw, guess: Text) -> list[float]:
-    """The chance that a block keeps at least 0, 1, ... of these guesses, where they are made."""
+    """Return the chances that a block accepts at least 0, 1, ... of these guesses, given that they are proposed."""
     ratios = (p(guess[:j])[token] / q(guess[:j])[token] for j, token in enumerate(guess))
     return [*accumulate(ratios, lambda reach, ratio: min(1.0, reach * ratio), initial=1.0)]
 
 
-def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, kept: int) -> list[float]:
-    """max(reach p - q, 0) behind the guesses kept; q = 0 behind the last one."""
-    behind = q(guess[:kept]) if kept < len(guess) else [0.0] * len(p(()))
-    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:kept]), behind, strict=True)]
+def owed(reach: float, p: NextLaw, q: NextLaw, guess: Text, accepted: int) -> list[float]:
+    """Return max(reach p - q, 0) after the accepted guesses; q = 0 after the last one."""
+    proposal_law = q(guess[:accepted]) if accepted < len(guess) else [0.0] * len(p(()))
+    return [max(reach * a - b, 0.0) for a, b in zip(p(guess[:accepted]), proposal_law, strict=True)]
 
 
 def draws(law: list[float]) -> list[Interval]:
-    """The part of [0, 1) of each token of these weights."""
+    """Return the interval of [0, 1) of each token, by weights."""
     return list(pairwise([0.0, *(total / sum(law) for total in accumulate(law))])) if sum(law) else []
 
 
 class Given:
-    """These uniforms, whatever is asked for."""
+    """Noise that returns given uniforms for any call."""
 
     def __init__(self, uniforms_BJ: Tensor) -> None:
         self.uniforms_BJ = uniforms_BJ
@@ -130,12 +134,12 @@ class Given:
 
 
 def in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """Looked up when called: mutants.py may have replaced it."""
+    """Decide by `rejection`, looked up at the call, as a mutant may replace it."""
     return couplings.rejection(draft, probs_BJV, uniforms_BJ)
 
 
 def block_in_torch(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of `block`."""
+    """Decide by `block`, looked up at the call."""
     return couplings.block(draft, probs_BJV, uniforms_BJ)
 
 
@@ -144,7 +148,7 @@ def native(draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor
 
 
 def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor) -> tuple[Tensor, Tensor]:
-    """`rejection` as a fused sampler decides, from logits that are the logarithms of these laws."""
+    """Decide by a fused sampler's `rejection`, from logits that are the logarithms of the laws."""
     B, _, V = probs_BJV.shape
     sampling = sampler([SamplingParams()] * B, [0] * B, V, couplings.Rejection(Given(uniforms_BJ)))
     prefix = SequenceState(np.zeros((B, 1), dtype=np.int64), np.zeros(B, dtype=np.int64))
@@ -154,25 +158,26 @@ def fused(sampler: Sampler, draft: Draft, probs_BJV: Tensor, uniforms_BJ: Tensor
 
 
 def outcomes(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> list[tuple[int, Cell, Text]]:
-    """What is emitted in each cell, for drafts of each of these counts, all in one ragged batch."""
+    """Return the emitted tokens of each cell, for drafts of each of `counts`, all in one ragged batch."""
     cut = as_a_block if decide is block_in_torch else one_by_one
     listed = [(count, cell) for count in counts for cell in cells(p, q, count, cut)]
     draft, laws_p = batch(p, q, listed, max(counts))
     uniforms_NPJ = looks([cell.edges for _, cell in listed], max(counts) + 1)
     N, P, J = uniforms_NPJ.shape
     tokens, origins, counts_B = (x.repeat(P, 0) for x in (draft.tokens_BK, draft.origins_BK, draft.counts_B))
-    many = Draft(tokens, draft.probs_BKV.repeat_interleave(P, 0), origins, counts_B)
-    decided = decide(many, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
-    kept, token = (x.view(N, P) for x in decided)
-    assert (kept == kept[:, :1]).all(), "the number of guesses kept changes inside a cell"
+    repeated_draft = Draft(tokens, draft.probs_BKV.repeat_interleave(P, 0), origins, counts_B)
+    decided = decide(repeated_draft, laws_p.repeat_interleave(P, 0), uniforms_NPJ.reshape(N * P, J))
+    accepted_NP, token = (x.view(N, P) for x in decided)
+    assert (accepted_NP == accepted_NP[:, :1]).all(), "the number of guesses kept changes inside a cell"
     assert (token == token[:, :1]).all(), "the token drawn changes inside a cell"
-    emitted = zip(listed, kept[:, 0].tolist(), token[:, 0].tolist(), strict=True)
+    emitted = zip(listed, accepted_NP[:, 0].tolist(), token[:, 0].tolist(), strict=True)
     return [(count, cell, (*cell.guess[:k], t)) for (count, cell), k, t in emitted]
 
 
 def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tuple[Draft, Tensor]:
-    """The guesses of all cells as one draft, and the laws that judge them; what pads them is noise."""
-    V, generator = len(p(())), torch.Generator().manual_seed(5)
+    """Return the guesses of all cells as one draft, and the laws that judge them; padding is random."""
+    V = len(p(()))
+    generator = torch.Generator().manual_seed(5)
     counts_B = ints([count for count, _ in listed])
     tokens_BK = torch.randint(V, (len(listed), K), generator=generator).numpy()
     laws_q, laws_p = torch.rand(2, len(listed), K + 1, V, generator=generator, dtype=torch.float64)
@@ -186,26 +191,26 @@ def batch(p: NextLaw, q: NextLaw, listed: list[tuple[int, Cell]], K: int) -> tup
 
 
 def looks(edges: list[list[Interval]], J: int) -> Tensor:
-    """Points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all their values."""
-    whole = (0.0, 1.0)
-    edges_NJ2 = torch.tensor([e + [whole] * (J - len(e)) for e in edges], dtype=torch.float64)
-    corners_PJ = torch.tensor([*product(whole, repeat=J), (0.5,) * J], dtype=torch.float64)
+    """Return points next to every corner of each cell, and its middle: (N, P, J). Unused uniforms take all values."""
+    unit_interval = (0.0, 1.0)
+    edges_NJ2 = torch.tensor([e + [unit_interval] * (J - len(e)) for e in edges], dtype=torch.float64)
+    corners_PJ = torch.tensor([*product(unit_interval, repeat=J), (0.5,) * J], dtype=torch.float64)
     low_N1J, high_N1J = edges_NJ2[:, None].unbind(-1)
     assert (high_N1J - low_N1J > 4 * INSET).all(), "choose other laws: a cell is too narrow to look into"
     return low_N1J + INSET + corners_PJ * (high_N1J - low_N1J - 2 * INSET)
 
 
 def emitted_laws(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, Law]:
-    """For each count, the law of `max(counts) + 1` tokens: what is emitted, continued by p."""
+    """Return for each count the law of `max(counts) + 1` tokens: the emitted ones, continued by p."""
     laws: dict[int, Law] = {count: defaultdict(float) for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
-        for whole, weight in continued(p, text, cell.weight, max(counts) + 1).items():
-            laws[count][whole] += weight
+        for full_text, weight in continued(p, text, cell.weight, max(counts) + 1).items():
+            laws[count][full_text] += weight
     return laws
 
 
 def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
-    """The law of texts of `length` tokens that begin with `text` and go on by p."""
+    """Return the law of texts of `length` tokens that begin with `text` and go on by p."""
     growing = {text: weight}
     for _ in range(length - len(text)):
         growing = {(*t, v): w * x for t, w in growing.items() for v, x in enumerate(p(t))}
@@ -213,13 +218,13 @@ def continued(p: NextLaw, text: Text, weight: float, length: int) -> Law:
 
 
 def deviation(p: NextLaw, q: NextLaw, counts: tuple[int, ...], decide: Decide = in_torch) -> float:
-    """How far what is emitted, continued by p, is from p: the largest total variation of all counts."""
+    """Return the largest total variation, over all counts, of the emitted tokens, continued by p, from p."""
     truth = continued(p, (), 1.0, max(counts) + 1)
     return max(distance(law, truth) for law in emitted_laws(p, q, counts, decide).values())
 
 
 def kept(p: NextLaw, q: NextLaw, counts: Sequence[int], decide: Decide = in_torch) -> dict[int, list[float]]:
-    """For each count, the probability that at least 1, 2, ... guesses are kept."""
+    """Return for each count the probability that at least 1, 2, ... guesses are accepted."""
     chances = {count: [0.0] * count for count in counts}
     for count, cell, text in outcomes(p, q, counts, decide):
         for j in range(len(text) - 1):

@@ -1,4 +1,4 @@
-"""Laws for which a few cells integrate every decision exactly, and logits that become these in the real processor."""
+"""Laws for which a few cells integrate every decision exactly, and logits that the real processor turns into these."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ JUNK = 0.02
 
 
 def shuffled(*weights: Weights) -> list[Weights]:
-    """All orders of the weights of each law."""
-    return sorted({order for one in weights for order in permutations(one)})
+    """Return all orders of the weights of each law."""
+    return sorted({order for vector in weights for order in permutations(vector)})
 
 
 def table(laws: Sequence[Weights], order: int, seed: int) -> Tensor:
-    """Random laws of the next token after `order` tokens, (V, ..., V)."""
+    """Return random laws of the next token after `order` tokens, (V, ..., V)."""
     size = len(laws[0])
     picks = torch.randint(len(laws), (size**order,), generator=torch.Generator().manual_seed(seed))
     weights = torch.tensor(laws, dtype=torch.float64)[picks]
     return (weights / weights.sum(-1, keepdim=True)).view(*[size] * order, size)
 
 
-def mixed(own: Tensor, other: Tensor, seed: int) -> Tensor:
-    """The laws of one table in about half of its contexts, those of the other elsewhere."""
-    coins = torch.rand(*own.shape[:-1], 1, generator=torch.Generator().manual_seed(seed))
-    return torch.where(coins < 0.5, own, other)
+def mixed(table: Tensor, mixed_in: Tensor, seed: int) -> Tensor:
+    """Return the laws of `table` in about half of its contexts, and those of `mixed_in` elsewhere."""
+    coins = torch.rand(*table.shape[:-1], 1, generator=torch.Generator().manual_seed(seed))
+    return torch.where(coins < 0.5, table, mixed_in)
 
 
 def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:
-    """Logits whose warped law is `laws`, for a temperature, a bias, and cuts that a token of weight JUNK falls to."""
+    """Return logits whose warped law is `laws`, for a temperature, a bias, and cuts that drop tokens of weight JUNK."""
     cuts = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
     logits = (torch.where(laws > 0, laws, JUNK) if cuts else laws).log() * (params.temperature or 1)
     for token, bias in (params.logit_bias or {}).items():
@@ -45,10 +45,10 @@ def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:
 
 
 def cells_of(verifiers: Sequence[Weights], drafters: Sequence[Weights], block: int = 0) -> list[list[float]]:
-    """The widths of the fewest cells on whose borders all thresholds lie when `verifiers` judge guesses of `drafters`.
+    """Return widths of the fewest cells whose borders have all thresholds of `verifiers` judging guesses of `drafters`.
 
-    First those of the uniform that is drawn with, then those of the first guess, of the second and so on; the last are
-    for all others. block: the guesses that the coupling of this name judges at most; 0 is `rejection`.
+    The first are for the uniform of the draw, then for the first guess, the second and so on; the last are for all
+    others. block: the most guesses that the coupling of this name judges; 0 is `rejection`.
     """
     laws = [(_law(p), q) for p in verifiers for q in [*map(_law, drafters), [Fraction(0)] * len(p)]]
     edges: list[set[Fraction]] = [{edge for q in drafters for edge in _sums(_law(q))}]

@@ -1,4 +1,4 @@
-"""Noise that lives as long as a text: keyed by tier and draw count, as the engine's, and counted in whole texts.
+"""Noise that lives as long as a text: keyed by tier and draw count like the engine's, and enumerated for whole texts.
 
 `toy.law` gives each proposal fresh digits, so it cannot see a draw that is used again by a later proposal. Here every
 branch keeps its digits. Shape suffixes: B branches, D digits, n draws.
@@ -22,7 +22,7 @@ HORIZON = 3
 
 
 class Keyed:
-    """Midpoints of halves as uniforms; `sizes[tier]` digits for the draws of a tier. `draws` as in the real Noise."""
+    """Uniforms at midpoints of halves; `sizes[tier]` digits for the draws of a tier. `draws` as in the real Noise."""
 
     def __init__(self, sizes: list[int]) -> None:
         self.digits_BD = torch.tensor([*product(range(2), repeat=sum(sizes))])
@@ -36,9 +36,9 @@ class Keyed:
 
 
 def replay_error(case: Case) -> float:
-    """How far the law of HORIZON tokens of a stack of two tiers is from the truth."""
+    """Return the distance of the law of HORIZON tokens of a stack of two tiers from the truth."""
     (gamma,) = case.gammas
-    sizes = [gamma * HORIZON, (gamma + 1) * HORIZON]  # each proposal makes at least one token
+    sizes = [gamma * HORIZON, (gamma + 1) * HORIZON]  # each proposal emits at least one token
     stack = case.stack()
     assert all(widths == [0.5, 0.5] for widths in stack.cells)
     noise = Keyed(sizes)

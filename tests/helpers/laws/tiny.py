@@ -1,4 +1,4 @@
-"""A tiny target with grouped queries and a draft that resembles it, and the engine run on them."""
+"""A tiny target with grouped queries and a draft that resembles it, and engine runs on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Mlp, Weights
 from triforce.sampling import LogitsProcessor
 
-V, C, HEADS, GROUPS, D, LAYERS = 6, 32, 4, 2, 8, 2
+V = 6
+C = 32
+HEADS = 4
+GROUPS = 2
+D = 8
+LAYERS = 2
 PROMPTS = [
     torch.randint(V, (length,), generator=torch.Generator().manual_seed(length)).tolist() for length in (150, 163, 121)
 ]
@@ -33,12 +38,13 @@ SETTING = SpeculativeConfig(
 def decoder(
     layers: int, noise: float, parts: Architecture = LLAMA, D: int = D, dtype: torch.dtype = torch.float32
 ) -> Decoder:
-    """The first layers of one random model, with so much noise on their weights; perhaps with experts."""
-    common, own = torch.Generator().manual_seed(1), torch.Generator().manual_seed(layers)
+    """Return the first layers of one random model, with a share `noise` of other weights; perhaps with experts."""
+    common = torch.Generator().manual_seed(1)
+    layer_random = torch.Generator().manual_seed(layers)
 
     def weight(*size: int, scale: float) -> Tensor:
-        both = (torch.randn(size, generator=g) for g in (common, own))
-        return (sum(share * x for share, x in zip((1, noise), both, strict=True)) * scale).to(dtype)
+        parts_of_weight = (torch.randn(size, generator=g) for g in (common, layer_random))
+        return (sum(share * x for share, x in zip((1, noise), parts_of_weight, strict=True)) * scale).to(dtype)
 
     def norm() -> Tensor:
         return 1 + weight(C, scale=0.1).float()
@@ -51,11 +57,13 @@ def decoder(
         )
         if parts.experts is None:
             return Layer(norm(), q, k, v, o, norm(), gate, up, down)
-        each = [Mlp(gate + weight(48, C, scale=0.15), up, down) for _ in range(parts.experts.count)]
+        expert_mlps = [Mlp(gate + weight(48, C, scale=0.15), up, down) for _ in range(parts.experts.count)]
         router = weight(parts.experts.count, C, scale=0.5).float()
-        return Layer(norm(), q, k, v, o, norm(), None, None, None, router_EC=router, experts=tuple(each))
+        return Layer(norm(), q, k, v, o, norm(), None, None, None, router_EC=router, experts=tuple(expert_mlps))
 
-    embedding, final, head = weight(V, C, scale=1.0), norm(), weight(V, C, scale=0.25)
+    embedding = weight(V, C, scale=1.0)
+    final = norm()
+    head = weight(V, C, scale=0.25)
     rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
     config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, 600, rope, parts)
     return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
@@ -64,11 +72,11 @@ def decoder(
 MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
 WINDOWED = Architecture(kinds=(LayerKind(window=40), LayerKind()), experts=Experts(4, 2, renormalised=True))
 MIXTURE = ModelSet(decoder(LAYERS, 0.0, WINDOWED), MODELS.draft)
-"""A target with a window and experts."""
+"""Models with a target that has a window and experts."""
 
 
 def native_mixture() -> ModelSet:
-    """Return the like with heads and a type that native kernels take."""
+    """Return such models with a head size and a type that native kernels take."""
     return ModelSet(decoder(LAYERS, 0.0, WINDOWED, D=16, dtype=torch.bfloat16), MODELS.draft)
 
 
@@ -77,13 +85,13 @@ def started(
     coupling: str,
     params: SamplingParams,
     rows: int,
-    first: int = 0,
+    first_row: int = 0,
     setting: SpeculativeConfig = SETTING,
     models: ModelSet = MODELS,
 ) -> SequenceBatch:
-    """A ragged batch that has read its prompts: row b is choice `first + b`, of prompt b modulo their number."""
+    """Return a prefilled ragged batch: row b is choice `first_row + b`, of that prompt modulo their number."""
     sequences = [
-        TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first + row) for row in range(rows)
+        TokenSequence(PROMPTS[row % len(PROMPTS)], params, seed=1234, choice=first_row + row) for row in range(rows)
     ]
     batch = SequenceBatch(models, MODES[mode], setting, coupling, sequences)
     deque(prefill_batch(batch), maxlen=0)
@@ -91,7 +99,7 @@ def started(
 
 
 def finished(batch: SequenceBatch) -> Tensor:
-    """The new tokens of each row, (B, max_tokens)."""
+    """Decode to the end; return the new tokens of each row, (B, max_tokens)."""
     while not batch.done:
         batch.step()
     return torch.tensor([sequence.tokens for sequence in batch.sequences])
@@ -99,10 +107,10 @@ def finished(batch: SequenceBatch) -> Tensor:
 
 @torch.no_grad()
 def laws(texts_BT: Tensor, params: SamplingParams, model: Decoder = MODELS.target) -> Tensor:
-    """The law of each of these tokens given those before it, (B, T, V): plain dense passes and the real processor."""
+    """Return the law of each token given those before, (B, T, V): plain dense passes and the real processor."""
     laws_BTV = torch.empty(*texts_BT.shape, V, dtype=torch.float64)
-    for first, prompt in enumerate(PROMPTS):
-        for rows in torch.arange(first, len(texts_BT), len(PROMPTS)).split(64):
+    for first_row, prompt in enumerate(PROMPTS):
+        for rows in torch.arange(first_row, len(texts_BT), len(PROMPTS)).split(64):
             ids_RS = torch.cat([torch.tensor(prompt).repeat(len(rows), 1), texts_BT[rows]], 1)
             at_RT = (len(prompt) - 1 + torch.arange(texts_BT.shape[1])).repeat(len(rows), 1)
             lengths = [len(prompt)] * len(rows)

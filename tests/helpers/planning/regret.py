@@ -14,14 +14,14 @@ from triforce.planner.cost_model import FILE_PASSES
 
 LENGTHS = 64, 256, 1024  # tokens of a text
 TUNED = "anthony-", "abraham-", "aio-libs"
-"""Texts that `PlannerConfig` was tuned on; the others judge it."""
-WARMING = "anthony-", 200  # a text that a process has written before, and its tokens
-PAYS = 1.3  # times plain decoding's rate, from which a text counts as one in which something pays
+"""Texts for tuning `PlannerConfig`. The others test it."""
+WARMING = "anthony-", 200  # an earlier text of the process, and its tokens
+PAYS = 1.3  # speedup over plain decoding from which speculation pays on a text
 
 
 @dataclass(frozen=True)
 class Cell:
-    """Mode auto on one text of one length: its rate over plain decoding's, and over the best fixed plan's."""
+    """Mode auto on one text of one length: its rate relative to plain decoding, and to the best fixed plan."""
 
     world: str
     trace: str
@@ -37,13 +37,13 @@ class Cell:
 
 
 def judging() -> list[Trace]:
-    """The traces that nothing was tuned on."""
+    """Return the traces that were not used for tuning."""
     return [trace for trace in traces().values() if not trace.name.endswith(TUNED)]
 
 
-def cells(world: World, some: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
-    """Mode auto on each trace that suits a world, as long as each of the lengths, one text after the other."""
-    for trace in some:
+def cells(world: World, played_traces: Iterable[Trace], lengths: Sequence[int] = LENGTHS) -> Iterator[Cell]:
+    """Yield mode auto's cells on each trace that suits a world, for texts of each length one after another."""
+    for trace in played_traces:
         if world.suits(trace):
             costs = warmed(trace, world)
             for length in lengths:
@@ -53,34 +53,45 @@ def cells(world: World, some: Iterable[Trace], lengths: Sequence[int] = LENGTHS)
 
 
 def warmed(trace: Trace, world: World) -> CostModel:
-    """What a process knows that has read its profile and written another text of the kind; nothing where it is cold."""
+    """Return the costs of a process with a profile and an earlier similar text; empty costs if the world is cold."""
     costs = profile(trace, world)
     who, tokens = WARMING
-    for other in traces().values() if world.before else ():
-        alike = (other.model, other.prompt, other.temperature) == (trace.model, trace.prompt, trace.temperature)
-        if alike and other.name.endswith(who) and "books" in other.name and other != trace:
-            Simulation(other, world, costs, seed=1).rate(tokens)
+    for earlier_trace in traces().values() if world.known_seconds else ():
+        same_setting = (earlier_trace.model, earlier_trace.prompt, earlier_trace.temperature) == (
+            trace.model,
+            trace.prompt,
+            trace.temperature,
+        )
+        if (
+            same_setting
+            and earlier_trace.name.endswith(who)
+            and "books" in earlier_trace.name
+            and earlier_trace != trace
+        ):
+            Simulation(earlier_trace, world, costs, seed=1).rate(tokens)
     return costs
 
 
 def profile(trace: Trace, world: World) -> CostModel:
-    """The costs that a file holds, of passes that took as long as the world `before`."""
-    costs, dice = CostModel(level=world.level), random.Random(1)
+    """Return the costs of a profile whose passes took the world's `known_seconds`."""
+    costs = CostModel(level=world.level)
+    dice = random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
-    for length in (world.keys * trace.prompt, 600) if world.before else ():
+    for length in (world.keys * trace.prompt, 600) if world.known_seconds else ():
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
-            seconds = world.before(tier, width, world.rows, keys) if world.before else 0.0
+            seconds = world.known_seconds(tier, width, world.rows, keys) if world.known_seconds else 0.0
             costs.passes.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
     for tier in costs.passes.tiers.values():
-        for seen in tier.stats.values():
-            seen.count, seen.measured_here = min(seen.count, FILE_PASSES), False
+        for pass_stats in tier.stats.values():
+            pass_stats.count = min(pass_stats.count, FILE_PASSES)
+            pass_stats.measured_here = False
         tier.invalidate(refit=True)
     return costs
 
 
 def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, Plan]:
-    """Tokens per second of plain decoding and of the best fixed plan in hindsight, and that plan."""
+    """Return tokens per second of plain decoding and of the best fixed plan in hindsight, and that plan."""
     prompt = world.keys * trace.prompt
     budgets = [(), ((prompt.bit_length(), 2.0),)] if prompt > 9000 else [()]
     plans = [Plan(), *fixed_plans(world.draft, prompt > 2048, budgets)]
@@ -89,9 +100,11 @@ def best_fixed(trace: Trace, world: World, length: int) -> tuple[float, float, P
 
 
 def fixed_rate(trace: Trace, world: World, plan: Plan, length: int) -> float:
-    """Tokens per second of a fixed plan in a world, up to a length."""
+    """Return tokens per second of a fixed plan in a world, up to a length."""
     stops = tuple(sorted({*world.busy, *LENGTHS} - {0}))
-    tokens, seconds, start = 0, 0.0, 0
+    tokens = 0
+    seconds = 0.0
+    start = 0
     for stop, part in zip(stops, played(trace.name, plan, world.rows, stops), strict=True):
         tokens += part.tokens
         seconds += world.speed(start) * _seconds(trace, world, plan, part, (start + stop) // 2)

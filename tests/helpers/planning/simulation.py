@@ -21,12 +21,12 @@ from triforce.speculation.draft import Counters
 from triforce.speculation.ngram import PROMPT_TAIL, STRIDE
 
 USUAL = Budget(2048, open=True)
-STEP_SECONDS = 3e-6  # of the planner between two proposals, where it does not look at the clock
+STEP_SECONDS = 3e-6  # planner time between two proposals without a look at the clock
 NOISE = 0.06  # standard deviation of the logarithm of a pass's seconds
 
 
 class ReplayedView:
-    """A retrieval view without pages: how much it would read."""
+    """A retrieval view without pages, which computes the number of keys that it would read."""
 
     def __init__(self) -> None:
         self.setting = RetrievalConfig(USUAL)
@@ -41,11 +41,12 @@ class ReplayedView:
 
 
 class ReplayedNgrams(NgramProposer):
-    """N-grams whose matches were recorded."""
+    """An n-gram proposer with recorded matches."""
 
     def __init__(self, replay: Replay) -> None:
         super().__init__(len(replay.positions))
-        self.replay, self._at = replay, [-PROMPT_TAIL] * len(replay.positions)
+        self.replay = replay
+        self._at = [-PROMPT_TAIL] * len(replay.positions)
 
     def hindsight(self, prefix: SequenceState, b: int, compared_tokens: int) -> Iterator[tuple[int, int, bool]]:
         places = range(self._at[b], self.replay.positions[b] - compared_tokens + 1, STRIDE)
@@ -58,20 +59,26 @@ class ReplayedNgrams(NgramProposer):
 
 
 def keys_of(tier: str, lengths: Sequence[int], times: float) -> int:
-    """Keys that a pass of a tier reads, of rows of these lengths, with so many times the usual budget."""
+    """Return the keys that a tier's pass reads for rows of `lengths`, with `times` the usual budget."""
     if tier == "retrieval":
         return sum(min(USUAL.of(length, times), length) for length in lengths)
     return sum(lengths) if tier == "full" else 0
 
 
 class Simulation:
-    """One text in one world, as a controller with these costs decides."""
+    """One text in one world under a controller with given costs."""
 
     def __init__(self, trace: Trace, world: World, costs: CostModel, seed: int = 0) -> None:
-        rows, self.trace, self.world, self.now, self.luck = world.rows, trace, world, 0.0, 0.0
+        rows = world.rows
+        self.trace = trace
+        self.world = world
+        self.now = 0.0
+        self.luck = 0.0
         self.dice = random.Random(f"{seed} {world.name} {trace.name}")
         self.replay = Replay(trace, rows, self._pass, self._verdict)
-        self.prompt, self.live_B, self.plans = world.keys * trace.prompt, np.ones(rows, bool), list[str]()
+        self.prompt = world.keys * trace.prompt
+        self.live_B = np.ones(rows, bool)
+        self.plans = list[str]()
         full = SimpleNamespace(grain=16, lengths_B=ints([self.prompt] * rows))
         parts: list[Any] = [ReplayedNgrams(self.replay)]
         parts += [self._tier("draft", None)] if world.draft else []
@@ -81,21 +88,23 @@ class Simulation:
         self.controller.choose = self._weighed(self.controller.choose)  # type: ignore[method-assign]
 
     def rate(self, tokens: int) -> float:
-        """Tokens per second of all rows, until the first one has so many, had no pass been lucky or unlucky.
+        """Return tokens per second of all rows, until the first one has `tokens`, without the noise of passes.
 
-        Else plain decoding alone would make .74 of itself in the worst text of 64 tokens of a busy machine.
+        With noise, plain decoding alone would reach .74 of itself on the worst text of 64 tokens of a busy machine.
         """
-        it, made = self.controller, 0
+        controller = self.controller
+        emitted = 0
         while self.replay.positions[0] < tokens:
             prefix = self._prefix()
             self.now += STEP_SECONDS
-            steer(it, prefix, self.live_B, lambda: tokens - self.replay.positions[0])
-            self.plans.append(it.name)
-            began, new = self.now, sum(self.replay.propose(it.plan))
-            it.observe(prefix.lengths_B.tolist(), new, self.now - began)
-            made += new
-        it.close(self._prefix())
-        return made / (self.now - self.luck)
+            steer(controller, prefix, self.live_B, lambda: tokens - self.replay.positions[0])
+            self.plans.append(controller.name)
+            began = self.now
+            new = sum(self.replay.propose(controller.plan))
+            controller.observe(prefix.lengths_B.tolist(), new, self.now - began)
+            emitted += new
+        controller.close(self._prefix())
+        return emitted / (self.now - self.luck)
 
     def _tier(self, name: str, cache: Any) -> Any:
         counters = Counters(len(self.live_B))
@@ -105,7 +114,7 @@ class Simulation:
         return SequenceState(np.zeros((len(self.live_B), 1), np.int64), self.prompt + ints(self.replay.positions))
 
     def _weighed(self, choose: Callable[..., Choice]) -> Callable[..., Choice]:
-        """What weighs plans as this does, and takes its time."""
+        """Return `choose` with the simulated time of weighing plans."""
 
         def weighed(*how: Any) -> Choice:
             self.now += self.world.weighing
@@ -119,11 +128,11 @@ class Simulation:
 
     def _pass(self, tier: str, width: int, rows: int) -> None:
         keys = keys_of(tier, self._prefix().lengths_B.tolist()[:rows], self.replay.times)
-        usual = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
-        took = usual * self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
+        expected_seconds = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
+        took = expected_seconds * self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
         took *= OUTLIER if self.dice.random() < self.world.outliers else 1.0
         self.now += took
-        self.luck += took - usual * self.world.outlier_factor
+        self.luck += took - expected_seconds * self.world.outlier_factor
         self.counters[tier].record_passes(np.arange(len(self.live_B)) < rows, took, width)
 
     def _verdict(self, tier: str, b: int, offered: int, accepted: int) -> None:

@@ -1,4 +1,4 @@
-"""Recorded traces of acceptance, and what a plan makes of them (see benchmarks/acceptance_traces.py)."""
+"""Recorded traces of acceptance, and proposals of plans on them (see benchmarks/acceptance_traces.py)."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ ROLLED = 173  # positions between rows that replay one trace
 MODELS = ("pair", "smollm2")
 
 Token = tuple[bool, bool]
-"""Whether a proposed token is that of the text, and whether it is that of the retrieval tier."""
+"""Whether a proposed token equals the text's, and whether it equals the retrieval tier's."""
 
 Passed = Callable[[str, int, int], None]
-"""Gets a tier, the width of a pass or the tokens of a fused draft, and the rows."""
+"""Callback with a tier, the width of a pass or the tokens of a fused draft, and the rows."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One text: what each tier would have said at each of its positions."""
+    """One text: each tier's agreement at each of its positions."""
 
     name: str
     model: str
@@ -39,99 +39,112 @@ class Trace:
     hits: list[int]
 
     def match(self, position: int) -> tuple[int, int]:
-        """The match of n-grams at a position, from the prompt's last tokens on, and its hits."""
+        """Return the n-gram match at a position, from the prompt's last tokens on, and its hits."""
         return self.matches[position + PROMPT_TAIL], self.hits[position + PROMPT_TAIL]
 
 
 @cache
 def traces() -> dict[str, Trace]:
-    """All traces by name: model, workload, tokens of the prompt, temperature, and text."""
-    found = {}
+    """Return all traces by name: model, workload, tokens of the prompt, temperature, and text."""
+    traces_by_name = {}
     with np.load(FILE) as file:
         for name, facts, grams in zip(file["names"], file["facts"], file["ngrams"], strict=True):
             model, _, prompt, temperature, _ = name.split()
-            found[str(name)] = Trace(
-                str(name), model, int(prompt), float(temperature), facts.tolist(), *(each.tolist() for each in grams)
+            traces_by_name[str(name)] = Trace(
+                str(name),
+                model,
+                int(prompt),
+                float(temperature),
+                facts.tolist(),
+                *(column.tolist() for column in grams),
             )
-    return found
+    return traces_by_name
 
 
 class Replay:
     """Rows of a trace under plans: `propose` makes one proposal of the full tier.
 
-    passed: told of each pass. verdict: told of a tier, a row, and how many tokens were offered and accepted.
+    passed: called for each pass. verdict: called with a tier, a row, and numbers of proposed and accepted tokens.
     """
 
     def __init__(self, trace: Trace, rows: int, passed: Passed, verdict: Callable[[str, int, int, int], None]) -> None:
-        self.trace, self.passed, self.verdict = trace, passed, verdict
+        self.trace = trace
+        self.passed = passed
+        self.verdict = verdict
         self.positions = [0] * rows
         self.times = 1.0
         self._counts = {name: [[PRIOR_COUNT, PRIOR_COUNT] for _ in range(rows)] for name in ("draft", "ngram")}
 
     def propose(self, plan: Plan) -> list[int]:
-        """Returns how many tokens each row got."""
-        self._tiers, self._gammas = plan.tiers, (*plan.gammas, 1)
+        """Return the number of new tokens of each row."""
+        self._tiers = plan.tiers
+        self._gammas = (*plan.gammas, 1)
         self.times = dict(plan.budget_factors).popitem()[1] if plan.budget_factors else 1.0
         rows = range(len(self.positions))
-        made = self._propose(len(plan.tiers) - 1, list(rows), [0] * len(rows))
+        proposed = self._propose(len(plan.tiers) - 1, list(rows), [0] * len(rows))
         for b in rows:
-            self.positions[b] += len(made[b])
-        return [len(made[b]) for b in rows]
+            self.positions[b] += len(proposed[b])
+        return [len(proposed[b]) for b in rows]
 
-    def fact(self, b: int, ahead: int) -> int:
-        return self.trace.facts[(self.positions[b] + ahead + ROLLED * b) % TOKENS]
+    def fact(self, b: int, offset: int) -> int:
+        return self.trace.facts[(self.positions[b] + offset + ROLLED * b) % TOKENS]
 
-    def _retrieved(self, b: int, ahead: int) -> bool:
-        return bool(self.fact(b, ahead) & {0.5: 4, 1.0: 2, 2.0: 8}[self.times])
+    def _retrieved(self, b: int, offset: int) -> bool:
+        return bool(self.fact(b, offset) & {0.5: 4, 1.0: 2, 2.0: 8}[self.times])
 
-    def _propose(self, level: int, rows: list[int], ahead: list[int]) -> dict[int, list[Token]]:
-        tier, gamma = self._tiers[level], self._gammas[level]
+    def _propose(self, level: int, rows: list[int], offsets: list[int]) -> dict[int, list[Token]]:
+        tier = self._tiers[level]
+        gamma = self._gammas[level]
         if tier == "draft":
             self.passed("draft", gamma, len(rows))
-            facts = {b: [self.fact(b, ahead[b] + i) for i in range(gamma)] for b in rows}
+            facts = {b: [self.fact(b, offsets[b] + i) for i in range(gamma)] for b in rows}
             return {b: [(bool(f & 1), bool(f & 16)) for f in facts[b]] for b in rows}
         if tier == "ngram":
-            return self._look_up(level, rows, ahead)
-        made: dict[int, list[Token]] = {b: [] for b in rows}
-        while live := [b for b in rows if len(made[b]) < gamma]:
-            at = [a + len(made.get(b, ())) for b, a in enumerate(ahead)]
+            return self._look_up(level, rows, offsets)
+        proposed: dict[int, list[Token]] = {b: [] for b in rows}
+        while live := [b for b in rows if len(proposed[b]) < gamma]:
+            at = [a + len(proposed.get(b, ())) for b, a in enumerate(offsets)]
             guesses = self._propose(level - 1, live, at) if level else {b: [] for b in live}
             self.passed(tier, 1 + max(map(len, guesses.values())), len(live))
             for b in live:
-                made[b] += self._verified(tier, level, b, at[b], guesses[b])
-        return made
+                proposed[b] += self._verified(tier, level, b, at[b], guesses[b])
+        return proposed
 
     def _verified(self, tier: str, level: int, b: int, at: int, guess: list[Token]) -> list[Token]:
         full = tier == "full"
         agreed = [token[0 if full else 1] for token in guess]
-        kept = agreed.index(False) if False in agreed else len(agreed)
+        accepted = agreed.index(False) if False in agreed else len(agreed)
         if level:
             name = self._guesser.pop(b, "ngram") if self._tiers[level - 1] == "ngram" else self._tiers[level - 1]
-            self.verdict(name, b, len(guess), kept)
+            self.verdict(name, b, len(guess), accepted)
             if name in self._counts:
-                self._counts[name][b][0] += kept
-                self._counts[name][b][1] += kept < len(guess) or not guess
-        return [(full or self._retrieved(b, at + i), True) for i in range(kept + 1)]
+                self._counts[name][b][0] += accepted
+                self._counts[name][b][1] += accepted < len(guess) or not guess
+        return [(full or self._retrieved(b, at + i), True) for i in range(accepted + 1)]
 
-    def _look_up(self, level: int, rows: list[int], ahead: list[int]) -> dict[int, list[Token]]:
-        """N-grams where they match, and the draft below elsewhere."""
+    def _look_up(self, level: int, rows: list[int], offsets: list[int]) -> dict[int, list[Token]]:
+        """Propose by n-grams where they match, and by the draft below elsewhere."""
         self.passed("ngram", 1, len(rows))
         self._guesser: dict[int, str] = {}
-        made, rest, gamma = {}, [], self._gammas[level]
+        proposed = {}
+        draft_rows = []
+        gamma = self._gammas[level]
         for b in rows:
-            match, hits = self.trace.match((self.positions[b] + ahead[b] + ROLLED * b) % TOKENS)
-            least = float(MIN_MATCH_ABOVE_DRAFT if level else MIN_MATCH_ALONE)
+            match, hits = self.trace.match((self.positions[b] + offsets[b] + ROLLED * b) % TOKENS)
+            least_match = float(MIN_MATCH_ABOVE_DRAFT if level else MIN_MATCH_ALONE)
             if level:
-                own, drafts = (self._counts[name][b][0] / self._counts[name][b][1] for name in ("ngram", "draft"))
-                least *= max(1, drafts / own)
-            count = min(gamma, NgramProposer.reach(match)) if match >= least else 0
-            made[b] = [(i < hits, i < hits and self._retrieved(b, ahead[b] + i)) for i in range(count)]
+                ngram_rate, draft_rate = (
+                    self._counts[name][b][0] / self._counts[name][b][1] for name in ("ngram", "draft")
+                )
+                least_match *= max(1, draft_rate / ngram_rate)
+            count = min(gamma, NgramProposer.reach(match)) if match >= least_match else 0
+            proposed[b] = [(i < hits, i < hits and self._retrieved(b, offsets[b] + i)) for i in range(count)]
             if count == 0 and level:
-                rest.append(b)
-        if rest:
-            made |= self._propose(level - 1, rest, ahead)
-            self._guesser |= dict.fromkeys(rest, "draft")
-        return made
+                draft_rows.append(b)
+        if draft_rows:
+            proposed |= self._propose(level - 1, draft_rows, offsets)
+            self._guesser |= dict.fromkeys(draft_rows, "draft")
+        return proposed
 
 
 @dataclass(frozen=True)
@@ -144,32 +157,33 @@ class Played:
 
 @cache
 def played(name: str, plan: Plan, rows: int, stops: tuple[int, ...]) -> list[Played]:
-    """What a fixed plan makes of a trace between each two of the `stops`, positions of the first row."""
+    """Return a fixed plan's proposals on a trace up to each of `stops`, positions of the first row."""
     passes: Counter[tuple[str, int, int]] = Counter()
 
     def passed(tier: str, width: int, live: int) -> None:
         passes[tier, width, live] += 1
 
-    replay, found = Replay(traces()[name], rows, passed, lambda *_: None), []
+    replay = Replay(traces()[name], rows, passed, lambda *_: None)
+    positions = []
     for stop in stops:
         tokens = 0
         while replay.positions[0] < stop:
             tokens += sum(replay.propose(plan))
-        found.append(Played(tokens, passes.copy()))
+        positions.append(Played(tokens, passes.copy()))
         passes.clear()
-    return found
+    return positions
 
 
 def fixed_plans(draft: bool, retrieval: bool, budgets: Sequence[tuple[tuple[int, float], ...]]) -> list[Plan]:
-    """A grid of plans that somebody might have chosen by hand."""
-    found = [Plan(("ngram", "full"), (gamma,)) for gamma in (4, 12)]
+    """Return a grid of plans that a user might choose by hand."""
+    plans = [Plan(("ngram", "full"), (gamma,)) for gamma in (4, 12)]
     if draft:
-        found += [Plan(("draft", "full"), (gamma,)) for gamma in (1, 2, 4, 6)]
-        found += [Plan(("draft", "ngram", "full"), (gamma, 8)) for gamma in (2, 4)]
+        plans += [Plan(("draft", "full"), (gamma,)) for gamma in (1, 2, 4, 6)]
+        plans += [Plan(("draft", "ngram", "full"), (gamma, 8)) for gamma in (2, 4)]
     if retrieval:
         for factors in budgets:
-            found += [Plan(("retrieval", "full"), (gamma,), factors) for gamma in (3, 6, 12)]
-            found += [Plan(("ngram", "retrieval", "full"), (4, gamma), factors) for gamma in (6, 12)]
+            plans += [Plan(("retrieval", "full"), (gamma,), factors) for gamma in (3, 6, 12)]
+            plans += [Plan(("ngram", "retrieval", "full"), (4, gamma), factors) for gamma in (6, 12)]
             lower = [(1, 4), (2, 6), (4, 6), (2, 12), (4, 12)] if draft else []
-            found += [Plan(("draft", "retrieval", "full"), gammas, factors) for gammas in lower]
-    return found
+            plans += [Plan(("draft", "retrieval", "full"), gammas, factors) for gammas in lower]
+    return plans

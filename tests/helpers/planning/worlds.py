@@ -1,4 +1,4 @@
-"""Worlds: what passes cost, measured (tests/data/pass_seconds.json) or on paper."""
+"""Worlds: costs of passes, measured (tests/data/pass_seconds.json) or computed on paper."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.helpers.planning.traces import Trace
 
 FILE = Path(__file__).parents[2] / "data" / "pass_seconds.json"
 NGRAM_SECONDS = 25e-6
-OUTLIER = 8.0  # times the seconds, where a machine is interrupted
+OUTLIER = 8.0  # factor of the seconds of an interrupted pass
 
 Seconds = Callable[[str, int, int, float], float]
-"""Of a pass: tier, width (of a fused draft: tokens), rows, keys of all rows."""
+"""Seconds of a pass by tier, width (of a fused draft: tokens), rows, and keys of all rows."""
 
 
 @dataclass(frozen=True)
 class PaperMachine:
-    """A machine and a target on paper: bytes and operations, of a pass and of each key."""
+    """A machine and a target on paper: bytes and operations of a pass and of each key."""
 
     bandwidth: float
     operations: float  # per second
@@ -52,43 +52,44 @@ class Measured:
 
     @cached_property
     def tables(self) -> dict[str, tuple[list[int], list[np.ndarray]]]:
-        """By tier: lengths, and for each of them seconds by width, from 0 to 33."""
-        found: dict[str, tuple[list[int], list[np.ndarray]]] = {}
-        for each in json.loads(FILE.read_text(encoding="utf-8")):
-            if (each["model"], each["level"]) == (self.model, self.level):
-                for tier, row in each["ms"].items():
+        """Return by tier lengths, and for each length seconds by width, from 0 to 33."""
+        tables_by_tier: dict[str, tuple[list[int], list[np.ndarray]]] = {}
+        for row_of_file in json.loads(FILE.read_text(encoding="utf-8")):
+            if (row_of_file["model"], row_of_file["level"]) == (self.model, self.level):
+                for tier, row in row_of_file["ms"].items():
                     widths, ms = zip(*sorted((int(width), ms) for width, ms in row.items()), strict=True)
-                    lengths, seconds = found.setdefault(tier, ([], []))
+                    lengths, seconds = tables_by_tier.setdefault(tier, ([], []))
                     slope = (ms[-1] - ms[-3]) / (widths[-1] - widths[-3])
                     at = np.arange(34)
                     beyond = np.maximum(0, at - widths[-1]) * slope
-                    lengths.append(each["length"])
+                    lengths.append(row_of_file["length"])
                     seconds.append((np.interp(at, widths, ms) + beyond) / 1000)
-        return found
+        return tables_by_tier
 
     def seconds(self, tier: str, width: int, rows: int, keys: float) -> float:
-        """The seconds of a pass; a row more costs like as many tokens more."""
+        """Return the seconds of a pass. Further rows cost as much as further tokens."""
         if tier == "ngram":
             return NGRAM_SECONDS
         lengths, tables = self.tables["full" if tier == "retrieval" else tier]
         at = [float(row[min(width * rows, 33)]) for row in tables]
         if tier == "draft":
             return sum(at) / len(at)
-        last = at[-1] + (at[-1] - at[-2]) / (lengths[-1] - lengths[-2]) * max(0.0, keys - lengths[-1])
-        seconds = last if keys > lengths[-1] else float(np.interp(keys, lengths, at))
-        if tier == "retrieval":  # its pages lie anywhere
-            _, own = self.tables["retrieval"]
-            whole = float(np.interp(2048, lengths, [row[1] for row in tables]))
-            seconds *= float(own[-1][1]) / whole if keys >= 2048 else 1.04
+        extrapolated = at[-1] + (at[-1] - at[-2]) / (lengths[-1] - lengths[-2]) * max(0.0, keys - lengths[-1])
+        seconds = extrapolated if keys > lengths[-1] else float(np.interp(keys, lengths, at))
+        if tier == "retrieval":  # its pages are scattered
+            _, retrieval_tables = self.tables["retrieval"]
+            at_2048 = float(np.interp(2048, lengths, [row[1] for row in tables]))
+            seconds *= float(retrieval_tables[-1][1]) / at_2048 if keys >= 2048 else 1.04
         return seconds
 
 
 @dataclass(frozen=True)
 class World:
-    """What passes cost for a trace, and what the planner knew before.
+    """Costs of passes for a trace, and the planner's knowledge before.
 
-    busy: factors of all seconds, from these positions of the text on. before: seconds that the profile was made of;
-    None: it is cold. widths: of these passes. keys: times the tokens that contexts have.
+    busy: factors of all seconds, from these positions of the text on.
+    known_seconds: seconds of passes that the profile was made of; None: the profile is empty. widths: of these passes.
+    keys: multiplies the tokens of contexts.
     """
 
     name: str
@@ -98,7 +99,7 @@ class World:
     rows: int = 1
     busy: Mapping[int, float] = field(default_factory=dict)
     outliers: float = 0.0
-    before: Seconds | None = None
+    known_seconds: Seconds | None = None
     widths: tuple[int, ...] = (1, 1, 1, 3, 7)
     keys: int = 1
     thought: float = 60e-6  # seconds between two looks at the clock while the planner thinks
@@ -112,43 +113,45 @@ class World:
 
     @property
     def outlier_factor(self) -> float:
-        """The factor of all seconds that interruptions make in the mean."""
+        """The mean factor of all seconds by interruptions."""
         return 1 + self.outliers * (OUTLIER - 1)
 
     def speed(self, position: int) -> float:
-        """The factor of all seconds at a position."""
+        """Return the factor of all seconds at a position."""
         return next((factor for start, factor in reversed(list(self.busy.items())) if position >= start), 1.0)
 
 
 def worlds() -> list[World]:
-    """All worlds."""
-    avx2, avx512 = Measured("pair", "avx2").seconds, Measured("pair", "avx512bf16").seconds
-    small2, small512 = Measured("smollm2", "avx2").seconds, Measured("smollm2", "avx512bf16").seconds
+    """Return all worlds."""
+    avx2 = Measured("pair", "avx2").seconds
+    avx512 = Measured("pair", "avx512bf16").seconds
+    small2 = Measured("smollm2", "avx2").seconds
+    small512 = Measured("smollm2", "avx512bf16").seconds
     card = PaperMachine(2.5e12, 3e14, 4e-4, 16e9, 131_072, 4, (3e-4, 1.5e-4))
     desk = PaperMachine(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
     level = "avx512bf16"
-    usual = World("AVX-512", avx512, before=avx512, level=level)
+    base = World("AVX-512", avx512, known_seconds=avx512, level=level)
     return [
-        usual,
-        World("AVX2", avx2, before=avx2),
+        base,
+        World("AVX2", avx2, known_seconds=avx2),
         World("AVX2, cold", avx2),
         World("AVX-512, cold", avx512, thought=40e-6, level=level),
-        replace(usual, name="busy", busy={0: 1.0, 40: 2.2, 160: 1.0, 400: 1.7, 700: 1.0}, outliers=0.02),
-        replace(usual, name="another machine's profile", before=card.seconds),
-        replace(usual, name="profile of a busy hour", before=lambda *work: 3 * avx512(*work)),
-        World("GPU", card.seconds, before=card.seconds, keys=4, long=True),
+        replace(base, name="busy", busy={0: 1.0, 40: 2.2, 160: 1.0, 400: 1.7, 700: 1.0}, outliers=0.02),
+        replace(base, name="another machine's profile", known_seconds=card.seconds),
+        replace(base, name="profile of a busy hour", known_seconds=lambda *work: 3 * avx512(*work)),
+        World("GPU", card.seconds, known_seconds=card.seconds, keys=4, long=True),
         World("GPU, 4 rows, cold", card.seconds, rows=4, keys=4, long=True),
-        World("groups of 1", desk.seconds, before=desk.seconds),
-        World("groups of 8", replace(desk, key=8192, group=8).seconds, before=None),
-        World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, before=small512, level=level),
+        World("groups of 1", desk.seconds, known_seconds=desk.seconds),
+        World("groups of 8", replace(desk, key=8192, group=8).seconds, known_seconds=None),
+        World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, known_seconds=small512, level=level),
         World("SmolLM2, AVX2, cold", small2, ("smollm2",), draft=False),
         replace(
-            usual,
+            base,
             name="SmolLM2, plain texts before",
             seconds=small512,
             models=("smollm2",),
             draft=False,
-            before=small512,
+            known_seconds=small512,
             widths=(1,),
         ),
     ]

@@ -1,7 +1,7 @@
-"""Texts of a tiny pair whose disk cache lies on a disk that is full: python full_disk.py PAIR FOLDER.
+"""Texts of a tiny pair with a disk cache on a full disk: python full_disk.py PAIR FOLDER.
 
-FOLDER lies on a small disk of its own. Prints as JSON whether texts were right, what was logged, tokens that were found
-once there was room again, and names of files that are left.
+FOLDER is on a small disk of its own. Prints as JSON whether texts were right, logged lines, tokens restored once there
+was room again, and names of remaining files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from triforce.disk_cache import prefixes
 
 
 class Lines(logging.Handler):
-    """What was logged."""
+    """Handler that records logged lines."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -36,20 +36,21 @@ def fill(path: Path) -> None:
 
 
 def main() -> None:
-    prefixes.perf_counter = lambda: 0.0  # reading takes no time, however busy this machine is
+    prefixes.perf_counter = lambda: 0.0  # reads take no measured time on a busy machine, too
     pair, folder = map(Path, sys.argv[1:])
-    lines, cache = Lines(), folder / "cache"
+    lines = Lines()
+    cache = folder / "cache"
     logging.getLogger("triforce.disk_cache").addHandler(lines)
-    fresh = answer(llm(pair), PROMPT, "ar").outputs[0].token_ids
+    expected_ids = answer(llm(pair), PROMPT, "ar").outputs[0].token_ids
     model = started(pair, cache)
     fill(folder / "filler")
     full = answer(model, PROMPT, "ar").outputs[0].token_ids
-    left = sorted(path.name for path in cache.iterdir())
+    files = sorted(path.name for path in cache.iterdir())
     (folder / "filler").unlink()
     roomy = answer(model, PROMPT, "ar").outputs[0].token_ids
-    found = answer(started(pair, cache), PROMPT, "ar")
-    same = full == roomy == found.outputs[0].token_ids == fresh
-    print(json.dumps({"same": same, "logged": lines.said, "left": left, "found": found.cached_tokens}))
+    answer_of_rest = answer(started(pair, cache), PROMPT, "ar")
+    texts_equal = full == roomy == answer_of_rest.outputs[0].token_ids == expected_ids
+    print(json.dumps({"same": texts_equal, "logged": lines.said, "left": files, "found": answer_of_rest.cached_tokens}))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Texts of the shipped pair from one process, or from ranks that share it; prints their token ids as JSON.
 
-Run as: python many_texts.py PROMPTS TOKENS KV_MEMORY MODES RANK COUNT MEETING. One process is rank 0 of 1. `all` of
-the KV stays in memory, or so much of it and the rest in files. MODES have commas between them.
+Run as: python many_texts.py PROMPTS TOKENS KV_MEMORY MODES RANK COUNT MEETING. One process is rank 0 of 1. KV_MEMORY
+`all` keeps all KV in memory; a size keeps as much there and the rest in files. MODES are separated by commas.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Prints the peak resident memory of a generation above that after import, and what weights and KV weigh, in bytes.
+"""Prints the peak resident memory of a generation above that after import, and bytes of weights and KV.
 
-A first short text comes before, and is forgotten: it brings in the libraries' pages, which are read when first used.
+A short text runs first and is freed: it loads the libraries' pages, which are read on first use.
 Run in a process of its own: python tests/helpers/processes/measure_memory.py PROMPT_TOKENS
 """
 
@@ -19,7 +19,7 @@ from triforce.llm import LLM
 
 
 def resident(kind: str) -> int:
-    """VmRSS or VmHWM of this process in bytes."""
+    """Return VmRSS or VmHWM of this process in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(kind)) * 1024
 
@@ -35,13 +35,13 @@ def main(tokens: int) -> None:
     generate(64)
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    resident_before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     llm = generate(tokens)
     weights = sum(file.stat().st_size for folder in SHIPPED for file in Path(folder).glob("*.safetensors"))
     config = llm.target.config
     kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * llm.models.target.dtype.itemsize
-    print(resident("VmHWM") - before, weights + kv)
+    print(resident("VmHWM") - resident_before, weights + kv)
 
 
 if __name__ == "__main__":

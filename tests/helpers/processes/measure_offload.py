@@ -1,4 +1,4 @@
-"""Prints what `triforce info` predicts of a run whose KV is offloaded, and the most that it came to, in bytes.
+"""Prints the memory that `triforce info` predicts for a run with offloaded KV, and its real peak, in bytes.
 
 Run in a process of its own: python tests/helpers/processes/measure_offload.py PROMPT_TOKENS KV_MEMORY
 """
@@ -20,12 +20,12 @@ from triforce.llm import LLM
 def main(tokens: int, memory: str) -> None:
     how = dict(kv_offload="file", kv_memory=memory, kv_resident_layers="auto")
     config = LLM(draft=None, context=tokens + 16).target.config
-    told = offloaded(config, torch.bfloat16, torch.device("cpu"), config.parameters * 2, Namespace(**how))
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    prediction = offloaded(config, torch.bfloat16, torch.device("cpu"), config.parameters * 2, Namespace(**how))
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     prompt = torch.randint(2, config.vocab_size, (tokens,)).tolist()
     llm = LLM(context=tokens + 16, kv_offload="file", kv_memory=memory)
     llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
-    print(int(told["in memory, in all"]), resident("VmHWM"))
+    print(int(prediction["in memory, in all"]), resident("VmHWM"))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""One of several processes that try what `TorchGroup` promises; prints what went right, and what it says of the end.
+"""One of several processes that test `TorchGroup`; prints the successes, and the error at the end.
 
-Run as: python one_rank.py RANK COUNT FOLDER END, where END is what the last rank does: `die`, `hang`, `differ`, or
-`part`: it leaves out a broadcast.
+Run as: python one_rank.py RANK COUNT FOLDER END, where END is the fault of the last rank: `die`, `hang`, `differ`, or
+`part`: it skips a broadcast.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
     ranks.barrier()
     for dtype in (torch.bfloat16, torch.float32):
         for width in (count, 7, 48):
-            whole = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype)
-            some = whole[:, span(width, ranks)]
-            assert torch.equal(ranks.gather(some, width), whole), (dtype, width)
-            parts = [torch.full_like(whole, r + 1) for r in range(count)]
+            full = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype)
+            shard = full[:, span(width, ranks)]
+            assert torch.equal(ranks.gather(shard, width), full), (dtype, width)
+            parts = [torch.full_like(full, r + 1) for r in range(count)]
             assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
     for length in (1, 900, 1100, 70_000):
         assert ranks.broadcast(("from", rank, "x" * length)) == ("from", 0, "x" * length)
     assert ranks.all_true(True) and not ranks.all_true(rank == 0)
     ranks.compare(7, "the sevens")
     print("all right", flush=True)
-    last = rank == count - 1
-    if last and end == "die":
+    is_last = rank == count - 1
+    if is_last and end == "die":
         os._exit(9)
-    if last and end == "hang":
+    if is_last and end == "hang":
         time.sleep(600)
     try:
-        if end == "part" and not last:
+        if end == "part" and not is_last:
             ranks.broadcast("one of several")
         if end == "part":
             ranks.all_true(True)
-        ranks.compare(7 + last if end == "differ" else 7, "the sevens")
+        ranks.compare(7 + is_last if end == "differ" else 7, "the sevens")
     except RankError as error:
         print(error, flush=True)
     ranks.leave()

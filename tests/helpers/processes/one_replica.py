@@ -1,4 +1,4 @@
-"""What a replica of two ranks is in its process, without Ray. Prints its text, then waits.
+"""A replica of two ranks in its process, without Ray. Prints its text, then waits.
 
 Run as: python one_replica.py FOLDER PROMPT, the folder being that of a tiny pair.
 """

@@ -1,4 +1,4 @@
-"""Prints, as JSON, the resident memory of this process above that after import, while all ranks are there; in bytes.
+"""Prints as JSON this process's resident bytes above those after import, while all ranks are alive.
 
 Run as: python rank_memory.py MODEL RANK COUNT MEETING. One process is rank 0 of 1.
 """
@@ -26,13 +26,13 @@ def resident(kind: str = "VmRSS") -> int:
 def main(model: str, rank: int, count: int, meeting: str) -> None:
     torch.ones(64, 64) @ torch.ones(64, 64)
     ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False) if count > 1 else ALONE
-    before = resident()
+    resident_before = resident()
     llm = LLM(model, None, mode="ar", ranks=ranks)
     prompt = torch.arange(600).tolist()
     output = llm.generate(prompt, SamplingParams(temperature=0, max_tokens=8, ignore_eos=True))[0]
     gc.collect()
     ranks.barrier()
-    grown = resident() - before
+    grown = resident() - resident_before
     ranks.barrier()
     print(json.dumps({"grown": grown, "tokens": output.outputs[0].token_ids}))
     if isinstance(ranks, TorchGroup):

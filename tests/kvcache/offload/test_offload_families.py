@@ -1,4 +1,4 @@
-"""Families whose KV is in a store: layers with a window stay, and the text is that of KV in memory, bit for bit."""
+"""Offloaded KV of families: layers with a window stay in memory, and texts equal those of KV in memory bit for bit."""
 
 from __future__ import annotations
 
@@ -25,17 +25,20 @@ from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 
-LAYERS, HEADS, DIM, LONG = 6, 4, 64, 6004
+LAYERS = 6
+HEADS = 4
+DIM = 64
+LONG = 6004
 SHAPE = dict(hidden_size=32, intermediate_size=32, head_dim=DIM, num_attention_heads=4, num_key_value_heads=HEADS)
 PROMPT = ids(LONG)
 FULL = {"gemma-3": 2, "gpt-oss": 3, "gemma-2": 3, "qwen3-moe": 6}
-"""Layers without a window."""
+"""Number of layers without a window, by family."""
 MEMORY = "10MiB"
 
 
 @pytest.fixture(autouse=True, scope="module")
 def small_slack() -> Any:
-    """Rings are some pages long, so that what layers without a window hold is most of it."""
+    """Shorten windows to some pages, so that most KV belongs to layers without a window."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", 40)
         yield
@@ -54,8 +57,8 @@ def llm(home: Path, name: str, kind: str = "none", ranks: TPGroup = ALONE, memor
             layer.self_attn.sinks.data = torch.linspace(7, 12, len(layer.self_attn.sinks)).roll(number)
         save(model, home / name)
         save(tiny_model(max_position_embeddings=LONG + 200, num_hidden_layers=1, **SHAPE), home / "draft")
-    kept = {"kv_memory": memory} if kind != "none" else {}
-    settings = dict(retrieval_budget=256, speculative_tokens=4, searched_layers="none") | kept | how
+    memory_option = {"kv_memory": memory} if kind != "none" else {}
+    settings = dict(retrieval_budget=256, speculative_tokens=4, searched_layers="none") | memory_option | how
     return LLM(home / name, home / "draft", kv_offload=kind, ranks=ranks, **settings)
 
 
@@ -79,64 +82,65 @@ def tokens(outputs: Any) -> list[list[int]]:
 )
 @pytest.mark.parametrize("name", FULL)
 def test_offloaded_family_text_equals_memory(home: Path, name: str, mode: str, temperature: float, kind: str) -> None:
-    (found,) = answer(llm(home, name, kind), mode=mode, temperature=temperature)
-    assert tokens([found]) == tokens(answer(llm(home, name), temperature=temperature))
-    assert found.exactness == "bitwise"
-    whole = 2 * FULL[name] * HEADS * DIM * 2 * LONG
-    assert found.kv.device_bytes <= size_of(MEMORY)
-    assert found.kv.device_bytes < whole
-    assert whole <= (found.kv.file_bytes if kind == "file" else found.kv.host_bytes) < 1.2 * whole
+    (output,) = answer(llm(home, name, kind), mode=mode, temperature=temperature)
+    assert tokens([output]) == tokens(answer(llm(home, name), temperature=temperature))
+    assert output.exactness == "bitwise"
+    kv_bytes = 2 * FULL[name] * HEADS * DIM * 2 * LONG
+    assert output.kv.device_bytes <= size_of(MEMORY)
+    assert output.kv.device_bytes < kv_bytes
+    assert kv_bytes <= (output.kv.file_bytes if kind == "file" else output.kv.host_bytes) < 1.2 * kv_bytes
 
 
 @pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
 def test_offloaded_family_with_int8_kv_equals_memory(home: Path, name: str) -> None:
-    found = answer(llm(home, name, "file", kv_dtype="int8"), mode="triforce", temperature=0.8)
-    assert tokens(found) == tokens(answer(llm(home, name, kv_dtype="int8"), temperature=0.8))
+    offloaded_outputs = answer(llm(home, name, "file", kv_dtype="int8"), mode="triforce", temperature=0.8)
+    assert tokens(offloaded_outputs) == tokens(answer(llm(home, name, kv_dtype="int8"), temperature=0.8))
 
 
 @pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
 def test_offloaded_family_batch_equals_each_text(home: Path, name: str) -> None:
     prompts = [PROMPT, ids(1100, seed=3), PROMPT[:-30]]
-    alone = [tokens(answer(llm(home, name), prompt))[0] for prompt in prompts]
-    assert tokens(answer(llm(home, name, "file", memory="24MiB"), prompts, mode="retrieval")) == alone
+    single_texts = [tokens(answer(llm(home, name), prompt))[0] for prompt in prompts]
+    assert tokens(answer(llm(home, name, "file", memory="24MiB"), prompts, mode="retrieval")) == single_texts
 
 
 def test_second_question_of_offloaded_windows_equals_memory(home: Path) -> None:
-    model, question = llm(home, "gemma-3", "file"), PROMPT[:-20] + ids(15, seed=9)
+    model = llm(home, "gemma-3", "file")
+    question = PROMPT[:-20] + ids(15, seed=9)
     answer(model)
-    (found,) = answer(model, question, mode="retrieval")
-    assert tokens([found]) == tokens(answer(llm(home, "gemma-3"), question)) and found.cached_tokens > LONG - 100
+    (output,) = answer(model, question, mode="retrieval")
+    assert tokens([output]) == tokens(answer(llm(home, "gemma-3"), question)) and output.cached_tokens > LONG - 100
 
 
 @pytest.mark.parametrize("mode", [*slow("ar"), "triforce"])
 @pytest.mark.parametrize("name", ["gemma-3", "gpt-oss"])
 def test_ranks_of_offloaded_windows_equal_memory(home: Path, name: str, mode: str) -> None:
-    wanted = tokens(answer(llm(home, name), temperature=0.8))
+    expected_texts = tokens(answer(llm(home, name), temperature=0.8))
 
     def one(ranks: TPGroup) -> Any:
         return answer(llm.__wrapped__(home, name, "file", ranks, "14MiB"), mode=mode, temperature=0.8)
 
-    assert all(tokens(outputs) == wanted for outputs in together(2, one))
+    assert all(tokens(outputs) == expected_texts for outputs in together(2, one))
 
 
 def test_cancelled_prompts_leave_memory(home: Path) -> None:
-    """Each is given up behind its first piece, whose pages stay in the prefix cache, and nobody runs with them."""
+    """Each prompt is cancelled after its first chunk. Its pages stay in the prefix cache, and no row uses them."""
     model = llm.__wrapped__(home, "gemma-3", "file")
-    texts = model.open(1, max_itl=0.001)
+    engine = model.open(1, max_itl=0.001)
     for seed in range(8):
         request = model.request(ids(900, seed=20 + seed), ask(max_tokens=4), "ar")
-        texts.submit([request])
-        assert not [event for _, event in texts.step() if isinstance(event, Exception)]
-        texts.cancel(request)
-    last = model.request(PROMPT, ask(max_tokens=12), "ar")
-    texts.submit([last])
-    assert tokens([texts.finish(last)]) == tokens(answer(llm(home, "gemma-3")))
-    texts.close()
+        engine.submit([request])
+        assert not [event for _, event in engine.step() if isinstance(event, Exception)]
+        engine.cancel(request)
+    surviving_request = model.request(PROMPT, ask(max_tokens=12), "ar")
+    engine.submit([surviving_request])
+    assert tokens([engine.finish(surviving_request)]) == tokens(answer(llm(home, "gemma-3")))
+    engine.close()
 
 
 def test_windows_alone_leave_nothing_to_offload(home: Path) -> None:
-    (found,) = answer(llm(home, "mistral-window", "file", memory="1MiB"))
-    assert tokens([found]) == tokens(answer(llm(home, "mistral-window"))) and not found.kv.file_bytes
+    (output,) = answer(llm(home, "mistral-window", "file", memory="1MiB"))
+    assert tokens([output]) == tokens(answer(llm(home, "mistral-window"))) and not output.kv.file_bytes
 
 
 def test_too_little_memory_counts_windows(home: Path) -> None:
@@ -149,5 +153,5 @@ def test_offload_family_mutant_is_noticed(home: Path, mutant: Mutant, monkeypatc
     mutant.apply(monkeypatch)
     with pytest.raises(AssertionError):
         for name in ("gpt-oss", "gemma-2"):
-            found = answer(llm.__wrapped__(home, name, "file"), temperature=0.8)
-            assert tokens(found) == tokens(answer(llm(home, name), temperature=0.8))
+            offloaded_outputs = answer(llm.__wrapped__(home, name, "file"), temperature=0.8)
+            assert tokens(offloaded_outputs) == tokens(answer(llm(home, name), temperature=0.8))

@@ -1,4 +1,4 @@
-"""What a run with offloaded KV takes is what `triforce info` predicts."""
+"""The memory of a run with offloaded KV is that which `triforce info` predicts."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux for the peak")
 def test_offloaded_memory_equals_info_prediction() -> None:
     run = subprocess.run([sys.executable, str(SCRIPT), "12000", "24MiB"], capture_output=True, text=True, timeout=600)
-    told, peak = map(int, run.stdout.split()[-2:])
-    assert 0.85 < peak / told < 1.15, run.stdout
+    predicted_bytes, peak = map(int, run.stdout.split()[-2:])
+    assert 0.85 < peak / predicted_bytes < 1.15, run.stdout
 
 
 def test_info_computes_offload_sizes(capsys: Any) -> None:
@@ -57,7 +57,7 @@ def test_sizing_parts_sum_to_whole(needs: KVSizing, memory: str) -> None:
 
 @pytest.mark.parametrize("kv_int8", [False, True])
 def test_layer_stays_whole_in_third_of_kv(needs: KVSizing, kv_int8: bool) -> None:
-    """Whatever the size of a page: buffers of a fixed size would take its place from smaller ones."""
+    """A layer fits at any page size. Buffers of a fixed size would leave no room for it where pages are small."""
     needs = replace(needs, config=replace(needs.config, kv_int8=kv_int8))
     _, buffers, layers = needs.split(OffloadConfig("host"), needs.bytes // 3)
     assert (layers, buffers >= 3) == (1, True)
@@ -70,5 +70,5 @@ def test_reported_minimum_memory_suffices(needs: KVSizing) -> None:
     needs.split(OffloadConfig("file"), size_of(enough))
     with pytest.raises(CacheError, match="more, or a smaller kv_resident_layers") as error:
         needs.split(OffloadConfig("file", layers=3), 64 << 20)
-    more = size_of(str(error.value).split("give ")[1].split(" ")[0])
-    needs.split(OffloadConfig("file", layers=3), (64 << 20) + more)
+    reported_bytes = size_of(str(error.value).split("give ")[1].split(" ")[0])
+    needs.split(OffloadConfig("file", layers=3), (64 << 20) + reported_bytes)

@@ -1,4 +1,4 @@
-"""The retrieval view: when it selects anew, what it selects, and how much of the context is visible."""
+"""The retrieval view: when it refreshes its selection, what it selects, and how much of the context is visible."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ ALL: dict[str, Callable[[], Policy]] = {**POLICIES, "recent": Recent}
 
 class Spy:
     observes = True
-    """Picks the first candidates, and remembers what it was asked."""
+    """Pick the first candidates, and record each call."""
 
     def __init__(self, share: int = 8) -> None:
-        self.share, self.asked = share, []
+        self.share = share
+        self.asked = []
 
     def latest(self, budget: int) -> int:
         return budget // self.share
@@ -40,15 +41,17 @@ class Spy:
         assert candidates.stop * chunk <= committed, "only full committed chunks"
         assert 0 <= picks <= len(candidates)
         self.asked.append((committed, candidates, picks))
-        first = torch.arange(candidates.start, candidates.start + picks, device=DEVICE)
-        return first.expand(full.pool.config.layers, full.pool.config.kv_heads, -1)
+        ids_N = torch.arange(candidates.start, candidates.start + picks, device=DEVICE)
+        return ids_N.expand(full.pool.config.layers, full.pool.config.kv_heads, -1)
 
 
 class Rounds:
-    """One row of a batch of two, and the passes that its tiers would make."""
+    """One row of a batch of two, and the passes that its tiers would run."""
 
     def __init__(self, length: int = 120, **setting: Any) -> None:
-        self.full, self.spy, self.text = FullView(make_pool(DECODER, 2, 608)), Spy(), text(length)
+        self.full = FullView(make_pool(DECODER, 2, 608))
+        self.spy = Spy()
+        self.text = text(length)
         prefill(DECODER, self.full, 1, self.text)
         self.lower = lower_view(self.full, lambda: self.spy, RetrievalConfig(**({"budget": Budget(64)} | setting)))
 
@@ -56,43 +59,44 @@ class Rounds:
     def selections(self) -> int:
         return len(self.spy.asked)
 
-    def round(self, drafted: int = 3, kept: int | None = None, inner: int | None = None) -> None:
-        """`drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `kept` and adds one.
+    def round(self, drafted: int = 3, accepted: int | None = None, inner: int | None = None) -> None:
+        """Draft `drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `accepted` and adds one.
 
-        `inner`: so many more guesses of a tier below are fed and refused by the lower tier itself.
+        inner: number of guesses of a tier below that the lower tier feeds and rejects itself.
         """
-        kept = drafted if kept is None else kept
-        seen = len(self.text)  # the next token of the text is drawn but not fed, as always
+        accepted = drafted if accepted is None else accepted
+        committed = len(self.text)  # the next token of the text is drawn but not fed, as always
         if inner is not None:
             feed(DECODER, self.lower, [[], text(1 + inner)])
-            self.lower.rewind(ints([0, seen + 1]))
+            self.lower.rewind(ints([0, committed + 1]))
             feed(DECODER, self.lower, [[], text(drafted - 1)] if drafted > 1 else [[], [1]])
-            self.lower.rewind(ints([0, seen + drafted]))
+            self.lower.rewind(ints([0, committed + drafted]))
         else:
             for t in range(drafted):
                 feed(DECODER, self.lower, [[], [t]])
-                self.lower.rewind(ints([0, seen + t + 1]))  # as Tier.commit does
+                self.lower.rewind(ints([0, committed + t + 1]))  # as Tier.commit does
         feed(DECODER, self.full, [[], text(drafted + 1)])
-        self.text += text(kept + 1)
+        self.text += text(accepted + 1)
         lengths_B = ints([0, len(self.text)])
         self.full.rewind(lengths_B)
         self.lower.rewind(lengths_B)
 
 
-@pytest.mark.parametrize(("refresh", "wanted"), [(0, 1), (1, 7), (2, 4), (3, 3)])
-def test_refresh_counts_verifications(refresh: int, wanted: int) -> None:
+@pytest.mark.parametrize(("refresh", "selections"), [(0, 1), (1, 7), (2, 4), (3, 3)])
+def test_refresh_counts_verifications(refresh: int, selections: int) -> None:
     rounds = Rounds(refresh=refresh)
     for _ in range(7):
-        rounds.round(kept=1)
-    assert rounds.selections == wanted
+        rounds.round(accepted=1)
+    assert rounds.selections == selections
 
 
 def test_refresh_auto_waits_for_rejection() -> None:
-    rounds, counts = Rounds(refresh=None), []
-    for kept in (3, 3, 2, 3, 0, 0, 3, 3):
-        rounds.round(drafted=3, kept=kept)
+    rounds = Rounds(refresh=None)
+    counts = []
+    for accepted in (3, 3, 2, 3, 0, 0, 3, 3):
+        rounds.round(drafted=3, accepted=accepted)
         counts.append(rounds.selections)
-    assert counts == [1, 1, 1, 2, 2, 3, 4, 4]  # one selection at the start, and one after each refusal
+    assert counts == [1, 1, 1, 2, 2, 3, 4, 4]  # one selection at the start, and one after each rejection
 
 
 def test_rejections_inside_lower_tier_do_not_refresh() -> None:
@@ -105,10 +109,10 @@ def test_rejections_inside_lower_tier_do_not_refresh() -> None:
 @pytest.mark.parametrize("budget", [32, 64, 112])
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
 def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
-    """Sinks, picks and recent tokens together; more only where one chunk of each is more than that."""
+    """Sinks, picks and recent tokens fit the budget together, unless one chunk of each exceeds it."""
     rounds = Rounds(budget=Budget(budget), chunk=chunk)
     for _ in range(20):
-        rounds.round(kept=2)
+        rounds.round(accepted=2)
         choice = rounds.lower.selections[1].pages
         if choice is not None and rounds.spy.asked:
             committed = rounds.spy.asked[-1][0]
@@ -130,7 +134,7 @@ def test_selection_keeps_to_budget(budget: int, chunk: int) -> None:
 @pytest.mark.parametrize("chunk", [1, 8, 16, 32, 100])
 @pytest.mark.parametrize("length", [33, 40, 65, 100, 128, 129, 200])
 def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, length: int) -> None:
-    """Contexts a little above the budget have few full chunks to choose from, or none."""
+    """A context a little above the budget has few full chunks to choose from, or none."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(length))
     lower = lower_view(full, ALL[name], RetrievalConfig(Budget(32), chunk))
@@ -140,7 +144,7 @@ def test_retrieval_any_chunk_at_any_length_is_finite(name: str, chunk: int, leng
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("length", [161, 200, 700])
 def test_first_selection_has_observed_queries(name: str, length: int) -> None:
-    """A prompt is prefilled in wide passes that report nothing; its last tokens are fed apart for this."""
+    """Wide prefill passes report no attention, so the prompt's last tokens are fed in a pass of their own."""
     full = FullView(make_pool(DECODER, 1, 720))
     prefill(DECODER, full, 0, text(length))
     lower = lower_view(full, POLICIES[name], RetrievalConfig(Budget(64)))
@@ -151,7 +155,7 @@ def test_first_selection_has_observed_queries(name: str, length: int) -> None:
 
 
 def test_searched_layers_see_whole_context() -> None:
-    """With all layers full the view is exact; with one of two, whichever, it differs from both."""
+    """With all layers searched the view is exact. With either one of two it differs from both."""
     results = []
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))
@@ -160,12 +164,12 @@ def test_searched_layers_see_whole_context() -> None:
         results.append(feed(DECODER, lower, [[1, 2, 3]])[0])
     exact = feed(DECODER, dense(DECODER, text(150)), [[1, 2, 3]])[0]
     torch.testing.assert_close(results.pop(), exact, **CLOSE)
-    for one, other in combinations([*results, exact], 2):
-        assert (one - other).abs().max() > 1e-2
+    for logits, compared in combinations([*results, exact], 2):
+        assert (logits - compared).abs().max() > 1e-2
 
 
 def test_unobserved_attention_triggers_no_refresh() -> None:
-    """Mode auto asks for attention only while it pays, and a row may come from a batch that did not."""
+    """Mode auto observes attention only while that pays, and a row may come from a batch that did not observe."""
     full = FullView(make_pool(DECODER, 1, 224))
     prefill(DECODER, full, 0, text(150))
     lower = lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(32)))
@@ -180,7 +184,7 @@ def test_relative_budget_grows_with_context() -> None:
     rounds = Rounds(budget=Budget(share=0.5))
     visible = []
     for _ in range(60):
-        rounds.round(kept=3)
+        rounds.round(accepted=3)
         choice = rounds.lower.selections[1].pages
         assert choice is not None
         visible.append(choice.tokens + rounds.spy.asked[-1][0] - choice.end)
@@ -189,11 +193,11 @@ def test_relative_budget_grows_with_context() -> None:
 
 @pytest.mark.parametrize("width", [1, 33, 66])
 def test_verification_of_any_width_refreshes(width: int) -> None:
-    """draft_tokens and speculative_tokens may be 32: so wide a pass must tell the lower view what it saw, too."""
+    """draft_tokens and speculative_tokens may be 32: a pass of that width must report its attention, too."""
     rounds = Rounds(length=100)
     rounds.round()
-    before = rounds.full.observations[1].passes
+    passes_before = rounds.full.observations[1].passes
     feed(DECODER, rounds.full, [[], text(width)])
-    assert rounds.full.observations[1].passes == before + 1
+    assert rounds.full.observations[1].passes == passes_before + 1
     lower = lower_view(rounds.full, POLICIES["observed"], RetrievalConfig(Budget(64)))
     assert feed(DECODER, lower, [[], [1, 2]])[1].isfinite().all()

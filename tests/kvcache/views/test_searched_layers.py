@@ -1,4 +1,4 @@
-"""Layers of the retrieval tier in which each pass looks for what it needs: no text changes, whatever it finds."""
+"""Layers of the retrieval tier that each pass searches: no text changes, whatever a search selects."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def view(decoder: Decoder, prompt: list[int], budget: int) -> RetrievalView:
-    """That has seen a prompt, of which the last tokens were observed."""
+    """Return a retrieval view of a prompt whose last tokens' attention was observed."""
     pool = PagePool(decoder.config, 1, CONTEXT // PAGE, decoder.dtype)
     pool.reserve(0, CONTEXT)
     full = FullView(pool)
@@ -51,11 +51,16 @@ def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) 
 def test_search_request_names_layers_and_budget() -> None:
     lower = view(small_decoder(), text(400), 64)
     lower.searched_layers = frozenset({1})
-    chosen, found = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
-    choice, recent = lower.selections[0].pages, lower.selections[0].window_start
+    chosen, searched_lists = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
+    choice = lower.selections[0].pages
+    recent = lower.selections[0].window_start
     assert choice is not None and chosen.search is None
-    assert found.search == Search([1], [recent // PAGE], [recent // 4 // PAGE - 1])
-    assert found.starts == [400] and recent // 4 > choice.tokens and found.units.shape == (1, CONTEXT // PAGE)
+    assert searched_lists.search == Search([1], [recent // PAGE], [recent // 4 // PAGE - 1])
+    assert (
+        searched_lists.starts == [400]
+        and recent // 4 > choice.tokens
+        and searched_lists.units.shape == (1, CONTEXT // PAGE)
+    )
 
 
 def test_memory_without_search_sees_everything() -> None:

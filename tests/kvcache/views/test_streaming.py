@@ -1,4 +1,4 @@
-"""The draft's view against StreamingLLM written out token by token: it rotates by true positions, and queries twice."""
+"""The draft's view against a token-by-token StreamingLLM: keys rotate by true positions, and queries twice."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ torch.set_num_threads(1)
 
 
 def test_streaming_window_changes_logits() -> None:
-    """Else every test below would pass with any window."""
+    """Otherwise every test below would pass with any window."""
     assert (slow_logits(IDS, window=WINDOW + 1)[-1] - SLOW[-1]).abs().max() > 1e-2
     assert (slow_logits(IDS, sinks=SINKS + 1, window=WINDOW - 1)[-1] - SLOW[-1]).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_streaming_any_passes_equal_reference(seed: int) -> None:
-    """Through sinks, the first wrap of the ring (at 4 + 9 + 6 = 19) and three more."""
+    """The text passes the sinks, the first wrap of the ring (at 4 + 9 + 6 = 19) and three more."""
     same(in_pieces(view(), IDS, Random(seed)), SLOW)
 
 
@@ -54,7 +54,7 @@ def test_streaming_other_sizes_equal_reference(sinks: int, window: int, slack: i
 
 
 def test_streaming_long_text_stays_close() -> None:
-    """Positions in the hundreds: the float32 rotation of true positions loses little against that of places."""
+    """At positions in the hundreds, float32 rotations of true positions lose little against those of places."""
     ids = text(700, seed=3)
     decoder = small_decoder(layers=2)
     same(in_pieces(view(decoder=decoder, slack=32), ids, Random(0), decoder)[-60:], slow_logits(ids, decoder)[-60:])
@@ -62,8 +62,9 @@ def test_streaming_long_text_stays_close() -> None:
 
 @pytest.mark.parametrize("length", [1, SINKS, SINKS + 1, 12, 13, 19, 20, 31, 32, 69])
 def test_streaming_prefill_skips_only_unseen_tokens(length: int) -> None:
-    """After `resume` the view goes on as if it had been fed the whole text."""
-    cache, fed = view(2), []
+    """After `resume` the view continues as if it had been fed the whole text."""
+    cache = view(2)
+    fed = []
     in_pieces(cache.row(0), IDS[:5], Random(0))  # a neighbour
     row = cache.row(1)
     while (steps := row.resume(length))[0] < steps[1]:
@@ -77,7 +78,7 @@ def test_streaming_prefill_skips_only_unseen_tokens(length: int) -> None:
 
 @pytest.mark.parametrize("change", [1, 3, SLACK, SLACK + 1, 20, 60, 66, 69])
 def test_streaming_resume_follows_changed_text(change: int) -> None:
-    """All but the last `change` tokens are shared: within the slack the rest is fed, else the window anew."""
+    """All but the last `change` tokens are shared. Within the slack only the rest is fed, else the whole window."""
     cache = view()
     prefill(DECODER, cache, 0, text(70, seed=0)[: 70 - change] + text(change, seed=9))
     cache.rewind(ints([70 - change]))
@@ -86,29 +87,35 @@ def test_streaming_resume_follows_changed_text(change: int) -> None:
     same(feed(DECODER, cache, [longer[90:95]])[0], slow_logits(longer[:95])[90:])
 
 
-@pytest.mark.parametrize("ahead", [0, 1, 2, 10])
-def test_streaming_overwritten_window_is_fed_again(ahead: int) -> None:
-    """Taken back by more than the slack, and wanted only a little further on: what lies before is gone as well."""
-    cache, length = view(), 50
+@pytest.mark.parametrize("overwritten", [0, 1, 2, 10])
+def test_streaming_overwritten_window_is_fed_again(overwritten: int) -> None:
+    """A rewind beyond the slack loses the tokens before it too, even if decoding resumes a little further on."""
+    cache = view()
+    length = 50
     prefill(DECODER, cache, 0, [*IDS[:length], *text(20, seed=12)])
     cache.rewind(ints([length]))
-    prefill(DECODER, cache, 0, IDS[: length + ahead])
-    assert cache.lengths_B.tolist() == [length + ahead]
-    same(feed(DECODER, cache, [IDS[length + ahead : length + ahead + 5]])[0], SLOW[length + ahead : length + ahead + 5])
+    prefill(DECODER, cache, 0, IDS[: length + overwritten])
+    assert cache.lengths_B.tolist() == [length + overwritten]
+    same(
+        feed(DECODER, cache, [IDS[length + overwritten : length + overwritten + 5]])[0],
+        SLOW[length + overwritten : length + overwritten + 5],
+    )
 
 
 def test_streaming_resume_after_cut_into_sinks() -> None:
-    cache, other = view(), text(60, seed=11)
+    cache = view()
+    replacement = text(60, seed=11)
     prefill(DECODER, cache, 0, IDS)
     cache.rewind(ints([2]))
-    changed = IDS[:2] + other
+    changed = IDS[:2] + replacement
     prefill(DECODER, cache, 0, changed)
     same(feed(DECODER, cache, [[1, 2]])[0], slow_logits([*changed, 1, 2])[-2:])
 
 
 def test_streaming_rows_are_independent() -> None:
-    """Ragged rows, one of them still empty, in one pass: each as if it were alone. Padding harms nobody."""
-    cache, lengths = view(4), [0, 3, 25, 60]
+    """Each of several ragged rows in one pass, one of them empty, is as if it were alone. Padding changes no row."""
+    cache = view(4)
+    lengths = [0, 3, 25, 60]
     for b, length in enumerate(lengths):
         prefill(DECODER, cache, b, text(70, seed=b)[:length])
     for step in range(8):
@@ -117,8 +124,8 @@ def test_streaming_rows_are_independent() -> None:
         logits = feed(DECODER, cache, fed, padding=2)
         for b in range(4):
             lengths[b] += len(fed[b])
-            wanted = slow_logits(text(70, seed=b)[: lengths[b]])[-len(fed[b]) :] if fed[b] else logits[b]
-            same(logits[b], wanted)
+            expected = slow_logits(text(70, seed=b)[: lengths[b]])[-len(fed[b]) :] if fed[b] else logits[b]
+            same(logits[b], expected)
             assert logits[b].isfinite().all()
 
 
@@ -142,8 +149,8 @@ def test_streaming_fork_copies_state() -> None:
 
 def test_streaming_memory_is_constant() -> None:
     cache = view()
-    before = cache.kv.keys_LGSD.shape
+    initial_shape = cache.kv.keys_LGSD.shape
     in_pieces(cache, IDS, Random(0))
-    assert cache.kv.keys_LGSD.shape == before
-    assert before[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
+    assert cache.kv.keys_LGSD.shape == initial_shape
+    assert initial_shape[2] <= SINKS + WINDOW + SLACK + 3 * PAGE  # scratch, a unit more, and the rest of a page
     assert cache.kv.keys_LGSD.dtype == DTYPE

@@ -1,4 +1,4 @@
-"""The draft's view runs ahead and is taken back: what is gone was never there."""
+"""The draft's view runs ahead and is rewound: rewound tokens leave no trace."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from triforce.ragged import ints
 
 torch.set_num_threads(1)
 FAR = 120
-"""Tokens behind which the two ways to rotate may differ by more than `CLOSE`, where a token's attention is touchy."""
+"""Tokens beyond which the two ways to rotate may differ by more than `CLOSE`, where attention is ill-conditioned."""
 
 
 class Rewinds(RuleBasedStateMachine):
-    """Ragged rows that run ahead and are taken back, each by its own amount, never by more than the slack."""
+    """Ragged rows run ahead and are rewound, each by its own amount, never by more than the slack."""
 
     ROWS = 3
 
@@ -55,15 +55,15 @@ class Rewinds(RuleBasedStateMachine):
     def take_back(self, seed: int) -> None:
         chance = Random(seed)
         for b, ids in enumerate(self.texts):
-            least = max(0, self.highest[b] - SLACK)
-            kept = chance.randint(min(least, len(ids)), len(ids))
-            del ids[kept:]
-            self.slow[b].length = kept
+            shortest_length = max(0, self.highest[b] - SLACK)
+            kept_tokens = chance.randint(min(shortest_length, len(ids)), len(ids))
+            del ids[kept_tokens:]
+            self.slow[b].length = kept_tokens
         self.cache.rewind(ints([*map(len, self.texts)]))
         self._spoil()
 
     def _spoil(self) -> None:
-        """What was taken back is overwritten with large numbers: whoever still saw it would show it."""
+        """Overwrite rewound KV with large numbers, so that any read of it shows."""
         for b, ids in enumerate(self.texts):
             for position in range(len(ids), self.highest[b]):
                 place = position if position < SINKS else SINKS + (position - SINKS) % self.cache.ring
@@ -117,7 +117,7 @@ def test_streaming_ahead_beyond_slack_raises() -> None:
 
 
 def test_streaming_finished_row_may_lag() -> None:
-    """Only rows that are fed are asked about their slack."""
+    """Only rows that are fed are checked for their slack."""
     cache = view(2)
     in_pieces(cache.row(0), IDS[:40], Random(0))
     in_pieces(cache.row(1), IDS[:40], Random(0))

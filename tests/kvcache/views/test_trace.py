@@ -1,4 +1,4 @@
-"""The picture of what a retrieval view sees is that of its lists."""
+"""The trace of a retrieval view's visible pages equals its page lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.controlled_batch import think_always
+from tests.helpers.controlled_batch import replan_always
 from tests.helpers.tiny_llm import ask, checkpoints, ids, llm
 from triforce.engine.engine import OutputChunk
 from triforce.engine.sequence_batch import SequenceBatch
@@ -36,38 +36,40 @@ def test_trace_counts_selections_of_each_page(
     def check(batch: SequenceBatch) -> None:
         plain(batch)
         view = batch.tiers[-2].cache
-        told, table = batch.sequences[0].trace.seen, view.full.pool.tables[0]
-        if not told:
+        percentages = batch.sequences[0].trace.seen
+        table = view.full.pool.tables[0]
+        if not percentages:
             return
         pages = -(-int(view.full.lengths_B[0]) // PAGE)
         if view.selections[0].pages is None or full_layers == "0,1":
-            assert told == [100] * len(told)
+            assert percentages == [100] * len(percentages)
             return
         free = 2 - len(view.full_layers)  # layers, of two KV heads each
-        recent, units = view.selections[0].window_start // PAGE, view.selections[0].pages.units.numpy()[2 - free :]
+        recent = view.selections[0].window_start // PAGE
+        units = view.selections[0].pages.units.numpy()[2 - free :]
         counts = [2 * free if i >= recent else int((units == table[i]).any(-1).sum()) for i in range(pages)]
         size = -(-pages // parts)
         groups = [counts[i : i + size] for i in range(0, pages, size)]
-        assert told == [round(100 * sum(group) / (len(group) * 2 * free)) for group in groups]
-        assert 0 < sum(told) < 100 * len(told) and len(told) <= parts
-        checked.append(told)
+        assert percentages == [round(100 * sum(group) / (len(group) * 2 * free)) for group in groups]
+        assert 0 < sum(percentages) < 100 * len(percentages) and len(percentages) <= parts
+        checked.append(percentages)
 
     monkeypatch.setattr(SequenceBatch, "take_snapshots", check)
     model = llm(folder, searched_layers=full_layers)
     list(model.stream(ids(400), ask(trace=True), mode="triforce"))
-    assert len({tuple(told) for told in checked}) > 1 or full_layers == "0,1"
+    assert len({tuple(percentages) for percentages in checked}) > 1 or full_layers == "0,1"
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where mode auto begins plainly, and goes on with the retrieval tier, lists are blank before."""
+    """If mode auto begins with plain decoding and goes on with the retrieval tier, the lists before are empty."""
     plans = chain([Choice()], repeat(Choice(Plan(("retrieval", "full"), (4,)))))
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
-    think_always(monkeypatch)
+    replan_always(monkeypatch)
     *pieces, _ = llm(folder).stream(ids(400), ask(trace=True, max_tokens=48), mode="auto")
     looks = [piece.trace for piece in pieces]
-    passes = [next(tier.passes for tier in each.tiers if tier.name == "retrieval") for each in looks]
-    asked = [now > before for before, now in pairwise([0, *passes])]
-    assert [bool(each.seen) for each in looks] == asked
+    passes = [next(tier.passes for tier in snapshot.tiers if tier.name == "retrieval") for snapshot in looks]
+    asked = [passes_after > passes_before for passes_before, passes_after in pairwise([0, *passes])]
+    assert [bool(snapshot.seen) for snapshot in looks] == asked
     assert not asked[0] and any(asked)
 
 
@@ -80,8 +82,8 @@ def test_trace_unread_is_not_computed(folder: Path, monkeypatch: pytest.MonkeyPa
 def test_trace_without_selection_is_empty(folder: Path) -> None:
     *pieces, output = llm(folder).stream(ids(400), ask(trace=True), mode="ar")
     looks = [piece.trace for piece in pieces]
-    assert [each.seen for each in looks] == [[]] * 24
-    assert [each.tokens for each in looks] == [400 + n for n in range(24)]
-    assert [each.tiers[0].passes for each in looks] == list(range(1, 25))
+    assert [snapshot.seen for snapshot in looks] == [[]] * 24
+    assert [snapshot.tokens for snapshot in looks] == [400 + n for n in range(24)]
+    assert [snapshot.tiers[0].passes for snapshot in looks] == list(range(1, 25))
     assert all(a.seconds < b.seconds <= output.decode_seconds for a, b in pairwise(looks))
     assert looks[-1].tiers[0].accepted == output.completion_tokens
