@@ -179,7 +179,7 @@ def test_unpacked_folder_is_model_in_float16(tmp_path: Path, family: str) -> Non
 
 def test_unpacked_config_knows_scaling_of_llama_3(tmp_path: Path) -> None:
     hf = open_model(write_model(tmp_path, "Q8_0", num_hidden_layers=1).gguf).config
-    scaled = LLAMA3.__class__(32.0, LLAMA3.original, LLAMA3.low, LLAMA3.high)
+    scaled = LLAMA3.__class__(32.0, LLAMA3.original_positions, LLAMA3.low, LLAMA3.high)
     frequencies, _ = scaled.frequencies(500_000.0, 64, 0)
     divisors = (1.0 / wavelengths(500_000.0, 64) / frequencies).tolist()
     vars_ = {name: getattr(hf, name) for name in hf.__dataclass_fields__}
