@@ -149,7 +149,7 @@ class SplitAttention {
     int* splits_left_;  // of each row and KV head
 };
 
-/// The number of groups that the queries of a row and KV head are cut into, of which each is a job.
+/// The number of groups that the queries of a row and KV head are cut into. Each group is a job.
 int64_t group_count(const Attention& call) {
     int64_t queries = 0;
     for (int64_t b = 0; b < call.rows; b++) queries = std::max(queries, call.queries(b));

@@ -30,7 +30,7 @@ struct Queries {
 struct Attention {
     const Pages* pages;
     int64_t rows, width;
-    int heads;  // query heads; those that share a KV head are neighbours
+    int heads;  // query heads; heads that share a KV head are neighbours
     const void* q;
     const void* q_sinks;  // queries for the keys below `sinks`, where they are rotated differently; or null
     const int64_t *starts, *counts;

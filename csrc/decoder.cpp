@@ -26,7 +26,7 @@ Activations activations(Scratch& scratch, const ForwardBatch& batch, const Decod
     return a;
 }
 
-/// Copies the residual stream (N, C) behind so many layers, if it was asked for.
+/// Copies the residual stream (N, C) behind `layers` layers, if it was asked for.
 void keep_state(const ForwardBatch& batch, int64_t layers, const float* x, int64_t size) {
     for (size_t i = 0; i < batch.state_layers.size(); i++)
         if (batch.state_layers[i] == layers) std::copy_n(x, size, batch.states + static_cast<int64_t>(i) * size);

@@ -46,7 +46,7 @@ struct ForwardBatch {
     float* x;                                // (B, T, C): the residual stream, if not all layers are run; or null
     bool exact;                              // for offloaded memory, as `keep`: see OffloadedPass
     int64_t keep;
-    std::vector<int64_t> state_layers;       // after so many layers the residual stream is copied
+    std::vector<int64_t> state_layers;       // numbers of layers after which the residual stream is copied
     float* states;                           // (state_layers, B, T, C); or null
 };
 

@@ -21,7 +21,7 @@ Floats interleaved(const Floats& one, const Floats& other) {
     return out;
 }
 
-/// Calls body(first, count) for parts of so many numbers, some of them at a time.
+/// Calls body(first, count) for parts of `count` numbers, a few at a time.
 template <class Body>
 void by_chunks(int64_t count, Body body) {
     parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {

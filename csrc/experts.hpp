@@ -2,7 +2,7 @@
 //
 // The bitwise law: a router's logits are one float32 product of the token's own row, and what follows of them is of that
 // row, too; among equal scores the lowest ids are chosen; and a token's experts are summed in ascending order of their
-// ids. So a token's result depends on that token alone, whoever shares the pass and its experts.
+// ids. So a token's result depends on that token alone, whichever rows share the pass and its experts.
 #pragma once
 
 #include <vector>

@@ -1,4 +1,4 @@
-// Tokens of a model without a draft below it, one after another in one call: the same as so many passes and draws.
+// Tokens of a model without a draft below it, one after another in one call; they equal single draws.
 #pragma once
 
 #include <functional>

@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t most_chunks = 64;  // of a job's products, or little more: enough for many threads, few to claim
 constexpr int64_t least_parallel_work = 48 << 10;  // multiply-adds: some 2 microseconds
 
-/// Chunks of a product, whose job has so many blocks. They do not depend on the number of threads, which may change at
-/// any time. A chunk's first weights come late, as nobody has prefetched them: few large ones are faster.
+/// Chunks of a product, by blocks of its job. They do not depend on the number of threads, which may change at
+/// any time. A chunk's first weights come late, as they were not prefetched: few large ones are faster.
 struct Grid {
     int64_t chunk_blocks, rows, blocks;
     Grid(const Linear& l, int64_t blocks_of_job) {
@@ -45,7 +45,7 @@ struct RoundedRows {
     Linear of;  // with x as it was
     Rounding rounding;
     int8_t* rows;
-    int64_t first_job;  // of those that round rows
+    int64_t first_job;  // of the jobs that round rows
 
     bool suit(const Linear& l) const {
         return of.x == l.x && of.rows == l.rows && of.x_stride == l.x_stride && of.weights.type == l.weights.type &&

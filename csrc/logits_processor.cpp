@@ -64,7 +64,7 @@ Distribution greedy(const RowParams& row, Prefix prefix, const Logits& logits, W
     return only(static_cast<int>(std::max_element(w.scores.begin(), w.scores.end()) - w.scores.begin()), w);
 }
 
-/// Scores after the temperature, of which the largest is 0.
+/// Scores after the temperature. The largest is 0.
 void scale(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
     const VocabularyKernels& loops = vocabulary_kernels();
     const int n = logits.vocabulary;

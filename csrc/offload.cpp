@@ -105,7 +105,7 @@ void Offload::commit(int layer, std::vector<int64_t> pages) {
         });
 }
 
-/// Brings pages into frames; those that have one count as used.
+/// Brings pages into frames; pages that have a frame count as used.
 void Offload::fetch(const std::vector<int64_t>& ids) {
     std::vector<int64_t> missing;
     int64_t clean = 0;

@@ -22,7 +22,7 @@ struct ReadStep {
 
 class OffloadedPass {
   public:
-    /// Does nothing yet. `memory` and the calls [first, last), of which it takes those of its layers, must outlive this.
+    /// Does nothing yet. `memory` and the calls [first, last) must outlive this. It takes the calls of its layers.
     /// exact: keys before the starts are committed, and may leave memory where they fill pages. keep: pages of most
     /// attention mass that are to stay in memory, of each row, layer and KV head.
     OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool exact, int64_t keep);

@@ -1,6 +1,6 @@
 // The KV pages of one layer: memory of another owner, and the order of numbers in it.
 //
-// A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes, each of which is multiplied with one
+// A page holds 16 tokens of one KV head. Kernels read it in steps of 64 bytes. Each is multiplied with one
 // 32-bit word of a query (keys) or of the attention weights (values):
 //     keys    bf16 [dim / 2][16 tokens][2], float [dim][16 tokens]     a step is one pair of channels (one channel)
 //     values  bf16 [8 pairs of tokens][dim][2], float [16][dim]        a step is one pair of tokens (one token)
@@ -8,7 +8,7 @@
 //     keys    [dim / 4][16 tokens][4]
 //     values  [4][dim][4 tokens]
 // A page of codes, int8 in the order of a copy, has their upper nibbles, the scales of its tokens, and their lower nibbles:
-//     nibbles  those of keys, then those of values: steps of 32 bytes, of which byte i has code i and above it code i + 32
+//     nibbles  of keys, then of values: steps of 32 bytes; byte i has code i and above it code i + 32
 //     scales   bf16, 16 of keys and 16 of values
 // So what reads upper nibbles alone reads half of a page, which lies together.
 #pragma once
@@ -41,7 +41,7 @@ constexpr bool in_nibbles = std::is_same_v<P, Code> || std::is_same_v<P, UpperCo
 template <class P>
 constexpr bool is_code = in_nibbles<P> || std::is_same_v<P, WholeCode>;
 
-/// Where a step of codes lies: of nibbles the upper ones, and so many bytes behind them the lower ones.
+/// Where a step of codes lies: the upper nibbles, and behind them, at this distance in bytes, the lower ones.
 struct CodeAt {
     uint8_t* upper;
     int64_t lower;

@@ -12,7 +12,7 @@
 
 namespace triforce {
 
-/// Bytes [at, at + bytes) of a store, of which the first `needed` must exist, to bytes [to, to + bytes) of a buffer.
+/// Bytes [at, at + bytes) of a store to bytes [to, to + bytes) of a buffer. The first `needed` must exist.
 struct StoreRead {
     int64_t at, bytes, needed, to;
 

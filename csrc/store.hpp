@@ -33,7 +33,7 @@ class Store {
     /// Allocates room for a later write. Throws OffloadError.
     void reserve(int64_t at, int64_t bytes);
 
-    /// Slows reads down to so many bytes a second, all together; 0 is no limit.
+    /// Limits all reads together to this number of bytes a second; 0 is no limit.
     void limit(double bytes_per_second) { limit_ = bytes_per_second; }
     int64_t bytes_read() const { return bytes_read_; }
 

@@ -2,8 +2,8 @@
 //
 // A decode step is some dozens of jobs of 5 to 500 microseconds each, so starting a job must cost well under a
 // microsecond. Workers spin for a short while after each. Chunks are claimed one by one: a worker that has lost its CPU
-// delays only its own chunk, and a sleeping worker delays nothing. When others are seen to want the CPUs, whoever waits
-// sleeps, the caller too.
+// delays only its own chunk, and a sleeping worker delays nothing. When other processes are seen to want
+// the CPUs, a waiting thread sleeps, the caller too.
 #pragma once
 
 #include <cstdint>

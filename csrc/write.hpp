@@ -51,7 +51,7 @@ TF_KERNEL_TABLE(WriteKernels, write_f32)
 TF_KERNEL_TABLE(WriteKernels, write_codes_bf16)
 TF_KERNEL_TABLE(WriteKernels, write_codes_f32)
 
-/// Rounds once, after the rotations, of which that to positions has the bits of rope.py's in float32. Slots of page 0 are skipped.
+/// Rounds once, after the rotations. The one to positions has the bits of rope.py's in float32. Page 0 is skipped.
 void rope_and_write(const NewTokens& tokens);
 /// Copies tokens (count, G) of rows of the pages' type out of their slots.
 void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void* v);

@@ -1,7 +1,7 @@
 // One block of codes against the few queries of a tile: the full tier's int8.
 //
 // As key_block.hpp, in exact integers: a query is rounded to int8 with a scale of its own, and its weights of a block, each
-// of them times its value's scale, to int16, the largest of which is 32767. So sums are the same at each level. What a
+// of them times its value's scale, to int16, at most 32767. So sums are the same at each level. What a
 // query does not see has weight 0, whatever it holds. P is Code, UpperCode where half of each is read, or WholeCode
 // where several tiles read what was put together once.
 #pragma once

@@ -1,7 +1,7 @@
-// One block of int8 copies of pages against the few queries of a tile, all of which see it whole.
+// One block of int8 copies of pages against the few queries of a tile, each of which sees the whole block.
 //
 // As key_block.hpp, in exact integers: each query is rounded to int8 with a scale of its own, and so are its weights of
-// a block's values, the largest of which is 127. The products of integers and scales are summed in float32.
+// a block's values, at most 127. The products of integers and scales are summed in float32.
 #pragma once
 
 #include "key_block.hpp"

@@ -1,4 +1,4 @@
-// One block of keys of which some query of a tile sees a part: the last keys of a list, the first of a window, the
+// One block of keys that some query of a tile sees in part: the last keys of a list, the first of a window, the
 // sinks.
 //
 // Each sum runs as in a block that is seen whole, over the visible tokens alone. Other slots, which may hold NaN, are
@@ -44,7 +44,7 @@ uint32_t visible_bits(const VisibleRanges& visible, int step) {
     return bits;
 }
 
-/// Adds one step of the values, of which a query sees a part, to its sums.
+/// Adds one step of the values, which a query sees in part, to its sums.
 template <class T>
 void add_step(const Tile<T>& tile, int row, const KeyBlock<T>& block, const Word<T>& word, int step, uint32_t bits) {
     const T* values = block.values[step / steps_of_page<T>];

@@ -6,9 +6,9 @@
 
 namespace triforce::TF_LEVEL {
 
-// A list of at most so many splits is taken to be in the caches since the last pass; a longer one comes from memory.
+// A list of at most this number of splits is taken to be in the caches; a longer one is in memory.
 constexpr int64_t splits_in_cache = 4;
-// At most so many tiles put codes together from their nibbles each for itself: for few it is memory that limits.
+// Up to this number of tiles, each tile joins codes from their nibbles by itself: with few tiles memory is the limit.
 constexpr int tiles_of_nibbles = 4;
 
 /// Query i of some queries, in an array (B, T, H, D).
@@ -131,7 +131,7 @@ class SplitScan {
         return block;
     }
 
-    /// Tiles share out the pages of the next block, the earlier ones taking those that will be read first.
+    /// Tiles share out the pages of the next block, the earlier ones taking the pages that are read first.
     template <class N>
     void set_prefetch(int tile, const KeyBlock<N>& next, KeyBlock<N>& block) const {
         for (int p = 0; p < block_pages; p++) {

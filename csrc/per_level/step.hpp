@@ -33,7 +33,7 @@ constexpr int tallest_tile = 6;
 constexpr int tallest_tile = 4;
 #endif
 
-/// Rows of the next tile where so many are left. AVX2 needs ten chains and more to hide the latency of a sum, and a tile
+/// Rows of the next tile when `left` rows remain. AVX2 needs ten chains and more to hide the latency of a sum, and a tile
 /// of two rows has as many as one of six, because it takes more steps at once.
 constexpr int next_tile(int left) {
 #if TF_SIMD_AVX2
