@@ -67,7 +67,7 @@ def test_positions_and_windows_without_end_take_no_memory(family: str, tmp_path:
     """Memory is not taken for positions that a text does not reach. A server, which reserves all of them, refuses."""
     window = {} if family == "llama-biases" else {"sliding_window": 1 << 29}
     edit(copied(family, tmp_path) / "config.json", max_position_embeddings=MOST, **window)
-    assert not run_case(0, tmp_path, asked, LIMITS)._replace(said="").fault
+    assert not run_case(0, tmp_path, asked, LIMITS)._replace(stderr_end="").fault
     assert "KV cache needs" in said_of(tmp_path, opened)
 
 
