@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny_llm import ask, ids, llm
-from triforce.engine.engine import SCOPES, TEXTS, ReadingHistory
+from triforce.engine.reading_history import MAX_SCOPES, MAX_TEXTS, ReadingHistory
 from triforce.interface.outputs import RequestOutput
 
 TEXT = ids(1000)
@@ -38,11 +38,11 @@ def test_other_scopes_texts_give_no_reason() -> None:
 
 def test_history_keeps_latest_texts_and_scopes() -> None:
     history = ReadingHistory()
-    for text in range(TEXTS + 1):
+    for text in range(MAX_TEXTS + 1):
         history.record("a", [text, *TEXT])
     assert history.reread_reason("a", [0, *TEXT], 0).startswith("nothing")
     assert history.reread_reason("a", [1, *TEXT], 0).startswith("its first")
-    for scope in range(SCOPES):
+    for scope in range(MAX_SCOPES):
         history.record(str(scope), TEXT)
     assert history.reread_reason("a", [1, *TEXT], 0).startswith("nothing")
 

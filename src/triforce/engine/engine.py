@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,17 +11,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
 
-import numpy as np
-
 from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS, SEGMENT, DiskPrefixes
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.disk_cache.write_queue import PATIENCE
 from triforce.engine import MAX_ITL, MOST_ROWS
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.program_end import EndingGenerator, native_work
+from triforce.engine.reading_history import ReadingHistory
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.engine.tier_builder import SharedKV
@@ -39,9 +36,7 @@ from triforce.interface.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
-from triforce.kvcache import PAGE, FullView, PagePool
-from triforce.kvcache.views.full import TAIL
-from triforce.ragged import Ints, ints
+from triforce.kvcache import FullView, PagePool
 
 
 @fields_frozen
@@ -186,57 +181,6 @@ class StopStringBuffer:
 def partial_match(text: str, stops: Sequence[str]) -> int:
     """Return the length of the longest end of `text` that is a proper prefix of one of `stops`."""
     return max((n for stop in stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
-
-
-TEXTS, SCOPES = 4, 64
-"""Number of latest texts that are kept of a scope, and of latest scopes that are kept."""
-
-
-class ReadingHistory:
-    """Latest texts of each scope, for comparison with new prompts. disk: keeps them for other processes as well."""
-
-    def __init__(self, disk: DiskPrefixes | None = None) -> None:
-        self._disk = disk
-        self._texts: OrderedDict[str, deque[Ints]] = OrderedDict()
-
-    def record(self, scope: str, text: Sequence[int]) -> None:
-        """Record the tokens of a text: prompt and answer."""
-        texts = self._latest(scope)
-        texts.append(ints(list(text)))
-        if self._disk and len(text) >= MIN_TEXT_TOKENS:
-            self._disk.keep_latest(scope, [entry for entry in texts if len(entry) >= MIN_TEXT_TOKENS])
-
-    def _latest(self, scope: str) -> deque[Ints]:
-        if scope not in self._texts:
-            self._texts[scope] = deque(self._disk.latest(scope) if self._disk else (), maxlen=TEXTS)
-        self._texts.move_to_end(scope)
-        if len(self._texts) > SCOPES:
-            self._texts.popitem(last=False)
-        return self._texts[scope]
-
-    def reread_reason(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
-        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most a segment had to be read.
-
-        slow_disk: the disk has more of the prompt, and is too slow to be used.
-        """
-        if len(prompt) - cached <= SEGMENT + TAIL:
-            return ""
-        if slow_disk:
-            return f"behind its first {cached:,} tokens the disk is slower than reading again"
-        ids = ints(list(prompt))
-        common = max((_common(ids, text) for text in self._latest(scope)), default=0)
-        if common > cached + SEGMENT:
-            return f"its first {common:,} tokens were read before, but no longer kept"
-        if common >= PAGE:
-            return f"it differs from token {common + 1:,} on from what was read before"
-        return "no more of it was kept" if cached else "nothing that was read lately begins like it"
-
-
-def _common(a: Ints, b: Ints) -> int:
-    """Return the length of the common prefix of two texts, in tokens."""
-    length = min(len(a), len(b))
-    differing = np.flatnonzero(a[:length] != b[:length])
-    return int(differing[0]) if len(differing) else length
 
 
 Event = OutputChunk | RequestOutput | Exception

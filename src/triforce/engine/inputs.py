@@ -126,7 +126,7 @@ def _listed(value: Any) -> Any:
     """Return an array, a tensor, a list of one-number tensors or a deque as a list, and any other value unchanged."""
     if hasattr(value, "tolist") and not isinstance(value, memoryview):
         return value.tolist()
-    if isinstance(value, deque) or (_is_list(value) and any(getattr(part, "shape", None) == () for part in value)):
+    if isinstance(value, deque) or (_is_list(value) and any(getattr(part, "shape", None) == () for part in value[:1])):
         return [_listed(part) for part in value]
     return value
 

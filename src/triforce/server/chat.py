@@ -9,9 +9,10 @@ from uuid import uuid4
 
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.server.answer_fields import DONE, chat_logprobs, decoding_trace, frame, usage
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ChatBody
-from triforce.server.service import DONE, Service, chat_logprobs, decoding_trace, frame, usage
+from triforce.server.service import Service
 from triforce.server.tools import Call, ToolChoice, parser_of
 
 

@@ -12,11 +12,12 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
+from triforce.server.answer_fields import DONE, TextLogprobs, decoding_trace, frame, usage
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.errors import field_error
 from triforce.server.limits import MAX_VALUES
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
-from triforce.server.service import DONE, RequestParser, Service, TextLogprobs, decoding_trace, frame, usage
+from triforce.server.service import RequestParser, Service
 
 
 class CompletionWriter:

@@ -9,9 +9,10 @@ from uuid import uuid4
 
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
+from triforce.server.answer_fields import frame, usage
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ResponsesBody
-from triforce.server.service import Service, frame, usage
+from triforce.server.service import Service
 from triforce.server.tools import Call, ToolCallParser, parser_of
 
 ItemEvent = tuple[str, dict[str, Any]]

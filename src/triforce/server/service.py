@@ -6,7 +6,6 @@ The work of a client that disconnects is cancelled at once.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -23,13 +22,12 @@ from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import Prompt, known, one_of, one_or_many
 from triforce.engine.tier_builder import DRAFTED
 from triforce.errors import ContextLengthError, RequestError, argument
-from triforce.interface.explain import TierStats, total
 from triforce.interface.grammar import Grammar
-from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, random_seed
 from triforce.sampling.logits import check_bias
 from triforce.server import logs
+from triforce.server.answer_fields import frame, without_text
 from triforce.server.engine_client import (
     EngineClient,
     Event,
@@ -403,128 +401,11 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-MIN_LOGPROB = -9999.0
-"""Logarithm of a probability of zero in answers, as JSON has no infinity."""
-
-
-class TextLogprobs:
-    """`logprobs` of text completions, for one choice from its first token to its last."""
-
-    def __init__(self, tokenizer: Tokenizer, prefix_ids: Sequence[int]) -> None:
-        """Start after the tokens `prefix_ids`. Offsets count characters from there."""
-        self._tokenizer = tokenizer
-        self._stream = tokenizer.stream(prefix_ids)
-        self._offset = 0
-
-    def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
-        """Return the entries of the next tokens. The first token of a prompt has the entry None."""
-        offsets = []
-        for token_id in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._stream.step(token_id))
-        return {
-            "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
-            "token_logprobs": [entry and _finite_logprob(entry.chosen.logprob) for entry in entries],
-            "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
-            "text_offset": offsets,
-        }
-
-    def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
-        logprob_by_text: dict[str, float] = {}
-        for alternative in (*entry.top, entry.chosen):  # best first: the best of tokens with one text is listed
-            logprob_by_text.setdefault(alternative.text, _finite_logprob(alternative.logprob))
-        return logprob_by_text
-
-
-def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dict[str, Any]:
-    """Return `logprobs` of a chat choice."""
-
-    def logprob_fields(token: Logprob) -> dict[str, Any]:
-        return {
-            "token": token.text,
-            "logprob": _finite_logprob(token.logprob),
-            "bytes": list(tokenizer.bytes_of(token.token_id)),
-        }
-
-    content = [
-        logprob_fields(entry.chosen) | {"top_logprobs": [logprob_fields(alternative) for alternative in entry.top]}
-        for entry in entries
-    ]
-    return {"content": content, "refusal": None}
-
-
-def usage(
-    outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
-) -> dict[str, Any]:
-    """Return the numbers of prompt and new tokens. tiers: whether to add counts by tier and repetition by text."""
-    prompt_tokens = sum(o.prompt_tokens for o in outputs)
-    new_tokens = sum(o.completion_tokens for o in outputs)
-    counts: dict[str, Any] = {
-        f"{names[0]}_tokens": prompt_tokens,
-        f"{names[1]}_tokens": new_tokens,
-        "total_tokens": prompt_tokens + new_tokens,
-    }
-    details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
-    counts |= {f"{names[0]}_tokens_details": details}
-    if tiers:
-        completions = [choice for output in outputs for choice in output.outputs]
-        counts |= {
-            "tiers": _tiers(total(choice.tiers for choice in completions)),
-            "reread": [o.reread for o in outputs],
-        }
-        counts["repeated_8_grams"] = [round(repeated(choice.token_ids), 4) for choice in completions]
-    return counts
-
-
-def without_text(event: Event) -> Event:
-    """Return an event without the token of an answer of no tokens, which the engine draws in any case."""
-    empty_fields = dict[str, Any](text="", token_ids=[], origins=[])
-    if isinstance(event, OutputChunk):
-        finish = event.finish_reason and "length"
-        return replace(event, **empty_fields, finish_reason=finish, logprobs=event.logprobs and [], trace=None)
-    if isinstance(event, RequestOutput):
-        empty_fields["finish_reason"] = "length"
-        completions = [replace(choice, **empty_fields, logprobs=choice.logprobs and []) for choice in event.outputs]
-        return replace(event, outputs=completions)
-    return event
-
-
-def decoding_trace(piece: OutputChunk) -> dict[str, Any]:
-    """Return the fields of a chunk's trace; empty without one."""
-    snapshot = piece.trace
-    if snapshot is None:
-        return {}
-    trace_fields = {
-        "tokens": snapshot.tokens,
-        "seconds": round(snapshot.seconds, 4),
-        "seen": snapshot.seen,
-        "tiers": _tiers(snapshot.tiers),
-    }
-    return {"token_characters": piece.characters, "trace": trace_fields}
-
-
-def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
-    return [{key: getattr(tier, key) for key in ("name", "proposed", "accepted", "passes")} for tier in stats]
-
-
-def _finite_logprob(logprob: float) -> float:
-    return max(logprob, MIN_LOGPROB)
-
-
 B = TypeVar("B")
 T = TypeVar("T")
 
-DONE = b"data: [DONE]\n\n"
-"""The last event of completions and of chats."""
 INLINE_ENTRIES = 4096
 """Tokens, including alternatives, up to which an answer is serialized in the event loop; more take a thread."""
-
-
-def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:
-    """Return one server-sent event."""
-    name = f"event: {event}\n" if event else ""
-    # ASCII, as some clients split lines at every Unicode line separator.
-    return f"{name}data: {json.dumps(data, allow_nan=False)}\n\n".encode()
 
 
 def key_of(request: Request) -> str:
