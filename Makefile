@@ -9,12 +9,12 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard csrc/*.?pp csrc/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt constraints-gpu.txt scripts/install.sh scripts/constraints.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-all mutants smollm2 soak check bench docs format release clean
+.PHONY: help install install-dev native sanitize demo test test-core test-all mutants smollm2 soak check bench docs format release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-install: .venv/.user ## make .venv with everything a user needs
+install: .venv/.user ## make .venv with what this machine needs: torch only with a GPU or without a compiler
 install-dev: .venv/.dev ## and what developers need
 
 .venv/.user: $(INPUTS)
@@ -24,6 +24,10 @@ install-dev: .venv/.dev ## and what developers need
 .venv/.dev: $(INPUTS)
 	@PYTHON="$(PYTHON)" scripts/install.sh dev
 	@touch .venv/.user $@
+
+.venv-core/.test: $(INPUTS) .venv/.dev
+	@PYTHON="$(PYTHON)" scripts/install.sh test
+	@touch $@
 
 # Compiles what has changed; `make install` starts from nothing. LEVELS="portable;avx2" leaves out the other levels.
 native: ## compile the kernels again, after a change of theirs, and write their type stub
@@ -44,6 +48,9 @@ demo: install ## ask a small real model about a book, plainly and in mode auto; 
 
 test: install-dev ## the tests, a quarter of an hour on two cores
 	@$(PYTEST) $(ARGS)
+
+test-core: .venv-core/.test ## the tests that need neither torch nor transformers, in an environment without them
+	@OMP_NUM_THREADS=1 .venv-core/bin/python -m pytest -n $(WORKERS) --dist worksteal $(ARGS)
 
 # A run that was cut off goes on behind what has passed, as long as nothing has changed.
 test-all: install-dev ## with the long versions of the laws and a real model, which must be had; up to two and a half hours

@@ -21,13 +21,14 @@ import torch
 
 from benchmarks import study
 from triforce import LLM, SamplingParams
+from triforce.arrays import namespace
 from triforce.bench.prompts import MAKERS, Sources, prompts
 from triforce.cli.options import described
 from triforce.cli.text_files import read_text
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
-from triforce.engine.tier_builder import MODES, unlinked
+from triforce.engine.tier_builder import MODES, unlink_tiers
 from triforce.eval import Text
 from triforce.eval.context import tokenizer_of
 from triforce.kvcache import RetrievalView
@@ -54,7 +55,7 @@ class Reading:
 
     def facts(self) -> np.ndarray:
         """(TOKENS,) of bits."""
-        tiers = {tier.name: tier for tier in unlinked(self.batch.top) if isinstance(tier, Tier)}
+        tiers = {tier.name: tier for tier in unlink_tiers(self.batch.top) if isinstance(tier, Tier)}
         view = tiers["retrieval"].cache
         facts = np.zeros(TOKENS, np.uint8)
         assert isinstance(view, RetrievalView)
@@ -90,7 +91,7 @@ class Reading:
         picked_tokens = []
         for j in range(len(true)):
             longer = prefix.append(drafted(true[:j]))
-            column = logits_BJV[:, j : j + 1].contiguous()
+            column = namespace(logits_BJV).asarray(logits_BJV[:, j : j + 1], copy=True)
             picked_tokens.append(int(sampling.verify(nothing, column, longer, LIVE, tier.level).tokens_BK[0, 0]))
         tier.rewind(prefix)
         return picked_tokens
@@ -99,8 +100,7 @@ class Reading:
 def drafted(tokens: list[int]) -> Draft:
     """A proposal of these tokens."""
     tokens_BK = np.array([tokens], dtype=np.int64).reshape(1, -1)
-    probs_BKV = torch.zeros(1, len(tokens), 0, dtype=torch.float64)
-    return Draft(tokens_BK, probs_BKV, np.zeros_like(tokens_BK), np.array([len(tokens)]))
+    return Draft(tokens_BK, np.zeros((1, len(tokens), 0)), np.zeros_like(tokens_BK), np.array([len(tokens)]))
 
 
 def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
@@ -111,9 +111,9 @@ def ngrams(prompt: list[int], text: list[int]) -> np.ndarray:
     for i in range(PROMPT_TAIL + TOKENS):
         place = len(prompt) - PROMPT_TAIL + i
         index.read(ids[:place])
-        match, guesses = index.match(ids[:place])
+        match, start = index.match(ids[:place])
         if match:
-            wrong = np.resize(ids[guesses:place], MAX_GAMMA) != ids[place : place + MAX_GAMMA]
+            wrong = np.resize(ids[start:place], MAX_GAMMA) != ids[place : place + MAX_GAMMA]
             match_counts[:, i] = match, int(wrong.argmax()) if wrong.any() else MAX_GAMMA
     return match_counts
 

@@ -79,7 +79,7 @@ def fill(path: Path, count: int) -> list[bytes]:
         descriptor = folder.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         os.write(descriptor, data)
         os.close(descriptor)
-        folder.mark(name, place_of(index // OF_A_TEXT + 1, index % OF_A_TEXT, again=False))
+        folder.mark(name, place_of(index // OF_A_TEXT + 1, index % OF_A_TEXT, reused=False))
     folder.close()
     return tokens
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.draft_acceptance smollm2 --texts FOLDER --json benchmarks/results/draft_acceptance.json
 
-Give texts that it was not trained on. At each context the same tokens are guessed: the last ones of a window, of which
-the target sees so much. A model that chats is asked about windows, too, in words that no training has, and what it
-answers is guessed.
+Give texts that the draft was not trained on. At each context the same tokens are drafted: the last ones of a window.
+The context is the part of the window that the target sees. A model with a chat template is also asked about windows, in
+words that no training has, and its answers are drafted.
 """
 
 from __future__ import annotations
@@ -18,17 +18,19 @@ import torch
 from torch import Tensor
 
 from benchmarks import study
+from triforce.backends.torch.tensors import as_tensor
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.setup import machine, show
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.eagle.head_files import read_eagle_head
-from triforce.eagle.torch_passes import EagleHeadLayer
+from triforce.eagle.torch_passes import EagleHeadLayer, eagle_head_tensors
 from triforce.errors import RequestError
-from triforce.eval import Table, Text
+from triforce.eval import Text
 from triforce.eval.context import spread_windows
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import SAMPLED_TEMPERATURE, Head, Subject, shares_at_length
+from triforce.tables import Table
+from triforce.training.distillation import SAMPLED_TEMPERATURE, OutputHead, Subject, shares_at_length
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import torch_threads
 from triforce.training.training_card import acceptance_table
@@ -51,8 +53,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add("--contexts", type=several(int), default=[1024, 7168], metavar="N,...", help="tokens that the target sees")
     add("--windows", type=int, default=2, metavar="N", help=described("windows of each text"))
-    add("--tokens", type=int, default=256, metavar="N", help=described("last tokens of a window, which are guessed"))
-    add("--steps", type=int, default=4, metavar="N", help=described("guesses in a row"))
+    add("--tokens", type=int, default=256, metavar="N", help=described("last tokens of a window, which are drafted"))
+    add("--steps", type=int, default=4, metavar="N", help=described("draft tokens in a row"))
     quiet(parser)
     placement(parser, context=False)
     json_file(parser)
@@ -84,13 +86,14 @@ def of_draft(llm: LLM) -> Subject:
         raise RequestError("this draft reads no hidden states; name one that does with --draft")
     target = llm.target
     file = read_eagle_head(llm.eagle_head.path, target.config, "", finetune=True)
-    rows_MC = target.decoder.head_rows(file.weights.tokens_M)
-    head = Head(last_norm(target), target.config.norm_eps, rows_MC, target.config.architecture.logit_cap)
-    return Subject(EagleHeadLayer(file.config, file.weights), head, file.weights.tokens_M)
+    rows_MC = as_tensor(target.decoder.head_rows(file.weights.tokens_M))
+    weights = eagle_head_tensors(file.weights, "float32", "cpu")
+    head = OutputHead(last_norm(target), target.config.norm_eps, rows_MC, target.config.architecture.logit_cap)
+    return Subject(EagleHeadLayer(file.config, weights), head, weights.tokens_M)
 
 
 def windows(texts: Sequence[Text], length: int, most: int) -> list[Text]:
-    """Return windows of so many tokens, spread over each text. Raises RequestError where there are none."""
+    """Return windows of `length` tokens, spread over each text. Raises RequestError where there are none."""
     found = [window for text in texts for window in spread_windows(text, length, most) if len(window.ids_N) == length]
     if not found:
         raise RequestError(f"no text has {length:,} tokens; give --texts some that do, or --contexts that are shorter")
@@ -116,7 +119,7 @@ def of_texts(llm: LLM, subject: Subject, kind: str, ids_BL: Tensor, options: Nam
 def of_answers(
     llm: LLM, subject: Subject, windows_BN: Sequence[Tensor], context: int, temperature: float, options: Namespace
 ) -> Row:
-    """Ask about the end of each window; guess what the target answers, as far as it does."""
+    """Ask about the end of each window; draft what the target answers, as far as it does."""
     assert llm.tokenizer
     whole = []
     for b, ids_N in enumerate(windows_BN):
@@ -138,7 +141,7 @@ def of_answers(
 def shares(
     llm: LLM, subject: Subject, texts: Sequence[Tensor], options: Namespace, tails: Sequence[int] = ()
 ) -> dict[str, list[float]]:
-    """Return the shares kept by temperature, in the mean of texts, of whose tokens so many are guessed."""
+    """Return the accepted shares by temperature, averaged over texts; `tails` tokens of each text are drafted."""
     layers, decoder = subject.layer.config.state_layers, llm.target.decoder
     each = [
         shares_at_length(decoder, layers, subject, ids_BL, 512, options.steps, tail)

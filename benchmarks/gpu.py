@@ -50,7 +50,7 @@ LEASE = "lease"
 LLAMA_2_13B = ("llama-2-13b-128k", "llama-68m")
 PAPER = 122_880
 THOUSAND = 1024
-HOSTED = 32
+OFFLOADED_TOKENS = 32
 """Tokens of each decoding at most, with KV on the host: plainly, each takes as long as the whole KV on the bus."""
 
 
@@ -68,7 +68,7 @@ def real_text(setup: Setup) -> Iterator[Piece]:
 def under_the_papers_cards(setup: Setup) -> Iterator[Piece]:
     """24 GiB for 7B, 48 GiB for 13B."""
     for figure_names, cap in ((LLAMA_2, 24), (LLAMA_2_13B, 48)):
-        for piece in hosted(setup, figure_names, PAPER):
+        for piece in offloaded(setup, figure_names, PAPER):
             yield replace(piece, what=f"{piece.what}, {cap} GiB", run=partial(capped, setup, cap << 30, piece))
 
 
@@ -85,17 +85,17 @@ def grouped_queries(setup: Setup) -> Iterator[Piece]:
 
 
 def longer_than_the_device(setup: Setup) -> Iterator[Piece]:
-    yield from hosted(setup, LLAMA_2, 256 * THOUSAND)
-    yield from hosted(setup, LLAMA_3, 512 * THOUSAND)
+    yield from offloaded(setup, LLAMA_2, 256 * THOUSAND)
+    yield from offloaded(setup, LLAMA_3, 512 * THOUSAND)
 
 
-def hosted(setup: Setup, figure_names: Names, default_context: int) -> Iterator[Piece]:
+def offloaded(setup: Setup, figure_names: Names, default_context: int) -> Iterator[Piece]:
     """Yield the pieces with KV on the host: full passes, decoding, and other engines."""
-    setup, names = replace(setup, tokens=min(setup.tokens, HOSTED)), setup.names(figure_names)
+    setup, names = replace(setup, tokens=min(setup.tokens, OFFLOADED_TOKENS)), setup.names(figure_names)
     context = (setup.contexts or [default_context])[0]
-    yield from ours.hosted_passes(setup, names, context)
-    yield from ours.hosted_decodings(setup, names, context)
-    yield from others.hosted(setup, names[0], context)
+    yield from ours.offloaded_passes(setup, names, context)
+    yield from ours.offloaded_decodings(setup, names, context)
+    yield from others.offloaded(setup, names[0], context)
 
 
 def kernels_alone(setup: Setup) -> Iterator[Piece]:
@@ -127,7 +127,7 @@ FIGURES: dict[str, Callable[[Setup], Iterator[Piece]]] = {
 def measure(options: argparse.Namespace) -> int | None:
     """Measure the pieces of a figure that are missing, while there is time. Raises TriforceError."""
     if options.device != "cpu" and not torch.cuda.is_available():
-        raise RequestError("there is no CUDA device here; docs/gpu.md says what waits for one")
+        raise RequestError("there is no CUDA device here; docs/contributing/gpu-runs.md lists what waits for one")
     began = perf_counter()
     device = resolve_device(options.device)
     is_lease = options.figure == LEASE

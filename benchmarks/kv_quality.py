@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from benchmarks import study
+from triforce.arrays import Array
 from triforce.backends.decoder import Decoder, View
 from triforce.backends.dispatch import native
 from triforce.backends.kernel_api import ForwardBatch
@@ -25,10 +24,11 @@ from triforce.cli.options import described, json_file, quiet
 from triforce.cli.text_files import book_file, read_texts
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
-from triforce.eval import EvalConfig, EvalContext, Table, evaluate, kv_dtypes, plan, tokenize
+from triforce.eval import EvalConfig, EvalContext, eval_config, evaluate, kv_dtypes, tokenize
 from triforce.eval.kv_dtypes import MEASURED
 from triforce.llm import LLM
 from triforce.ragged import Ints
+from triforce.tables import Table
 
 Row = dict[str, Any]
 SHIPPED = "the shipped pair"
@@ -46,7 +46,7 @@ class UpperNibbles:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.decoder, name)
 
-    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: Any, at_BJ: Tensor | None = None) -> Tensor:
+    def __call__(self, ids_BT: Ints, counts_B: Ints, cache: Any, at_BJ: Ints | None = None) -> Array:
         cache.kv.int8 = True
         return self.decoder(ids_BT, counts_B, Committed(cache), at_BJ)
 
@@ -61,7 +61,7 @@ class Committed:
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         batch = self.view.begin(counts_B, width)
-        return replace(batch, views=[(n, replace(lists, coarse=lists.starts)) for n, lists in batch.views])
+        return replace(batch, views=[(n, replace(lists, low_precision_ends=lists.starts)) for n, lists in batch.views])
 
 
 def unrotated(decoder: Decoder) -> Decoder:
@@ -125,10 +125,10 @@ def rows(model: str, options: Namespace) -> Iterator[Row]:
     texts = read_texts(options.texts or [str(book_file())])
     for kind, (dtype, changed) in KINDS.items():
         llm = LLM(None if model == SHIPPED else model, None, dtype="bfloat16", kv_dtype=dtype)
-        numbers: EvalConfig = plan(llm.target.config.context, options.max_context)
+        numbers: EvalConfig = eval_config(llm.target.config.context, options.max_context)
         numbers = replace(numbers, windows=options.windows)
         subject = KVContext(llm, tokenize(llm, texts), numbers, options.quiet, decoder=changed(llm.target.decoder))
-        row_head = {"model": Path(model).name, "kv": kind, "context": numbers.deepest}
+        row_head = {"model": Path(model).name, "kv": kind, "context": numbers.longest_window}
         yield row_head | evaluate(subject, options.only, lambda *_: None)
 
 

@@ -3,8 +3,8 @@
     python -m benchmarks.lookup --json benchmarks/results/lookup.json
 
 First the target's own texts, sampled after prompts from a book and from code: at each position the probability that the
-target gives to what followed the longest end of the text that occurred before, and the share of the draft's guesses
-that it would keep there (sum min(p, q)). Then the guesses that the retrieval tier keeps in a pass, by mode.
+target gives to what followed the longest end of the text that occurred before, and the share of the draft's tokens
+that it would accept there (sum min(p, q)). Then the draft tokens that the retrieval tier accepts in a pass, by mode.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def measure(options: Namespace) -> None:
     print("| match | positions | lookup | draft |\n| --- | ---: | ---: | ---: |")
     for row in matches:
         print(f"| from {row['match']} | {row['positions']} | {row['lookup']:.3f} | {row['draft']:.3f} |")
-    print("\n| temperature | mode | guesses kept per pass of the retrieval tier |\n| --- | --- | ---: |")
+    print("\n| temperature | mode | accepted draft tokens per pass of the retrieval tier |\n| --- | --- | ---: |")
     for row in of_modes:
         print(f"| {row['temperature']} | {row['mode']} | {row['kept']:.3f} |")
     study.write(options, {"context": options.context, "matches": matches, "rows": of_modes})
@@ -78,7 +78,7 @@ def prompts(llm: LLM, context: int) -> Iterator[list[int]]:
 
 
 def kept_and_passes(output: RequestOutput) -> tuple[int, int]:
-    """Return guesses kept of the tiers below the retrieval tier, and passes of that."""
+    """Return accepted draft tokens of the tiers below the retrieval tier, and passes of the retrieval tier."""
     *below, middle, _ = output.tiers
     return sum(tier.accepted for tier in below), middle.passes
 
@@ -96,9 +96,9 @@ def by_length(
     for n, span in enumerate(spans):
         prefix = ids[: span.start]
         grams.read(prefix)
-        length, guesses = grams.match(prefix)
+        length, start = grams.match(prefix)
         if length:
-            yield max(low for low in LENGTHS if low <= length), float(exact_NV[n, ids[guesses]]), shared[n]
+            yield max(low for low in LENGTHS if low <= length), float(exact_NV[n, ids[start]]), shared[n]
 
 
 main = study.command("lookup", __doc__, add_arguments, measure)

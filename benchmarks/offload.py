@@ -25,14 +25,15 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks import study
+from triforce.arrays import itemsize
 from triforce.backends.cpu.offload import NativeOffloadedKV
 from triforce.bench.speed import acceptance
 from triforce.cli.bench.setup import own_texts
 from triforce.cli.options import described, json_file, several
 from triforce.cli.text_files import BOOK
 from triforce.eval.context import tokenizer_of
-from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.quantities import size_of
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -104,7 +105,7 @@ def streaming(ids: list[int], saved: Path, memory: str, tokens: int) -> Row:
 
 def _kv(llm: LLM, tokens: int) -> int:
     """Return the KV bytes of `tokens` tokens."""
-    return tokens * llm.target.config.kv_bytes(llm.target.decoder.dtype.itemsize)
+    return tokens * llm.target.config.kv_bytes(itemsize(llm.target.decoder.dtype))
 
 
 def bus(ids: list[int], saved: Path, options: Namespace, memory: int, kv_dtype: str, rate: float) -> Iterator[Row]:
@@ -182,7 +183,7 @@ def measure(options: Namespace) -> None:
             print(f"prefill {perf_counter() - started:.1f} s", flush=True)
             if not options.skip_streaming and kv_dtype != "int8":
                 note(streaming(ids, saved, memories[0], 12))
-            kv_share = _kv(plain, 1) / (plain.target.config.kv_size * plain.target.decoder.dtype.itemsize)
+            kv_share = _kv(plain, 1) / (plain.target.config.kv_size * itemsize(plain.target.decoder.dtype))
             for memory in memories:
                 for row in bus(ids, saved, options, int(size_of(memory) * kv_share), kv_dtype, 2e9):
                     note(row | {"memory": memory, "kv": kv_dtype})

@@ -20,8 +20,7 @@ from benchmarks.compare import on_file_tables, on_folder
 from benchmarks.paper.__main__ import EXPERIMENTS, absent
 from triforce.bench import lossless
 from triforce.bench.speed import speed_tables, speedup, verdict
-from triforce.eval import Table
-from triforce.eval.tables import percent
+from triforce.tables import Table, percent
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"

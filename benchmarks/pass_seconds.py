@@ -26,7 +26,7 @@ from benchmarks.acceptance_traces import LIVE, batch_of, drafted
 from triforce import LLM, SamplingParams
 from triforce.backends import dispatch
 from triforce.cli.options import described
-from triforce.engine.tier_builder import unlinked
+from triforce.engine.tier_builder import unlink_tiers
 
 FILE = "tests/data/pass_seconds.json"
 WIDTHS = (1, 2, 3, 4, 5, 7, 9, 13, 17)
@@ -53,27 +53,27 @@ def measure(options: Namespace) -> None:
 
 def milliseconds(llm: LLM, length: int) -> dict[str, dict[int, float]]:
     """Return the median milliseconds of a pass by tier and width, or of a fused draft by its tokens."""
-    dice = np.random.default_rng(1)
+    generator = np.random.default_rng(1)
 
     def tokens(count: int) -> list[int]:
-        drawn: list[int] = dice.integers(10, llm.target.config.vocab_size, count).tolist()
+        drawn: list[int] = generator.integers(10, llm.target.config.vocab_size, count).tolist()
         return drawn
 
     batch = batch_of(llm, tokens(length), SamplingParams(0.6, top_p=0.9, seed=1, max_tokens=64, ignore_eos=True))
-    tiers = {tier.name: tier for tier in unlinked(batch.top) if tier.name != "ngram"}
+    tiers = {tier.name: tier for tier in unlink_tiers(batch.top) if tier.name != "ngram"}
     took: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     ends = perf_counter() + SECONDS
     with torch.no_grad():
         for turn in range(TURNS):
             for width, (name, tier) in ((width, entry) for width in WIDTHS for entry in tiers.items()):
                 if name == "full" or width < NARROW + 1:
-                    guess = drafted(tokens(width - 1))
+                    draft = drafted(tokens(width - 1))
                     tier.gamma = width
                     began = perf_counter()
                     if name == "draft":
                         tier.propose(batch.prefix, batch.sampling, LIVE)
                     else:
-                        tier.verify(batch.prefix, guess, batch.sampling, LIVE)  # type: ignore[attr-defined]
+                        tier.verify(batch.prefix, draft, batch.sampling, LIVE)  # type: ignore[attr-defined]
                     if turn:  # the first turn warms up
                         took[name][width].append(1000 * (perf_counter() - began))
                     tier.rewind(batch.prefix)

@@ -22,6 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import study
+from triforce.arrays import DType
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.weights import read_weights
 from triforce.cli.bench import parts, setup
@@ -29,10 +30,11 @@ from triforce.cli.bench.setup import show
 from triforce.cli.options import described, json_file, model, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
-from triforce.eval import Table, scoring, tokenize
+from triforce.eval import scoring, tokenize
 from triforce.eval.context import Text, spread_windows
 from triforce.eval.scoring import interval
 from triforce.llm import LLM
+from triforce.tables import Table
 
 Row = dict[str, Any]
 EXACT, OTHERS = "float32", ("default", "bfloat16")
@@ -42,14 +44,14 @@ BLOCK = 64
 
 def precisions(llm: LLM) -> dict[str, Decoder]:
     """Return a model's decoder as it is, and those of the numbers that its weights stand for."""
-    target, cpu = llm.target, torch.device("cpu")
+    target = llm.target
 
-    def numbers(dtype: torch.dtype) -> Decoder:
+    def numbers(dtype: DType) -> Decoder:
         archives, rows = target.files.archives(packed=False), target.files.config.vocab_size
-        weights = read_weights(target.path, archives, target.config, rows=rows, device=cpu, dtype=dtype)
+        weights = read_weights(target.path, archives, target.config, rows=rows, dtype=dtype)
         return Decoder(target.config, weights)
 
-    return {"default": target.decoder, EXACT: numbers(torch.float32), "bfloat16": numbers(torch.bfloat16)}
+    return {"default": target.decoder, EXACT: numbers(EXACT), "bfloat16": numbers("bfloat16")}
 
 
 def losses(decoders: Mapping[str, Decoder], ids_N: Tensor) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -24,15 +25,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import study
 from benchmarks.draft_acceptance import windows
 from triforce.backends import dispatch
+from triforce.backends.torch.tensors import as_tensor
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.setup import machine, show
 from triforce.cli.options import described, draft, json_file, model, quiet
 from triforce.cli.text_files import read_texts
 from triforce.errors import RequestError
-from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import SLICE, Head
+from triforce.tables import Table
+from triforce.training.distillation import SLICE, OutputHead
 from triforce.training.episodes import EpisodeReader, Episodes, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import optimizers, step, torch_threads
@@ -95,11 +97,11 @@ class PlainTraining:
         self.threads = threads
         episodes = Episodes(llm, Texts.of(llm, texts, self.config.width), self.config)
         self.episodes = EpisodeReader(target.decoder, (1,), episodes, self.config)
-        rows_VC = target.decoder.head_rows(torch.arange(target.config.vocab_size)).float()
+        rows_VC = as_tensor(target.decoder.head_rows(np.arange(target.config.vocab_size))).float()
         cap = target.config.architecture.logit_cap
         self.narrow = dispatch.native is not None and dispatch.native.level() == "avx512bf16"
         head_rows = rows_VC.bfloat16() if self.narrow else rows_VC
-        self.head = Head(last_norm(target), target.config.norm_eps, head_rows, cap, self.config.greedy)
+        self.head = OutputHead(last_norm(target), target.config.norm_eps, head_rows, cap, self.config.greedy)
         self.model = largest(target.config.vocab_size, byte_limit, self.config.seed)
         self.parameters = self.model.num_parameters()
         self.updates = 0

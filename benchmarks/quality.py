@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks import study
 from benchmarks.acceptance.h2o import HeavyHitters, added, attended
+from triforce.arrays import Array
 from triforce.backends.decoder import Decoder
 from triforce.bench.prompts import (
     CUE,
@@ -39,18 +39,17 @@ from triforce.cli.options import described, draft, json_file, model, placement, 
 from triforce.cli.progress import Prefill
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.errors import RequestError
-from triforce.eval import Table
-from triforce.eval.tables import percent, tokens
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy, Recent
 from triforce.llm import LLM
 from triforce.ragged import common_prefix, ints
+from triforce.tables import Table, percent, tokens
 
 Row = dict[str, Any]
 PLAIN = "plain decoding"
 
-EVICTIONS: dict[str, Callable[[Tensor], Policy]] = {
+EVICTIONS: dict[str, Callable[[Array], Policy]] = {
     "StreamingLLM": lambda mass_LGU: Recent(),
     "H2O": HeavyHitters,
 }
@@ -69,7 +68,7 @@ class EvictingDecoder:
         self.decoder, self.tokens = decoder, tokens
         self.shared = shared(prompts)
         longest = max(map(len, prompts)) + tokens
-        self.full = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [longest]).full()
+        self.full = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [longest]).full_view()
         self.mass_LGU = attended(decoder, self.full, ints(prompts[0][: self.shared])[None])
 
     @torch.no_grad()
@@ -81,7 +80,7 @@ class EvictingDecoder:
         view = RetrievalView(self.full, lambda: EVICTIONS[eviction](mass_LGU), setting)
         self.full.observe(view.unit if view.observes else 0)
         for _ in range(self.tokens):
-            logits_1JV = self.decoder(torch.tensor([made[-1:]], device=self.decoder.device), one, view)
+            logits_1JV = self.decoder(ints(made[-1:])[None], one, view)
             self.full.pool.lengths_B += 1  # there is nothing exact above to wait for
             made.append(int(logits_1JV[0, -1].argmax()))
         return made[1:]

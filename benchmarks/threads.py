@@ -95,7 +95,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def measure(options: Namespace) -> None:
     """Print a line for each shape. Raises RequestError without native kernels."""
     if not dispatch.native:
-        raise RequestError(f"there are no native kernels to measure: {dispatch.missing or dispatch.requested}")
+        raise RequestError(f"there are no native kernels to measure: {dispatch.missing_reason or dispatch.requested}")
     cpus = dispatch.usable_cpus()
     rows = list[dict[str, Any]]()
     empty_section = section(cpus)

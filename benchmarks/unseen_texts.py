@@ -25,17 +25,18 @@ from benchmarks import study
 from triforce.bench import speed
 from triforce.bench.prompts import PromptCache, Sources, prompts
 from triforce.bench.results_file import ResultsFile
-from triforce.bench.speed import AUTO, CONTROL, LOST, Cell, speed_tables, verdict
+from triforce.bench.speed import AUTO, CONTROL, LOST_SPEEDUP, Cell, speed_tables, verdict
 from triforce.cli.bench import parts, setup
 from triforce.cli.bench.setup import about, machine, show
 from triforce.cli.bench.speed import HEAD, line
 from triforce.cli.options import described, draft, json_file, model, placement, quiet, several
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
-from triforce.eval import Table, Text
+from triforce.eval import Text
 from triforce.llm import LLM
 from triforce.planner import CostModel
 from triforce.planner.cost_model import kernel_level
+from triforce.tables import Table
 
 Row = dict[str, Any]
 MODES = ("ar", "retrieval", "triforce", "draft", "draft-ngram", "ngram", CONTROL, AUTO)
@@ -113,14 +114,14 @@ def tables(rows: Sequence[Row]) -> list[Table]:
         some = [row for row in rows if row["profile"] == profile]
         found, speedups = verdict(some, mode), [row["speedup"] for row in some if row["mode"] == mode]
         if speedups:
-            below, lost = sum(each < LOST for each in speedups), len(found["lost"] or ())
+            below, lost = sum(each < LOST_SPEEDUP for each in speedups), len(found["lost"] or ())
             means = f"{found['mean']:.2f}", f"{min(speedups):.2f}", str(below), str(lost), f"{found['of_best']:.2f}"
             lines.append([profile, mode, str(found["cells"]), *means])
     note = (
-        f"Of plain decoding: the mean, the least, cells below {LOST}, and those that are with 95 % confidence. Of the "
-        "best fixed mode: the mean. `ar again` is plain decoding beside itself, so chance."
+        f"Of plain decoding: the mean, the least, cells below {LOST_SPEEDUP}, and those that are with 95 % confidence. "
+        "Of the best fixed mode: the mean. `ar again` is plain decoding beside itself, so chance."
     )
-    header = ["profile", "mode", "cells", "mean", "least", f"below {LOST}", "lost", "of the best"]
+    header = ["profile", "mode", "cells", "mean", "least", f"below {LOST_SPEEDUP}", "lost", "of the best"]
     return [Table("Mode auto on texts that nothing was chosen by", note, header, lines), speed_tables(rows)[-1]]
 
 

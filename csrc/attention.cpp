@@ -41,7 +41,7 @@ struct PartialBuffer {
     Partial partial() { return {acc, shift, sum}; }
 };
 
-/// Makes partials those of queries that have seen no key. A logit beside those of the keys counts from the beginning.
+/// Resets partials to queries that have seen no key. A sink logit, if any, counts from the beginning, with weight 1.
 void reset(const Attention& call, const Queries& queries, const Partial& partial) {
     const float* sinks = call.pages->attention_sink_logits;
     std::fill_n(partial.acc, queries.count * call.pages->dim, 0.0f);
@@ -50,11 +50,11 @@ void reset(const Attention& call, const Queries& queries, const Partial& partial
         partial.shift[i] = sinks ? sinks[call.head(queries, i)] * bits_of_e : nothing_seen;
 }
 
-/// Few queries over many keys: jobs share out the splits of a KV head, as FlashDecoding does (Dao et al. 2023). Each
-/// takes all queries of a KV head over one split. The job that finishes a head's last split merges them.
+/// For few queries over many keys. A job takes all queries of a row and KV head over one split, as in FlashDecoding
+/// (Dao et al. 2023). The job that finishes the last split of a row and head merges all of its splits.
 class SplitAttention {
   public:
-    /// `call` must outlive this.
+    /// `call` must outlive the SplitAttention.
     explicit SplitAttention(const Attention& call) : call_(call), kernels_(attention_kernels(call)) {
         for (int64_t b = 0; b < call.rows; b++) {
             splits_ = std::max(splits_, call.splits(b));
@@ -69,7 +69,7 @@ class SplitAttention {
         for (int64_t i = 0; i < heads; i++) splits_left_[i] = static_cast<int>(call.splits(i / call.pages->heads));
     }
 
-    /// All rows, KV heads and splits.
+    /// Takes all rows, KV heads and splits.
     void attend() {
         const int heads = call_.pages->heads;
         parallel(call_.rows * heads * splits_, [&](int job) {
@@ -78,7 +78,7 @@ class SplitAttention {
         });
     }
 
-    /// Splits [first, last) of one row and KV head.
+    /// Takes splits [first, last) of one row and KV head.
     void attend(int64_t b, int g, int64_t first, int64_t last) {
         parallel(last - first, [&](int job) { run({b, g, first + job}); });
     }
@@ -133,20 +133,20 @@ class SplitAttention {
     void add_mass(const Task& task, const Queries& queries, const Partial& all) const {
         float* mass = call_.mass + (task.b * call_.pages->heads + task.g) * call_.list_length;
         for (int64_t split = 0; split < call_.splits(task.b); split++) {
-            const Task of{task.b, task.g, split};
+            const Task split_task{task.b, task.g, split};
             const int64_t first = split * split_pages;
             const int64_t pages = std::min<int64_t>(split_pages, call_.list_length - first);
-            kernels_.add_mass(call_, queries.count, all, partial(of, queries.first), page_sums(of, queries.first),
-                              mass + first, static_cast<int>(pages));
+            kernels_.add_mass(call_, queries.count, all, partial(split_task, queries.first),
+                              page_sums(split_task, queries.first), mass + first, static_cast<int>(pages));
         }
     }
 
     const Attention& call_;
     const AttentionKernels& kernels_;
     Scratch scratch_;
-    int64_t splits_ = 0, queries_ = 0;  // the most of any row
+    int64_t splits_ = 0, queries_ = 0;  // maxima over rows
     float *acc_, *shift_, *sum_, *page_sums_ = nullptr;
-    int* splits_left_;  // of each row and KV head
+    int* splits_left_;  // (B, G): splits that are not finished
 };
 
 /// The number of groups that the queries of a row and KV head are cut into. Each group is a job.
@@ -162,7 +162,7 @@ Queries query_group(const Attention& call, int64_t b, int g, int64_t group, int6
     return {b, g, first, static_cast<int>(count * (group + 1) / groups - first)};
 }
 
-/// Scans splits [first, last) of one group of queries and merges each into `all`, which has those before `first`.
+/// Scans splits [first, last) of one group of queries and merges each into `all`, which has the splits before `first`.
 void scan_splits(const Attention& call, const Queries& queries, int64_t first, int64_t last, const Partial& all) {
     const AttentionKernels& kernels = attention_kernels(call);
     PartialBuffer next;
@@ -174,7 +174,7 @@ void scan_splits(const Attention& call, const Queries& queries, int64_t first, i
     if (last == call.splits(queries.b)) kernels.finish(call, queries, all);
 }
 
-/// Many queries: each job takes a group of them over all splits, so that memory does not grow with the context.
+/// For many queries. A job takes a group of queries over all splits, so that memory does not grow with the context.
 void attend_by_groups(const Attention& call, int64_t groups) {
     const int heads = call.pages->heads;
     parallel(call.rows * heads * groups, [&](int job) {
@@ -185,7 +185,7 @@ void attend_by_groups(const Attention& call, int64_t groups) {
     });
 }
 
-/// Makes the int8 copies that will be read and that no earlier call has made.
+/// Makes the int8 copies that the call reads and that do not exist yet.
 void make_copies(const Attention& call) {
     const int heads = call.pages->heads;
     parallel(call.rows * heads, [&](int job) {
@@ -193,7 +193,7 @@ void make_copies(const Attention& call) {
     });
 }
 
-/// Clears padding and mass.
+/// Zeroes the padding of outputs, and the mass.
 void clear_outputs(const Attention& call) {
     const int64_t token_bytes = call.heads * call.pages->query_bytes();
     for (int64_t b = 0; b < call.rows; b++) {
@@ -210,7 +210,8 @@ void check(const Attention& call) {
     require(0 <= call.window && call.window <= INT32_MAX, "window must lie in [0, 2^31 - 1]");
     require(!call.coarse || ((call.pages->copies.keys || call.pages->coded) && !call.window && !call.q_sinks),
             "coarse needs int8 copies or int8 pages, and no window");
-    require(!call.pages->attention_sink_logits || call.heads == call.pages->query_heads, "each query head has a sink logit");
+    require(!call.pages->attention_sink_logits || call.heads == call.pages->query_heads,
+            "each query head has a sink logit");
     for (int64_t b = 0; b < call.rows; b++) check_row(call, b);
 }
 

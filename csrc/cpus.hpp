@@ -1,4 +1,4 @@
-// The one place that says how many CPUs this process may use.
+// The number of CPUs that this process may use.
 #pragma once
 
 #include <optional>
@@ -6,11 +6,11 @@
 
 namespace triforce {
 
-/// CPUs' worth of time that the control groups of this process grant it, versions 1 and 2: the least of its own and
-/// those above it, rounded up. None without a limit that can be read. `root` is where /proc and /sys lie.
+/// CPU quota of this process's control groups (versions 1 and 2), in CPUs, rounded up: the smallest quota of its group
+/// and of the groups above. None without a limit that can be read. `root`: folder of /proc and /sys.
 std::optional<int> cpu_quota(const std::string& root = "");
 
-/// The CPUs of this process's affinity, or its quota's where that is less. At least 1.
+/// The CPUs of this process's affinity, or its CPU quota, if smaller. At least 1.
 int usable_cpus();
 
 }  // namespace triforce

@@ -26,13 +26,13 @@ Activations activations(Scratch& scratch, const ForwardBatch& batch, const Decod
     return a;
 }
 
-/// Copies the residual stream (N, C) behind `layers` layers, if it was asked for.
+/// Copies the residual stream (N, C) after `layers` layers, if batch.state_layers has this number.
 void keep_state(const ForwardBatch& batch, int64_t layers, const float* x, int64_t size) {
     for (size_t i = 0; i < batch.state_layers.size(); i++)
         if (batch.state_layers[i] == layers) std::copy_n(x, size, batch.states + static_cast<int64_t>(i) * size);
 }
 
-/// The search of each layer; null where its queries see all of their lists.
+/// The search of each layer; null if the layer's queries see their whole lists.
 std::vector<const Search*> searches(const ForwardBatch& batch) {
     std::vector<const Search*> all;
     for (const View& view : batch.views)
@@ -61,13 +61,13 @@ void locate(const Places& at, const ForwardBatch& batch, const Attention& call) 
     for (int64_t i = 0; i < batch.rows * batch.width; i++) {
         const int64_t b = i / batch.width, t = i % batch.width, key = call.starts[b] + t;
         const bool real = t < batch.counts[b];
-        const auto slot = [&](int64_t of) {
-            return call.list(b, 0)[of / page_size] * int64_t{page_size} + of % page_size;
+        const auto slot = [&](int64_t index) {
+            return call.list(b, 0)[index / page_size] * int64_t{page_size} + index % page_size;
         };
         at.positions[i] = real ? batch.positions[b] + t : 0;
         at.sink_positions[i] = std::min(at.positions[i], largest);
         at.slots[i] = real ? slot(key) : 0;
-        at.before[i] = real && key ? slot(key - 1) : 0;
+        at.previous_slots[i] = real && key ? slot(key - 1) : 0;
     }
 }
 
@@ -143,24 +143,24 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
     const int heads = static_cast<int>(first.q_size() / memory[0]->dim);
     std::vector<Attention> attention = attention_calls(memory, batch, heads);
     std::optional<OffloadedPass> offloaded;
-    const auto elsewhere = [](const Pages* pages) { return pages->offload != nullptr; };
-    if (const auto found = std::find_if(memory.begin(), memory.end(), elsewhere); found != memory.end()) {
-        const Attention *of_first = &attention[batch.first_layer], *behind = attention.data() + batch.last_layer;
-        offloaded.emplace(*(*found)->offload, of_first, behind, batch.exact, batch.keep).start();
+    const auto is_offloaded = [](const Pages* pages) { return pages->offload != nullptr; };
+    if (const auto found = std::find_if(memory.begin(), memory.end(), is_offloaded); found != memory.end()) {
+        const Attention *first_call = &attention[batch.first_layer], *end_call = attention.data() + batch.last_layer;
+        offloaded.emplace(*(*found)->offload, first_call, end_call, batch.past_committed, batch.keep).start();
     }
     if (batch.first_layer == 0) embedding_->rows(batch.ids, N, a.x);
     const Places at = take_places(scratch, N);
     int64_t touched = 0, mixtures = 0;
     for (int64_t i = batch.first_layer; i < batch.last_layer; i++) {
         const bool output_needed = batch.scored || i + 1 < layers;
-        // Each view has starts of its own, and its lists may lie in pages of their own.
+        // Views have different starts, and their lists may name different pages.
         if (i == batch.first_layer || attention[i].starts != attention[i - 1].starts) locate(at, batch, attention[i]);
         layers_[i]->qkv(a.x, N, a.q, a.k, a.v);
         char* rotated = batch.queries ? batch.queries + i * queries_of_a_layer : a.rotated;
         rope_and_write(attention[i], batch, a, at, rotations_[i], rotated);
         if (output_needed || batch.mass) {
             if (memory[i]->offload)
-                offloaded->attend(attention[i]);  // to whole lists: offloaded memory has no sketches
+                offloaded->attend(attention[i]);  // without search: offloaded memory has no sketches
             else if (searched[i])
                 search_and_attend(*searched[i], attention[i]);
             else

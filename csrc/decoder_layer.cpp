@@ -9,19 +9,19 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t rows_of_a_chunk = 8;           // some microseconds of work
-constexpr int64_t numbers_of_a_chunk = 8 << 10;  // likewise, and a multiple of 16
+constexpr int64_t rows_of_a_chunk = 8;           // a few microseconds of work
+constexpr int64_t numbers_of_a_chunk = 8 << 10;  // a few microseconds of work; a multiple of 16
 
-/// As the outputs of two matrices, which are interleaved block by block.
-Floats interleaved(const Floats& one, const Floats& other) {
+/// Interleaves biases block by block, like the outputs of two interleaved matrices.
+Floats interleaved(const Floats& first, const Floats& second) {
     Floats out;
-    for (size_t at = 0; at < one.size(); at += block_size)
-        for (const Floats* each : {&one, &other})
+    for (size_t at = 0; at < first.size(); at += block_size)
+        for (const Floats* each : {&first, &second})
             out.insert(out.end(), each->begin() + at, each->begin() + at + block_size);
     return out;
 }
 
-/// Calls body(first, count) for parts of `count` numbers, a few at a time.
+/// Calls body(first, n) for chunks of n numbers that cover [0, count), in one job.
 template <class Body>
 void by_chunks(int64_t count, Body body) {
     parallel((count + numbers_of_a_chunk - 1) / numbers_of_a_chunk, [&](int64_t chunk) {
@@ -117,8 +117,8 @@ GatedMlp::GatedMlp(const GateWeights& w, const LayerSettings& s)
 
 void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
     Scratch scratch;
-    const int64_t from = round_up(hidden(), block_size);
-    void* normed = scratch.take<char>(rows * from * size_of(type()));
+    const int64_t input_stride = round_up(hidden(), block_size);
+    void* normed = scratch.take<char>(rows * input_stride * size_of(type()));
     norm_(x, rows, type(), normed);
     Linear products[2]{};
     project(normed, rows, gated, scratch, products);
@@ -127,15 +127,17 @@ void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
 }
 
 void GatedMlp::project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const {
-    const int64_t from = round_up(hidden(), block_size), each = stride();
+    const int64_t input_stride = round_up(hidden(), block_size), gated_stride = stride();
     if (!up_) {
-        *products = {gate_.weights(), normed, from, rows, or_null(bias_), Epilogue::gate, gated, each, activation_};
+        *products = {gate_.weights(), normed, input_stride, rows, or_null(bias_),
+                     Epilogue::gate, gated, gated_stride, activation_};
         return;
     }
     const auto product = [&](const Matrix& matrix, const Floats& bias) {
         Weights weights = matrix.weights();
-        weights.outputs = each;  // those beyond are zeros, which is what the next matrix reads there
-        return Linear{weights, normed, from, rows, or_null(bias), Epilogue::store, scratch.take<float>(rows * each), each};
+        weights.outputs = gated_stride;  // outputs beyond are zeros, as the next matrix needs
+        return Linear{weights, normed, input_stride, rows, or_null(bias), Epilogue::store,
+                      scratch.take<float>(rows * gated_stride), gated_stride};
     };
     products[0] = product(gate_, bias_), products[1] = product(*up_, up_bias_);
 }
@@ -189,7 +191,8 @@ int64_t DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const
     return 0;
 }
 
-/// Adds a product of rows that are `stride` apart to x, normed and scaled first where the family does so.
+/// Adds the product of `matrix` and rows of `from`, `stride` numbers apart, to x. The product is first normed, if there
+/// is a norm, and multiplied by residual_scale.
 void DecoderLayer::add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows,
                        const Norm& norm, float* x) const {
     const int64_t C = hidden();
@@ -201,21 +204,21 @@ void DecoderLayer::add(const Matrix& matrix, const Floats& bias, const void* fro
     add(part, rows, norm, x);
 }
 
-/// Adds rows to x, normed and scaled first where the family does so.
+/// Adds rows of `part` to x. They are first normed, if there is a norm, and multiplied by residual_scale.
 void DecoderLayer::add(const float* part, int64_t rows, const Norm& norm, float* x) const {
     Scratch scratch;
     const int64_t C = hidden();
-    const int64_t apart = norm ? round_up(C, block_size) : C;
+    const int64_t stride = norm ? round_up(C, block_size) : C;
     const float* added = part;
     if (norm) {
-        float* normed = scratch.take<float>(rows * apart);
+        float* normed = scratch.take<float>(rows * stride);
         norm(part, rows, Type::f32, normed);
         added = normed;
     }
     parallel((rows + rows_of_a_chunk - 1) / rows_of_a_chunk, [&](int64_t chunk) {
         const int64_t end = std::min(rows, (chunk + 1) * rows_of_a_chunk);
         for (int64_t row = chunk * rows_of_a_chunk; row < end; row++)
-            for (int64_t i = 0; i < C; i++) x[row * C + i] += residual_scale_ * added[row * apart + i];
+            for (int64_t i = 0; i < C; i++) x[row * C + i] += residual_scale_ * added[row * stride + i];
     });
 }
 

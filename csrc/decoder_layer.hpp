@@ -1,4 +1,5 @@
-// The linear side of one decoder layer and of the head. Rotation and attention come between `qkv` and `finish`.
+// Products, norms and activations of a decoder layer, and the output head. Rotation and attention come between `qkv`
+// and `finish`.
 //
 // The residual stream x is float32 (rows, hidden). The input of a matrix is rounded to the type of the weights, once.
 #pragma once
@@ -17,28 +18,28 @@ class Experts;
 /// A vector of a checkpoint as floats, with zeros up to a multiple of 16.
 using Floats = std::vector<float>;
 
-/// The numbers of a vector, of `type` or float32; none if there is none. Throws std::invalid_argument.
+/// The numbers of a vector of `type` or float32; empty without a vector. Throws std::invalid_argument.
 Floats floats(const std::optional<Tensor>& vector, int64_t size, Type type);
 inline const float* or_null(const Floats& vector) { return vector.empty() ? nullptr : vector.data(); }
 
 struct Norm {
-    Floats weight;  // empty where the model has no such norm: rows are then rounded only
+    Floats weight;  // empty if the model has no such norm; rows are then only rounded
     int64_t size;
     float eps;
 
     explicit operator bool() const { return !weight.empty(); }
-    /// Writes rows of x, normed and rounded, as the input of a matrix: (rows, size rounded up to 16).
+    /// Writes rows of x, normed and rounded to `type`, as the input of a matrix: y (rows, size rounded up to 16).
     void operator()(const float* x, int64_t rows, Type type, void* y) const;
 };
 
-/// The norm of a checkpoint's weight, or none.
+/// The norm of a checkpoint's weight. Without a weight its rows are only rounded.
 Norm make_norm(const std::optional<Tensor>& weight, int64_t size, Type type, float eps);
 
-/// y *= factor, of `count` numbers.
+/// y *= factor, for `count` numbers.
 void scale(float* y, int64_t count, float factor);
 
-/// The tensors of a checkpoint's layer; optional ones are missing where the model family has none. Norms of q and k are
-/// of each head or of all of them together.
+/// The tensors of a layer in a checkpoint. Optional tensors are absent if the model family has none. q_norm and k_norm
+/// norm each head, or all heads together.
 struct LayerWeights {
     std::optional<Tensor> input_norm, post_norm;
     WeightSource q, k, v, o, gate, up, down;
@@ -46,10 +47,11 @@ struct LayerWeights {
     std::optional<Tensor> q_norm, k_norm, attn_out_norm, mlp_out_norm;
 };
 
-/// Throws std::invalid_argument for another than silu, gelu or clamped.
+/// Throws std::invalid_argument for any name but silu, gelu and clamped.
 Activation activation_named(const std::string& name);
 
-/// How a layer computes: factors of the queries and of what it adds to the residual stream.
+/// Settings of a layer's arithmetic. query_scale: factor of queries. residual_scale: factor of the outputs that are
+/// added to the residual stream.
 struct LayerSettings {
     int64_t head_dim;
     float eps;
@@ -58,7 +60,7 @@ struct LayerSettings {
     Activation activation = Activation::silu;
 };
 
-/// The projections from the residual stream to queries, keys and values, of some heads or of all.
+/// The projections from the residual stream to queries, keys and values, for all heads or for some.
 class QkvProjections {
   public:
     /// Throws std::invalid_argument if shapes do not fit each other.
@@ -70,7 +72,8 @@ class QkvProjections {
     Type type() const { return q_.type(); }
     size_t bytes() const { return q_.bytes() + k_.bytes() + v_.bytes(); }
 
-    /// Projects the normed x, with biases and norms of heads, before rotation: float32.
+    /// Writes q (rows, q_size), k and v (rows, kv_size) of the normed x, with biases and norms of q and k, before
+    /// rotation. All are float32.
     void qkv(const float* x, int64_t rows, float* q, float* k, float* v) const;
 
   private:
@@ -88,7 +91,7 @@ struct GateWeights {
     std::optional<Tensor> gate_bias, up_bias;  // both or none
 };
 
-/// The first half of an MLP, all of its outputs or some: the activation of the normed residual stream's gate and up.
+/// The first half of an MLP, for all of its outputs or for some: norm, gate and up projection, and activation.
 class GatedMlp {
   public:
     GatedMlp(const GateWeights& weights, const LayerSettings& settings);
@@ -99,34 +102,35 @@ class GatedMlp {
     Type type() const { return gate_.type(); }
     size_t bytes() const { return gate_.bytes() + (up_ ? up_->bytes() : 0); }
 
-    /// Writes `gated` (rows, stride) of the input's type.
+    /// Writes `gated` (rows, stride) of `type()`, for x (rows, hidden).
     void forward(const float* x, int64_t rows, void* gated) const;
 
-    /// The same of rows that are normed, (rows, hidden rounded up to 16), in two steps, so that others can share a job:
-    /// so many `products` to be multiplied; then what is left to do with them.
+    /// `forward` for normed rows (rows, hidden rounded up to 16), in two steps, so that one job can also compute other
+    /// products. `project` lists the `products()` products; `activate` applies the activation to their results.
     int64_t products() const { return up_ ? 2 : 1; }
     void project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const;
     void activate(const Linear* products, void* gated) const;
 
   private:
-    Matrix gate_;  // interleaved with the up projection
-    std::optional<Matrix> up_;  // unless the two are of different types
-    Floats bias_, up_bias_;     // as the matrices
+    Matrix gate_;               // interleaved with the up projection if both are of one type
+    std::optional<Matrix> up_;  // the up projection if it is of another type
+    Floats bias_, up_bias_;     // `bias_` is interleaved like `gate_`; `up_bias_` is used only with `up_`
     Norm norm_;
     Activation activation_;
 };
 
-/// A decoder layer but for rotation and attention.
+/// A decoder layer without rotation and attention.
 class DecoderLayer : public QkvProjections {
   public:
-    /// With `experts` in the place of `post_norm`, `gate`, `up` and `down` and their biases, if there are any.
+    /// `experts`, if any, take the place of `post_norm`, `gate`, `up`, `down` and their biases.
     DecoderLayer(const LayerWeights& parts, std::shared_ptr<Experts> experts, const LayerSettings& settings);
     ~DecoderLayer();
 
     size_t bytes() const;
 
-    /// x += o(attn_out), then x += mlp(norm(x)), each normed and scaled first where the family does so; `attn_out`
-    /// (rows, q_size) is of the weights' type. Returns how many experts were touched, see `ExpertChoices`.
+    /// x += o(attn_out), then x += mlp(norm(x)). Both summands are first normed, if the model family does so, and
+    /// multiplied by residual_scale. `attn_out` (rows, q_size) is of the weights' type. Returns
+    /// `ExpertChoices::touched`; 0 without experts.
     int64_t finish(float* x, int64_t rows, const void* attn_out) const;
 
   private:
@@ -152,6 +156,7 @@ class LmHead {
     int64_t hidden() const { return norm_.size; }
     int64_t vocabulary() const { return matrix_->outputs(); }
     const Matrix& matrix() const { return *matrix_; }
+    /// Writes logits (rows, vocabulary) of x (rows, hidden).
     void logits(const float* x, int64_t rows, float* logits) const;
 
   private:

@@ -1,4 +1,4 @@
-// What turns tokens into the start of the residual stream.
+// The embedding: rows for tokens, with which the residual stream begins.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace triforce {
 
-/// Rows of a table (V, C), which is borrowed, or of a packed matrix, times a factor.
+/// Rows of a borrowed table (V, C), or of a packed matrix, times `scale`.
 class Embedding {
   public:
     Embedding(const WeightSource& table, float scale) : table_(table), scale_(scale) {}
@@ -16,9 +16,9 @@ class Embedding {
 
     int64_t vocabulary() const { return table_ ? table_->outputs() : matrix_->outputs(); }
     int64_t hidden() const { return table_ ? table_->inputs() : matrix_->inputs(); }
-    /// Throws std::invalid_argument unless it is of this shape, for products of this type.
+    /// Throws std::invalid_argument unless the embedding is (vocabulary, hidden) and its model's products take `type`.
     void expect(Type type, int64_t vocabulary, int64_t hidden) const;
-    /// Writes the rows of tokens, (count, C).
+    /// Writes the rows of tokens `ids` to x (count, C).
     void rows(const int64_t* ids, int64_t count, float* x) const;
 
   private:

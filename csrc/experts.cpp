@@ -13,14 +13,14 @@ namespace triforce {
 namespace {
 
 using Chosen = std::vector<ExpertChoices::Choice>;
-constexpr int64_t rows_at_once = 8, columns_at_once = 2048;  // that a thread rounds, or sums up
-constexpr double least_sum = 1e-20;  // added to what weights of sigmoids are divided by, as models were trained
+constexpr int64_t rows_at_once = 8, columns_at_once = 2048;  // rows that a chunk rounds, columns that a chunk sums up
+constexpr double least_sum = 1e-20;  // added to the divisor of renormalised sigmoid scores, as in training
 
 std::optional<Tensor> at(const std::vector<Tensor>& biases, size_t expert) {
     return biases.empty() ? std::nullopt : std::optional<Tensor>(biases[expert]);
 }
 
-/// What a router's function makes of a row's logits; those of a softmax are parts of their `whole`.
+/// Scores of a row's logits by the router's function. Scores of a softmax are not yet divided by their sum, `whole`.
 class Scores {
   public:
     Scores(const float* logits, int64_t count, bool sigmoid)
@@ -30,10 +30,10 @@ class Scores {
         const double logit = logits_[expert];
         return sigmoid_ ? 1 / (1 + std::exp(-logit)) : std::exp(logit - top_);
     }
-    /// Of the first ids, in their order.
-    double sum(const std::vector<int64_t>& ids, int64_t some) const {
+    /// Sum of the scores of the first `count` ids, in their order.
+    double sum(const std::vector<int64_t>& ids, int64_t count) const {
         double all = 0;
-        for (int64_t i = 0; i < some; i++) all += (*this)[ids[i]];
+        for (int64_t i = 0; i < count; i++) all += (*this)[ids[i]];
         return all;
     }
     double whole(const std::vector<int64_t>& ids) const { return sigmoid_ ? 1 : sum(ids, count_); }
@@ -45,26 +45,28 @@ class Scores {
     double top_;
 };
 
-/// Puts the ids of the largest numbers first, in descending order; among equals the lowest ids.
-void rank(const std::vector<double>& numbers, int64_t some, std::vector<int64_t>& ids) {
-    std::partial_sort(ids.begin(), ids.begin() + some, ids.end(), [&](int64_t a, int64_t b) {
+/// Puts the ids of the `count` largest numbers first, in descending order; among equal numbers the lowest ids.
+void rank(const std::vector<double>& numbers, int64_t count, std::vector<int64_t>& ids) {
+    std::partial_sort(ids.begin(), ids.begin() + count, ids.end(), [&](int64_t a, int64_t b) {
         return numbers[a] != numbers[b] ? numbers[a] > numbers[b] : a < b;
     });
 }
 
-/// Lets experts of the best groups be worth what they are, and others nothing: the two best of a group count.
+/// Sets the worth of experts outside the `best` best groups to minus infinity. The worth of a group is the sum of its
+/// two best experts' worth.
 void leave_best_groups(std::vector<double>& worth, int64_t groups, int64_t best) {
     if (best == groups) return;
     const int64_t size = static_cast<int64_t>(worth.size()) / groups;
     std::vector<int64_t> ids(groups);
     std::iota(ids.begin(), ids.end(), 0);
-    std::vector<double> of_group(groups);
+    std::vector<double> group_worth(groups);
     for (int64_t g = 0; g < groups; g++) {
         double two[2];
-        std::partial_sort_copy(worth.begin() + g * size, worth.begin() + (g + 1) * size, two, two + 2, std::greater<>());
-        of_group[g] = two[0] + two[1];
+        std::partial_sort_copy(worth.begin() + g * size, worth.begin() + (g + 1) * size, two, two + 2,
+                               std::greater<>());
+        group_worth[g] = two[0] + two[1];
     }
-    rank(of_group, best, ids);
+    rank(group_worth, best, ids);
     for (int64_t i = best; i < groups; i++)
         std::fill_n(worth.begin() + ids[i] * size, size, -std::numeric_limits<double>::infinity());
 }
@@ -131,7 +133,7 @@ ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
         const Scores scores(logits + row * E, E, routing_.sigmoid);
         std::iota(ids.begin(), ids.end(), 0);
         if (correction_.empty() && routing_.groups == 1) {
-            std::copy_n(logits + row * E, E, worth.begin());  // scores have the same order, but for their rounding
+            std::copy_n(logits + row * E, E, worth.begin());  // scores have the order of logits, except for rounding
         } else {
             const double whole = scores.whole(ids);
             for (int64_t e = 0; e < E; e++) worth[e] = scores[e] / whole + (correction_.empty() ? 0 : correction_[e]);
@@ -170,14 +172,14 @@ ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated) const {
     int64_t count = 0;
     const auto to = [&](int64_t before) { return static_cast<char*>(gated) + before * gated_stride() * size; };
     choices.each([&](size_t expert, const Chosen& chosen, int64_t before) {
-        const auto some = static_cast<int64_t>(chosen.size());
+        const auto row_count = static_cast<int64_t>(chosen.size());
         char* from = rounded;
-        if (some < rows) {
-            from = scratch.take<char>(some * row_bytes);
-            for (int64_t i = 0; i < some; i++)
+        if (row_count < rows) {
+            from = scratch.take<char>(row_count * row_bytes);
+            for (int64_t i = 0; i < row_count; i++)
                 std::copy_n(rounded + chosen[i].row * row_bytes, row_bytes, from + i * row_bytes);
         }
-        gates_[expert].project(from, some, to(before), scratch, products + count);
+        gates_[expert].project(from, row_count, to(before), scratch, products + count);
         count += gates_[expert].products();
     });
     multiply(products, count);
@@ -207,9 +209,9 @@ void Experts::down(const ExpertChoices& choices, const void* gated, int64_t rows
         for (int64_t row = 0; row < rows; row++) std::fill(sum + row * C + first, sum + row * C + last, 0.0f);
         choices.each([&](size_t, const Chosen& chosen, int64_t before) {
             for (const ExpertChoices::Choice& choice : chosen) {
-                const float *of_choice = out + before++ * C, weight = choice.weight;
+                const float *output = out + before++ * C, weight = choice.weight;
                 float* to = sum + choice.row * C;
-                for (int64_t c = first; c < last; c++) to[c] += weight * of_choice[c];
+                for (int64_t c = first; c < last; c++) to[c] += weight * output[c];
             }
         });
     });

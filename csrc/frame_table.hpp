@@ -1,7 +1,8 @@
 // Residency of offloaded pages: which have a frame in memory, and which are evicted.
 //
-// A frame has room for a page's keys and values of one layer and KV head. Pages whose content the store has, too, are
-// evicted in the order of their last use, those of preferred layers only when there are no others. Dirty pages stay.
+// A frame has room for a page's keys and values of one layer and KV head. A page whose content is also in the store may
+// be evicted. The least recently used page goes first; pages of preferred layers go only if no other page can. Dirty
+// pages stay.
 #pragma once
 
 #include <cstdint>
@@ -20,22 +21,22 @@ class FrameTable {
     const int32_t* of_layer(int layer) const { return frame_.data() + id(layer, 0, 0); }
     int32_t frame(int64_t id) const { return frame_[id]; }
     bool stored(int64_t id) const { return stored_[id]; }
-    /// Has a frame, but not its content in the store.
+    /// Whether the page has a frame, and the store lacks its content.
     bool dirty(int64_t id) const { return frame_[id] && !stored_[id]; }
-    /// Free frames and those whose pages can be evicted.
+    /// Number of frames that are free or can be evicted.
     int64_t available() const { return static_cast<int64_t>(free_.size()) + evictable_[0] + evictable_[1]; }
-    /// The same without those of preferred layers.
+    /// Number of such frames, without evictable frames of preferred layers.
     int64_t available_to_preferred() const { return static_cast<int64_t>(free_.size()) + evictable_[0]; }
 
     /// Gives a frame to a page that has none. Throws OffloadError when none is available.
     int32_t take(int64_t id);
     /// Counts a page as used now.
     void touch(int64_t id);
-    /// The store has the content of the page's frame.
+    /// Marks that the store has the content of the page's frame.
     void mark_stored(int64_t id);
-    /// The content in the store is not valid any more. The page stays in its frame, if it has one.
+    /// Marks that the content in the store is no longer valid. The page stays in its frame, if it has one.
     void mark_unstored(int64_t id);
-    /// Drops the page.
+    /// Drops the page and frees its frame.
     void forget(int64_t id);
 
   private:
@@ -47,10 +48,11 @@ class FrameTable {
 
     int heads_;
     int64_t pages_;
-    std::vector<int32_t> frame_;  // of each id; 0: none
-    std::vector<char> stored_;
-    std::vector<int64_t> owner_;   // of each frame
-    // Two rings of evictable frames: through 0, and through the last number for those of preferred layers.
+    std::vector<int32_t> frame_;  // frame of each id; 0: none
+    std::vector<char> stored_;    // by id
+    std::vector<int64_t> owner_;  // id of each frame's page
+    // Two rings of evictable frames, in the order of their last use. The ring of preferred layers passes through index
+    // owner_.size(), the ring of other layers through frame 0.
     std::vector<int32_t> newer_, older_;
     std::vector<bool> preferred_;
     std::vector<int32_t> free_;

@@ -7,7 +7,7 @@
 namespace triforce {
 namespace {
 
-/// The number of tokens of each live row that the model has not seen: at least the last one.
+/// The number of tokens of each live row that the model has not seen: at least the last token.
 std::vector<int64_t> unseen(const FusedDraft& draft) {
     std::vector<int64_t> counts(draft.forward.rows);
     for (int64_t b = 0; b < draft.forward.rows; b++) {
@@ -21,7 +21,7 @@ std::vector<int64_t> unseen(const FusedDraft& draft) {
     return counts;
 }
 
-/// Writes the ids of one pass (B, T), and the column of each row that is scored.
+/// Writes the ids (B, T) of one pass, and the scored column of each row.
 void set_ids(const FusedDraft& draft, int64_t* ids, int64_t* at) {
     const ForwardBatch& forward = draft.forward;
     std::fill_n(ids, forward.rows * forward.width, 0);

@@ -1,4 +1,5 @@
-// Tokens of a model without a draft below it, one after another in one call; they equal single draws.
+// Drafting of several tokens in one call, by a model that has no draft of its own. The tokens equal those of one call
+// per token.
 #pragma once
 
 #include <functional>
@@ -8,23 +9,23 @@
 
 namespace triforce {
 
-/// Draws the i-th token of all rows from a batch of one column. Returns one without a distribution, if there is one.
+/// Draws the i-th token of all rows from a batch of one column. Returns a column without a distribution, if any.
 using Draw = std::function<Invalid(int64_t i, const VerificationBatch& batch)>;
 
-/// Checks a batch of a model's tier, and runs it.
+/// Checks a batch and runs a pass of the model over it.
 using Pass = std::function<void(const ForwardBatch& batch)>;
 
 struct FusedDraft {
     Pass pass;
-    ForwardBatch forward;       // of the first pass; its ids, counts and logits are set here
+    ForwardBatch forward;            // the first pass; `decode` sets its ids, counts and logits
     VerificationBatch verification;  // the texts, and which rows are live
-    int64_t* texts;     // (B, S): the same texts; tokens are appended to them
+    int64_t* texts;                  // (B, S): verification.ids; tokens are appended to them
     int64_t count;
-    int64_t* tokens;    // (B, count)
+    int64_t* tokens;                 // (B, count): output
 };
 
-/// Draws `count` tokens of each live row. Returns the first without a distribution, if there is one. Throws
-/// std::invalid_argument where texts, memory and model do not fit each other.
+/// Draws `count` tokens of each live row. Returns a column without a distribution, if any. Throws
+/// std::invalid_argument if texts, memory and model do not fit each other.
 Invalid decode(FusedDraft draft, const Draw& draw);
 
 }  // namespace triforce

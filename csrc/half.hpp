@@ -11,13 +11,13 @@ struct half {
     uint16_t bits;
 };
 
-/// Exact: each half is a float.
+/// Exact, because each half is a float.
 inline float half_to_float(uint16_t half) {
-    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, rest = half & 0x7fff;
-    uint32_t bits = (rest << 13) + (112u << 23);  // the bias of exponents grows from 15 to 127
-    if (rest >= 0x7c00) bits += 112u << 23;       // Inf and NaN
-    float value = static_cast<float>(rest) * 0x1p-24f;
-    if (rest < 0x400) std::memcpy(&bits, &value, sizeof bits);  // zero and subnormal
+    const uint32_t sign = static_cast<uint32_t>(half & 0x8000) << 16, magnitude = half & 0x7fff;
+    uint32_t bits = (magnitude << 13) + (112u << 23);  // the bias of exponents grows from 15 to 127
+    if (magnitude >= 0x7c00) bits += 112u << 23;       // Inf and NaN
+    float value = static_cast<float>(magnitude) * 0x1p-24f;
+    if (magnitude < 0x400) std::memcpy(&bits, &value, sizeof bits);  // zero and subnormal
     bits |= sign;
     std::memcpy(&value, &bits, sizeof value);
     return value;
@@ -25,7 +25,7 @@ inline float half_to_float(uint16_t half) {
 
 inline float to_float(half x) { return half_to_float(x.bits); }
 
-/// The nearest half, even where there are two; infinite beyond the largest.
+/// The nearest half, ties to even; infinity beyond the largest half.
 inline uint16_t to_half(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);

@@ -8,16 +8,17 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t most_chunks = 64;  // of a job's products, or little more: enough for many threads, few to claim
-constexpr int64_t least_parallel_work = 48 << 10;  // multiply-adds: some 2 microseconds
+constexpr int64_t most_chunks = 64;  // of a job, or slightly more: enough for many threads, few enough to claim
+constexpr int64_t least_parallel_work = 48 << 10;  // multiply-adds: about 2 microseconds
 
-/// Chunks of a product, by blocks of its job. They do not depend on the number of threads, which may change at
-/// any time. A chunk's first weights come late, as they were not prefetched: few large ones are faster.
+/// The chunks of a product. Their size depends on the number of blocks in the job, not on the number of threads, which
+/// may change at any time. Few large chunks are faster, because a chunk's first weights were not prefetched.
 struct Grid {
     int64_t chunk_blocks, rows, blocks;
     Grid(const Linear& l, int64_t blocks_of_job) {
-        const int64_t tile = l.weights.format == Format::none ? 8 : 4;  // of a single row
-        // A router has few, for several chunks. Even, as a gate and its up projection lie side by side.
+        const int64_t tile = l.weights.format == Format::none ? 8 : 4;  // blocks of a tile of one row
+        // A router has few blocks, and still makes several chunks. The number is even, because blocks of gate and up
+        // projection alternate.
         const int64_t least_blocks = std::clamp<int64_t>(blocks_of_job / 4 * 2, 2, tile);
         chunk_blocks = round_up(std::max(least_blocks, blocks_of_job / most_chunks), least_blocks);
         rows = round_up(l.rows, linear_rows) / linear_rows;
@@ -37,37 +38,38 @@ Rounding rounding(const Weights& weights) {
     return widen ? Rounding::widen : weights.rounding();
 }
 
-constexpr int64_t rows_at_once = 8;               // that a thread rounds: some microseconds of work
-constexpr int64_t least_rounded_numbers = 16 << 10;  // that several threads round
+constexpr int64_t rows_at_once = 8;                  // rows of a rounding chunk: a few microseconds of work
+constexpr int64_t least_rounded_numbers = 16 << 10;  // least work of several threads
 
-/// Rows of x, as some weights want them.
+/// Rows of x, rounded or widened for products that share them.
 struct RoundedRows {
-    Linear of;  // with x as it was
+    Linear product;  // the first product that needs these rows, with the original x
     Rounding rounding;
     int8_t* rows;
-    int64_t first_job;  // of the jobs that round rows
+    int64_t first_job;  // index of the first chunk that rounds these rows
 
     bool suit(const Linear& l) const {
-        return of.x == l.x && of.rows == l.rows && of.x_stride == l.x_stride && of.weights.type == l.weights.type &&
-               of.weights.inputs == l.weights.inputs && rounding == triforce::rounding(l.weights);
+        return product.x == l.x && product.rows == l.rows && product.x_stride == l.x_stride &&
+               product.weights.type == l.weights.type && product.weights.inputs == l.weights.inputs &&
+               rounding == triforce::rounding(l.weights);
     }
     int64_t stride() const {
-        return rounding == Rounding::widen ? widened_stride(of.weights) : rounded_stride(of.weights);
+        return rounding == Rounding::widen ? widened_stride(product.weights) : rounded_stride(product.weights);
     }
-    int64_t jobs() const { return (of.rows + rows_at_once - 1) / rows_at_once; }
+    int64_t jobs() const { return (product.rows + rows_at_once - 1) / rows_at_once; }
     void round(int64_t job) const {
-        linear_kernels().quantise(of, job * rows_at_once, std::min((job + 1) * rows_at_once, of.rows), rows);
+        linear_kernels().quantise(product, job * rows_at_once, std::min((job + 1) * rows_at_once, product.rows), rows);
     }
 };
 
-/// A product whose x is as its weights want it, and the end of its chunks among those of all.
+/// A product whose x is rounded, and the end of its chunks among the chunks of all products.
 struct Part {
     Linear linear;
     Grid grid;
     int64_t end;
 };
 
-/// Calls run(i) for all i below `count`, by several threads if there is enough work.
+/// Calls run(i) for all i below `count`, by several threads if `enough`.
 template <class Run>
 void parallel_if(bool enough, int64_t count, const Run& run) {
     if (enough) return parallel(count, run);
@@ -80,17 +82,18 @@ void multiply(const Linear* products, int64_t count) {
     Scratch scratch;
     Part* parts = scratch.take<Part>(count);
     RoundedRows* rounded = scratch.take<RoundedRows>(count);
-    int64_t kinds = 0, jobs = 0, numbers = 0, chunks = 0, work = 0, blocks = 0;
+    int64_t rounded_count = 0, jobs = 0, numbers = 0, chunks = 0, work = 0, blocks = 0;
     for (int64_t i = 0; i < count; i++) blocks += products[i].weights.blocks;
     for (int64_t i = 0; i < count; i++) {
         Linear l = products[i];
         if (rounding(l.weights) != Rounding::none) {
-            RoundedRows* own = std::find_if(rounded, rounded + kinds, [&](const RoundedRows& each) { return each.suit(l); });
-            if (own == rounded + kinds) {
-                *own = {l, rounding(l.weights), scratch.take<int8_t>(l.rows * rounded_stride(l.weights)), jobs};
-                kinds++, jobs += own->jobs(), numbers += l.rows * l.weights.inputs;
+            RoundedRows* shared_rows = std::find_if(rounded, rounded + rounded_count,
+                                            [&](const RoundedRows& each) { return each.suit(l); });
+            if (shared_rows == rounded + rounded_count) {
+                *shared_rows = {l, rounding(l.weights), scratch.take<int8_t>(l.rows * rounded_stride(l.weights)), jobs};
+                rounded_count++, jobs += shared_rows->jobs(), numbers += l.rows * l.weights.inputs;
             }
-            l.x = own->rows, l.x_stride = own->stride();
+            l.x = shared_rows->rows, l.x_stride = shared_rows->stride();
         }
         const Grid grid(l, blocks);
         chunks += grid.chunks();
@@ -99,8 +102,8 @@ void multiply(const Linear* products, int64_t count) {
     }
     parallel_if(numbers >= least_rounded_numbers, jobs, [&](int64_t job) {
         const auto before = [](int64_t at, const RoundedRows& each) { return at < each.first_job; };
-        const RoundedRows* own = std::upper_bound(rounded, rounded + kinds, job, before) - 1;
-        own->round(job - own->first_job);
+        const RoundedRows* shared_rows = std::upper_bound(rounded, rounded + rounded_count, job, before) - 1;
+        shared_rows->round(job - shared_rows->first_job);
     });
     parallel_if(work >= least_parallel_work, chunks, [&](int64_t chunk) {
         const auto before = [](int64_t at, const Part& part) { return at < part.end; };

@@ -9,7 +9,8 @@
 namespace triforce {
 namespace {
 
-/// Sets the score of each token in [first, last) to change(score, count of the token there). Ids are clamped.
+/// Sets the score of each token in [first, last) to change(score, count of the token in this range). Ids are clamped to
+/// the vocabulary.
 template <class Change>
 void for_each_token(const int64_t* first, const int64_t* last, Workspace& w, Change change) {
     const auto vocabulary = static_cast<int64_t>(w.scores.size());
@@ -36,7 +37,7 @@ void penalize(const RowParams& row, Prefix prefix, Workspace& w) {
     for (const auto& [token, value] : row.bias) w.scores[token] += value;
 }
 
-/// The scores of all tokens before the temperature.
+/// Writes the scores of all tokens, before the temperature.
 void load(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
     if (logits.f32)
         std::copy_n(logits.f32, logits.vocabulary, w.scores.begin());
@@ -45,7 +46,8 @@ void load(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& 
     penalize(row, prefix, w);
 }
 
-Distribution only(int token, Workspace& w) {
+/// The distribution of one token with probability 1.
+Distribution single_token(int token, Workspace& w) {
     w.tokens[0] = token;
     w.scores[0] = 1;
     return {w.tokens.data(), w.scores.data(), 1, 1};
@@ -59,12 +61,13 @@ int first_at(const T* values, int n, double peak) {
 Distribution greedy(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
     const int n = logits.vocabulary;
     if (row.raw())
-        return only(logits.f32 ? first_at(logits.f32, n, logits.peak) : first_at(logits.f64, n, logits.peak), w);
+        return single_token(
+            logits.f32 ? first_at(logits.f32, n, logits.peak) : first_at(logits.f64, n, logits.peak), w);
     load(row, prefix, logits, w);
-    return only(static_cast<int>(std::max_element(w.scores.begin(), w.scores.end()) - w.scores.begin()), w);
+    return single_token(static_cast<int>(std::max_element(w.scores.begin(), w.scores.end()) - w.scores.begin()), w);
 }
 
-/// Scores after the temperature. The largest is 0.
+/// Writes the scores of all tokens, after the temperature. The largest score is 0.
 void scale(const RowParams& row, Prefix prefix, const Logits& logits, Workspace& w) {
     const VocabularyKernels& loops = vocabulary_kernels();
     const int n = logits.vocabulary;

@@ -1,4 +1,5 @@
-// The logits processor: from the logits of one column to its distribution, as triforce.sampling.logits defines it.
+// The logits processor: from the logits of one column to its distribution, as triforce.backends.torch.logits_processor
+// defines it.
 #pragma once
 
 #include <cstdint>
@@ -9,15 +10,16 @@
 
 namespace triforce {
 
-/// Sampling parameters of one row. Neutral: 1, 0, 1, 0, 1, 0, 0 and no bias.
+/// Sampling parameters of one row. Neutral values: temperature 1, top_k 0, top_p 1, min_p 0, repetition 1, presence 0,
+/// frequency 0, no bias.
 struct RowParams {
     double temperature;
     int64_t top_k;
     double top_p, min_p, repetition, presence, frequency;
     std::vector<std::pair<int64_t, double>> bias;  // token, added to its logit
-    int64_t prompt;  // tokens of the text that are the prompt
+    int64_t prompt;  // length of the prompt in tokens
 
-    /// Neither penalties nor biases change the logits.
+    /// Whether neither penalties nor biases change the logits.
     bool raw() const { return repetition == 1 && presence == 0 && frequency == 0 && bias.empty(); }
 };
 
@@ -29,7 +31,7 @@ struct Prefix {
 
 /// The logits of one column, and the largest of them.
 struct Logits {
-    const float* f32;  // one of the two
+    const float* f32;  // (V); one of f32 and f64 is null
     const double* f64;
     int vocabulary;
     double peak;
@@ -43,14 +45,14 @@ struct Distribution {
     double total;
 };
 
-/// Memory of one thread for a distribution, which is valid until the next one is made.
+/// Memory of one thread for a distribution. The distribution is valid until the next one is made in this memory.
 struct Workspace {
     std::vector<double> scores, dense;
     std::vector<int32_t> tokens, counts;  // counts: zero between calls
     Selection selection;
 };
 
-/// The largest logit; NaN if one is. There is a distribution if it is finite.
+/// The largest logit; NaN if any logit is NaN. A distribution exists only if the peak is finite.
 double peak(const Logits& logits);
 
 /// Applies penalties, biases, temperature, min-p, top-k and top-p, in this order.

@@ -10,11 +10,11 @@
 namespace triforce {
 namespace {
 
-/// A block of a file, told apart: codes by input, and its scales as packed memory has them.
+/// A block of a file, unpacked: codes in the order of inputs, and scales as packed memory has them.
 struct FileBlock {
     uint8_t codes[super_groups * group_size];
     uint16_t scale, minimum;               // halves
-    int8_t small[2 * super_groups];        // of a super-block: of groups, or of their halves
+    int8_t small[2 * super_groups];        // scales of a super-block's groups, or of their halves
     uint8_t small_minima[super_groups];
 };
 
@@ -26,18 +26,20 @@ uint16_t half_at(const uint8_t* at) {
     return bits;
 }
 
-/// Codes of 32 inputs from 16 bytes: the lower nibbles come first.
+/// Reads the codes of 32 inputs from 16 bytes: the lower nibbles come first.
 void nibbles(const uint8_t* from, uint8_t* codes) {
     for (int i = 0; i < 16; i++) codes[i] = from[i] & 15, codes[i + 16] = from[i] >> 4;
 }
 
+/// Adds the fifth bits of 32 codes from 4 bytes.
 void fifth_bits(const uint8_t* from, uint8_t* codes) {
     uint32_t bits;
     std::memcpy(&bits, from, sizeof bits);
     for (int i = 0; i < 32; i++) codes[i] |= (bits >> i & 1) << 4;
 }
 
-/// Scales and minima of 6 bits from 12 bytes: the upper two bits of the last four lie above those of the first four.
+/// Reads eight scales and eight minima of 6 bits from 12 bytes. The upper two bits of the last four scales and minima
+/// are the upper two bits of the first eight bytes.
 void six_bits(const uint8_t* from, FileBlock& block) {
     for (int i = 0; i < 4; i++) {
         block.small[i] = static_cast<int8_t>(from[i] & 63), block.small_minima[i] = from[i + 4] & 63;
@@ -46,7 +48,8 @@ void six_bits(const uint8_t* from, FileBlock& block) {
     }
 }
 
-/// Four pairs of groups, a pair in the nibbles of 32 bytes; `upper`, if any, has a fifth bit of group g at bit g.
+/// Reads the codes of four pairs of groups. A pair lies in the nibbles of 32 bytes. `upper`, if any, has 32 bytes: bit
+/// g of byte i is the fifth bit of code i of group g.
 void pairs_of_groups(const uint8_t* from, const uint8_t* upper, uint8_t* codes) {
     for (int g = 0; g < super_groups; g++)
         for (int i = 0; i < group_size; i++) {
@@ -55,7 +58,8 @@ void pairs_of_groups(const uint8_t* from, const uint8_t* upper, uint8_t* codes) 
         }
 }
 
-/// Twice 128 inputs: lower nibbles of 64 bytes, then upper ones; two more bits of four quarters in 32 bytes.
+/// Reads the 6-bit codes of two halves of 128 inputs. A half has four quarters: two in the lower nibbles of 64 bytes,
+/// then two in the upper nibbles. Quarter q has bits 2q and 2q + 1 of 32 more bytes as upper bits.
 void six_bit_codes(const uint8_t* lower, const uint8_t* upper, uint8_t* codes) {
     for (int half = 0; half < 2; half++, lower += 64, upper += 32, codes += 128)
         for (int q = 0; q < 4; q++)
@@ -64,6 +68,7 @@ void six_bit_codes(const uint8_t* lower, const uint8_t* upper, uint8_t* codes) {
                     static_cast<uint8_t>((lower[q % 2 * 32 + i] >> q / 2 * 4 & 15) | (upper[i] >> 2 * q & 3) << 4);
 }
 
+/// Reads a block of a file.
 FileBlock read(Format format, const uint8_t* from) {
     FileBlock b{};
     switch (format) {
@@ -92,7 +97,7 @@ FileBlock read(Format format, const uint8_t* from) {
     return b;
 }
 
-/// Puts the codes of a group of one output into its vectors.
+/// Writes one output's codes of a group into the group's vectors.
 void put_codes(int bits, const uint8_t* codes, int lane, uint8_t* group) {
     for (int step = 0; step < group_steps; step++)
         for (int i = 0; i < 4; i++) {
@@ -108,6 +113,7 @@ void put_codes(int bits, const uint8_t* codes, int lane, uint8_t* group) {
         }
 }
 
+/// The code of one output and input in a group's vectors.
 int code_of(int bits, const uint8_t* group, int lane, int input) {
     const int step = input / 4, at = 4 * lane + input % 4;
     if (bits == 8) return static_cast<int8_t>(group[step * vector_bytes + at]);
@@ -121,7 +127,7 @@ int code_of(int bits, const uint8_t* group, int lane, int input) {
 void put_half(uint16_t half, int lane, uint8_t* to) { std::memcpy(to + 2 * lane, &half, sizeof half); }
 float get_half(const uint8_t* from, int lane) { return half_to_float(half_at(from + 2 * lane)); }
 
-/// Puts the scales of a block of one output beside those of the others.
+/// Writes one output's scales of a block beside the scales of the other outputs.
 void put_scales(const FormatParts& f, const FileBlock& block, int lane, uint8_t* to) {
     put_half(block.scale, lane, to);
     if (f.minimum()) put_half(block.minimum, lane, to + 32);
@@ -133,7 +139,7 @@ void put_scales(const FormatParts& f, const FileBlock& block, int lane, uint8_t*
     }
 }
 
-/// What a code of a half of a group is multiplied with, and what is added.
+/// Factor and summand of the codes in half a group: a weight is scale * code + minimum.
 struct Affine {
     float scale, minimum;
 };

@@ -1,30 +1,31 @@
 // Weights of 4 to 8 bits with a scale for each group of 32 inputs, as GGUF files have them.
 //
-// Each is scale * code, or scale * code + minimum, and a product keeps just these numbers: nothing is rounded again. The
-// input of a product is rounded to int16 with a scale for each group, from that row alone: finer than bfloat16 in all
-// that counts. Sums of a group are exact integers; one chain of floats goes over the groups, ascending.
+// A weight is scale * code, or scale * code + minimum. Products use these numbers without rounding them again. The
+// input of a product is rounded to int16 with a scale for each group, from that row alone. The error of an input is at
+// most about 1 / 65534 of the largest input of its group. Sums of a group are exact integers; one chain of floats goes
+// over the groups, ascending.
 #pragma once
 
 #include <cstdint>
 
 namespace triforce {
 
-constexpr int64_t group_size = 32;    // inputs with a scale of their own
-constexpr int64_t super_groups = 8;   // groups of a super-block, whose small scales are multiples of one
-constexpr int64_t group_steps = 8;    // of a group: four inputs each
-constexpr int64_t vector_bytes = 64;  // codes of a step of sixteen outputs, a byte each
+constexpr int64_t group_size = 32;    // inputs that share a scale
+constexpr int64_t super_groups = 8;   // groups of a super-block; their small scales are multiples of one half
+constexpr int64_t group_steps = 8;    // steps of a group; a step has four inputs
+constexpr int64_t vector_bytes = 64;  // codes of a step for sixteen outputs, a byte each
 
-/// Types of GGUF files; `none` are weights without groups.
+/// Types of weights in GGUF files; `none`: weights without groups.
 enum class Format : int { none, q4_0, q4_1, q5_0, q5_1, q8_0, q4_k, q5_k, q6_k };
 
 enum class Scales {
     half,        // a half for each group
-    half_min,    // and another one, the minimum
+    half_min,    // a half for the scale and a half for the minimum of each group
     super_min,   // halves d and m for a super-block, and for each of its groups bytes s and n: d * s, -m * n
     super_half,  // a half d for a super-block, and for each half of a group a signed byte s: d * s
 };
 
-/// The parts of a format. A code stands for itself less `offset`, which is a power of two or 0.
+/// The parts of a format. A code stands for code - offset; `offset` is a power of two or 0.
 struct FormatParts {
     int bits;
     int offset;
@@ -32,7 +33,7 @@ struct FormatParts {
 
     constexpr bool super() const { return scales == Scales::super_min || scales == Scales::super_half; }
     constexpr bool minimum() const { return scales == Scales::half_min || scales == Scales::super_min; }
-    /// Inputs of a block in a file, which a row has whole ones of.
+    /// Inputs of a block in a file. Rows consist of whole blocks.
     constexpr int64_t file_inputs() const { return super() ? super_groups * group_size : group_size; }
 };
 
@@ -49,14 +50,16 @@ constexpr FormatParts parts(Format format) {
     }
 }
 
-// Packed, sixteen outputs side by side: the codes of all groups, then the scales of all groups, up to a multiple of 64
-// bytes. The codes of a group are four vectors of nibbles, step 2v in the lower and step 2v + 1 in the upper ones, then
-// the bits above: of 5-bit codes one vector, with the bit of step i at bit i, of 6-bit codes two, with the bits of steps
-// 4p + i at bits 2i. Codes of 8 bits are a vector a step.
+// Layout of a packed block of sixteen outputs: the codes of all groups, then the scales of all groups, up to a multiple
+// of 64 bytes. A vector of codes has four bytes for each output, one per input of a step. The vectors of a group:
+// - Codes of 4 to 6 bits: four vectors of nibbles. Vector v has step 2v in lower nibbles and step 2v + 1 in upper ones.
+// - Codes of 5 bits: one more vector, with the fifth bits. Step i has bit i of each byte.
+// - Codes of 6 bits: two more vectors, with the upper two bits. Step 4p + i has bits 2i and 2i + 1 of vector p's bytes.
+// - Codes of 8 bits: one vector for each step.
 
 constexpr int64_t code_bytes(FormatParts f) { return vector_bytes * (f.bits == 8 ? 8 : f.bits); }
 
-/// Bytes of the scales of sixteen outputs for a block: a group, or a super-block.
+/// Bytes of the scales of sixteen outputs for one block of a file: a group or a super-block.
 constexpr int64_t scale_bytes(FormatParts f) {
     switch (f.scales) {
         case Scales::half: return 32;
@@ -66,18 +69,18 @@ constexpr int64_t scale_bytes(FormatParts f) {
     }
 }
 
-/// Bytes of sixteen outputs.
+/// Bytes of a packed block of sixteen outputs.
 constexpr int64_t block_bytes(FormatParts f, int64_t inputs) {
     const int64_t bytes = inputs / group_size * code_bytes(f) + inputs / f.file_inputs() * scale_bytes(f);
     return (bytes + 63) / 64 * 64;
 }
 
-/// What a product knows of a group of its input besides the codes.
+/// Scale and sums of a group of a rounded input.
 struct GroupInput {
     float scale;
-    float sum;      // of the codes, times the scale
-    int32_t minus;  // the sum of the codes, negated
-    int32_t first;  // the same of the first half of them
+    float sum;                 // sum of the codes, times `scale`
+    int32_t negated_sum;       // negated sum of the codes
+    int32_t negated_half_sum;  // negated sum of the first half of the codes
 };
 
 /// Bytes of a rounded row: codes of 16 bits, then a GroupInput for each group.
@@ -91,17 +94,16 @@ Format format_named(const char* name);
 /// Bytes of a block in a file.
 int64_t file_block_bytes(Format format);
 
-/// Packs rows [0, rows) of a file, at most sixteen, each of whole blocks; the block is zeroed. Returns whether all scales
-/// are finite.
+/// Packs `rows` rows of a file, at most sixteen, into `block`, which is zeroed. Returns whether all scales are finite.
 bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block);
 
-/// Rounds 32 weights to a block of a file of type Q4_1: the least and the largest are its first and its last code.
+/// Rounds 32 weights to a block of a file of type Q4_1. Code 0 is the smallest weight, code 15 the largest.
 void encode_q4_1(const float* weights, uint8_t* file);
 
-/// A row of a file as floats.
+/// Unpacks a row of a file to floats.
 void unpack_file_row(Format format, const uint8_t* file, int64_t inputs, float* out);
 
-/// The weights of one output of a block, as floats.
+/// Unpacks the weights of one output of a packed block to floats.
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out);
 
 }  // namespace triforce

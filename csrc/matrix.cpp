@@ -14,7 +14,7 @@
 namespace triforce {
 namespace {
 
-// Inputs of an output that are adjacent, for instructions that multiply as many at once.
+// Number of an output's inputs that are adjacent, for instructions that multiply this number at once.
 template <class T>
 constexpr int64_t adjacent = std::is_same_v<T, half> ? 1 : sizeof(uint32_t) / sizeof(T);
 
@@ -25,7 +25,8 @@ T& element(const Weights& w, int64_t block, int64_t lane, int64_t input) {
     return data[(input / P * block_size + lane) * P + input % P];
 }
 
-// Packing a block of weights of type T, from rows of a tensor. Returns whether all are finite.
+// `pack` and `pack_int8` pack a block of weights of type T, from rows of a tensor. They return whether all weights are
+// finite.
 
 template <class T>
 bool pack(const Weights& w, const T* rows, int64_t lanes, int64_t inputs, int64_t block) {
@@ -57,7 +58,7 @@ bool pack_int8(const Weights& w, const T* rows, int64_t lanes, int64_t inputs, i
     return finite;
 }
 
-/// Calls `body` with a pointer to numbers, as one to their type.
+/// Calls `body` with `numbers` as a pointer to their type.
 template <class Body>
 auto typed(Type type, const char* numbers, Body body) {
     if (type == Type::bf16) return body(reinterpret_cast<const bf16*>(numbers));
@@ -65,8 +66,8 @@ auto typed(Type type, const char* numbers, Body body) {
     return body(reinterpret_cast<const float*>(numbers));
 }
 
-/// Calls pack(type, rows, lanes, block) for each block of all sources: rows of some outputs of one, in its type. Throws
-/// std::invalid_argument if one returns that numbers are not finite.
+/// Calls pack(type, rows, lanes, block) for each block. `rows` are the rows of the block's `lanes` outputs in their
+/// source, which is of `type`. Throws std::invalid_argument if a call returns that numbers are not finite.
 template <class Pack>
 void pack_blocks(const Weights& weights, const std::vector<WeightSource>& interleaved, Pack pack) {
     const int64_t count = static_cast<int64_t>(interleaved.size());
@@ -94,7 +95,8 @@ void check(const std::vector<WeightSource>& interleaved) {
     require(first.input == Type::bf16 || first.input == Type::f32, (name + " must be bfloat16 or float32").c_str());
     first.tensor.expect(plain ? first.tensor.type : Type::u8, {-1, -1});
     require(first.tensor[0] && first.tensor[1], (name + " is empty").c_str());
-    require(plain || first.tensor[1] % file_block_bytes(first.format) == 0, (name + " does not have whole blocks").c_str());
+    require(plain || first.tensor[1] % file_block_bytes(first.format) == 0,
+            (name + " does not have whole blocks").c_str());
     for (const WeightSource& each : interleaved) {
         each.tensor.expect(first.tensor.type, {first.tensor[0], first.tensor[1]});
         require(first.alike(each),
@@ -102,7 +104,7 @@ void check(const std::vector<WeightSource>& interleaved) {
     }
 }
 
-/// Sixteen outputs or fewer as rows of a file of type Q4_1.
+/// Rounds `count` weights, of sixteen outputs or fewer, to rows of a file of type Q4_1.
 template <class T>
 std::vector<uint8_t> to_q4_1(const T* weights, int64_t count) {
     std::vector<uint8_t> file(count / group_size * file_block_bytes(Format::q4_1));
@@ -141,10 +143,10 @@ void WeightSource::expect(Type wanted, int64_t outputs_wanted, int64_t inputs_wa
 Matrix::Matrix(const std::vector<WeightSource>& interleaved, int bits) {
     check(interleaved);
     const WeightSource& first = interleaved[0];
-    const int64_t each = round_up(first.outputs(), block_size) / block_size;
+    const int64_t source_blocks = round_up(first.outputs(), block_size) / block_size;
     inputs_ = first.inputs();
     weights_ = {first.input, nullptr, nullptr, inputs_, first.outputs(),
-                each * static_cast<int64_t>(interleaved.size()), first.format};
+                source_blocks * static_cast<int64_t>(interleaved.size()), first.format};
     weights_.numbers = first.tensor.type;
     if (first.format == Format::none && bits == 4 && inputs_ % group_size == 0) weights_.format = Format::q4_1;
     if (weights_.format != Format::none)

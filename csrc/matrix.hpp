@@ -10,8 +10,8 @@
 
 namespace triforce {
 
-/// A weight of a checkpoint, (outputs, inputs): of bfloat16, float32 or half; or rows of bytes of a GGUF type. The input
-/// of its products is of type `input`.
+/// A weight of a checkpoint, (outputs, inputs): of bfloat16, float32 or half; or rows of bytes of a GGUF type. The
+/// input of its products is of type `input`.
 struct WeightSource {
     Tensor tensor;
     Format format = Format::none;
@@ -19,27 +19,29 @@ struct WeightSource {
 
     int64_t outputs() const { return tensor[0]; }
     int64_t inputs() const;
-    /// Whether the blocks of the two may be interleaved.
+    /// Whether blocks of this weight and of `other` may be interleaved.
     bool alike(const WeightSource& other) const {
         return tensor.type == other.tensor.type && format == other.format && input == other.input;
     }
-    /// Writes a row as floats.
+    /// Writes row `id` as floats.
     void row(int64_t id, float* out) const;
-    /// Throws unless a product's input is of this type, and the shape is this one, where -1 is any size.
+    /// Throws unless the input of products is of type `input` and the shape is (outputs, inputs). -1: any size.
     void expect(Type input, int64_t outputs, int64_t inputs) const;
 };
 
-/// A weight from Python: a tensor, or an object with bytes of a GGUF type, `blocks`, their `kind`, and whether its
-/// products' input is bfloat16, `narrow`. Throws nb::value_error or std::invalid_argument.
+/// A weight from Python: a tensor or a QuantizedWeight. The latter has `blocks`, bytes of a GGUF type; `kind`, the name
+/// of the type; and `narrow`, whether the input of products is bfloat16. Throws nb::value_error or
+/// std::invalid_argument.
 WeightSource weight(const char* name, WeightArg object);
 
 /// Owner of packed `Weights`.
 class Matrix {
   public:
-    /// Packs a weight. The blocks of two of one shape are interleaved, so that an epilogue has both: SwiGLU's gate and
-    /// up projections. `bits`: 0, or to what they are rounded that have more. To 8 an output's weights are rounded to
-    /// multiples of a scale, the largest to 127 times it; to 4 they become Q4_1 (8 where groups are not whole). Throws
-    /// std::invalid_argument for another type or shape, or where a weight or a scale is not finite.
+    /// Packs a weight. Blocks of two weights of one shape are interleaved, so that an epilogue has both: an MLP's gate
+    /// and up projection. bits: 0: no rounding; 8 or 4: weights of more bits are rounded. With 8, an output's weights
+    /// become multiples of one scale, at most 127 times the scale. With 4 they become Q4_1, or 8 bits if the inputs are
+    /// not whole groups. Throws std::invalid_argument for another type or shape, or if a weight or a scale is not
+    /// finite.
     Matrix(const std::vector<WeightSource>& interleaved, int bits);
 
     const Weights& weights() const { return weights_; }
@@ -51,7 +53,7 @@ class Matrix {
     /// y = x W^T, x (rows, inputs) and y (rows, outputs).
     void linear(const void* x, int64_t rows, float* y) const;
 
-    /// Unpacks rows `ids` as floats, (count, inputs): the embedding where it is tied to the head.
+    /// Unpacks rows `ids` as floats, (count, inputs). A head serves as a tied embedding this way.
     void rows(const int64_t* ids, int64_t count, float* out) const;
 
   private:

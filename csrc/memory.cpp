@@ -25,16 +25,17 @@ std::shared_ptr<char> allocate(size_t bytes, size_t alignment) {
     return {data, [](char* all) { std::free(all); }};
 }
 
-// Blocks are kept from call to call. A call that needs more gets another block; the next call, one of the whole size.
+// The scratch memory of a thread. Blocks are kept from call to call. A call that needs more memory gets another block;
+// the next call gets one block of the total size.
 struct Arena {
     std::vector<Memory> blocks;
-    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of it
-    int open = 0;
+    size_t block = 0, used = 0;  // blocks before `block` are in use, and `used` bytes of `block`
+    int open_scratches = 0;      // number of Scratches that exist
 };
 
 Arena& arena() {
-    thread_local Arena it;
-    return it;
+    thread_local Arena instance;
+    return instance;
 }
 
 }  // namespace
@@ -53,8 +54,9 @@ Memory::Memory(size_t bytes) : size_(bytes) {
     const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
     const size_t allocated = round_up(bytes + cache_line, alignment);
     data_ = allocate(allocated, alignment);
-    prefer_huge_pages(data(), bytes / huge_page * huge_page);  // what is left over would fill another one with nothing
-    // The first to write a page decides where it lies. All threads do it, so that pages lie near all of them.
+    prefer_huge_pages(data(), bytes / huge_page * huge_page);  // the remainder would waste most of a huge page
+    // The thread that first writes a page decides the page's NUMA node. All threads write, so that pages lie near all
+    // of them.
     const size_t all = bytes + cache_line;
     parallel((all + huge_page - 1) / huge_page, [&](int64_t page) {
         std::memset(data() + page * huge_page, 0, std::min(huge_page, all - page * huge_page));
@@ -84,18 +86,18 @@ Memory Memory::in_slab(size_t bytes) {
 
 Scratch::Scratch() {
     Arena& a = arena();
-    if (a.open++ == 0 && a.blocks.size() > 1) {
-        size_t whole = 0;
-        for (const Memory& each : a.blocks) whole += each.size();
+    if (a.open_scratches++ == 0 && a.blocks.size() > 1) {
+        size_t total_bytes = 0;
+        for (const Memory& each : a.blocks) total_bytes += each.size();
         a.blocks.clear();
-        a.blocks.emplace_back(whole);
+        a.blocks.emplace_back(total_bytes);
     }
     block_ = a.block, used_ = a.used;
 }
 
 Scratch::~Scratch() {
     Arena& a = arena();
-    a.open--;
+    a.open_scratches--;
     a.block = block_, a.used = used_;
 }
 

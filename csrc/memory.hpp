@@ -1,4 +1,4 @@
-// Memory that the kernels own: cache-line aligned, in huge pages (page walks cost a fifth of the bandwidth).
+// Memory that the kernels own, aligned to cache lines, in huge pages. Huge pages save the bandwidth of page walks.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace triforce {
 
-// The address sanitizer knows the ends of a block that malloc gives, not of the pieces that it is cut into. So each
-// piece has a red zone behind it.
+// The address sanitizer knows the end of a malloc block, not the ends of the pieces of a block. Each piece therefore
+// has a red zone behind it.
 #if defined(__SANITIZE_ADDRESS__)
 constexpr size_t red_zone = 64;
 inline char* guarded(char* data, size_t size) {
@@ -25,7 +25,7 @@ constexpr size_t red_zone = 0;
 inline char* guarded(char* data, size_t) { return data; }
 #endif
 
-/// Asks for huge pages for large memory that has not been touched.
+/// Asks for huge pages for large memory that was never read or written.
 void prefer_huge_pages(void* data, size_t bytes);
 
 class Memory {
@@ -34,8 +34,8 @@ class Memory {
     Memory(Memory&&) = default;
     Memory& operator=(Memory&&) = default;
     explicit Memory(size_t bytes);  // zeroed
-    /// The same in a slab of huge pages that it shares with others, if it is smaller than one. A slab is given back with
-    /// the last of them.
+    /// Zeroed memory. If it is smaller than a huge page, it lies in a slab of huge pages that several memories share. A
+    /// slab is freed with its last memory.
     static Memory in_slab(size_t bytes);
 
     char* data() const { return data_.get(); }
@@ -46,8 +46,8 @@ class Memory {
     size_t size_ = 0;
 };
 
-/// Scratch memory, not zeroed. A pointer of `take` is valid as long as the Scratch. A thread's Scratches are destroyed
-/// in reverse order.
+/// Scratch memory, not zeroed. A pointer of `take` is valid until the Scratch is destroyed. A thread destroys its
+/// Scratches in reverse order of construction.
 class Scratch {
   public:
     Scratch();
@@ -63,7 +63,7 @@ class Scratch {
   private:
     char* bytes(size_t size);
 
-    size_t block_, used_;  // the part of the thread's memory that was in use before
+    size_t block_, used_;  // position in the thread's memory at construction: block, and bytes used of it
 };
 
 }  // namespace triforce

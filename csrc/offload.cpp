@@ -9,7 +9,7 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t batch = 64;  // pages that are read on demand, or copied, together
+constexpr int64_t batch = 64;  // pages of one read on demand; tokens that are copied together
 
 int64_t round_down(int64_t n, int64_t to) { return n / to * to; }
 
@@ -22,8 +22,8 @@ void each_run(const std::vector<int64_t>& numbers, Body body) {
     }
 }
 
-/// Calls body(page, fresh) for each page of some slots, whose tokens are in order. `fresh`: its first token is among
-/// them.
+/// Calls body(page, fresh) for each page of `slots`, which are in order. fresh: whether the page's first slot is
+/// among them.
 template <class Body>
 void each_page(const int64_t* slots, int64_t count, Body body) {
     for (int64_t i = 0; i < count; i++)
@@ -47,12 +47,12 @@ Offload::Offload(const Shape& shape, const Arena& arena, std::shared_ptr<Store> 
         pages.frames = frames_.of_layer(i), pages.offload = this, pages.layer = i;
         layers_.push_back(pages);
     }
-    const int64_t wide = std::max(page_bytes(), store_->alignment());
-    require(wide % page_bytes() == 0 && wide % store_->alignment() == 0,
+    const int64_t read_unit = std::max(page_bytes(), store_->alignment());
+    require(read_unit % page_bytes() == 0 && read_unit % store_->alignment() == 0,
             "direct reads need pages that are whole sectors, or equal parts of one");
-    require(arena.buffer_frames * page_bytes() >= split_pages * wide && arena.buffers > 1,
+    require(arena.buffer_frames * page_bytes() >= split_pages * read_unit && arena.buffers > 1,
             "there must be two buffers or more, each for a split");
-    landing_.resize((batch + 2) * wide + sector);
+    landing_.resize((batch + 2) * read_unit + sector);
 }
 
 StoreRead Offload::read_of(int64_t id, int64_t pages) const {
@@ -73,7 +73,7 @@ void Offload::forget(const std::vector<int64_t>& pages) {
         for (int64_t page : pages) frames_.forget(i * shape_.pages + page);
 }
 
-/// If the file was truncated, only pages in frames are left.
+/// Restores a truncated file. Then only pages in frames have content.
 void Offload::check_store() {
     if (!store_->restore_size()) return;
     for (int64_t id = 0; id < int64_t{shape_.layers} * shape_.heads * shape_.pages; id++) frames_.mark_unstored(id);
@@ -81,7 +81,8 @@ void Offload::check_store() {
 
 void Offload::throw_lost() { throw OffloadError("KV of this text is lost: its file was cut; ask again"); }
 
-/// Gives frames to a page that is about to be written to. `fresh`: from its first token on, so that none of it is read.
+/// Gives frames to a page before it is written to. fresh: whether it is written from its first token on, so that its
+/// content is not read from the store.
 void Offload::make_writable(int layer, int64_t page, bool fresh) {
     for (int head = 0; head < shape_.heads; head++) {
         const int64_t id = frames_.id(layer, head, page);
@@ -105,7 +106,7 @@ void Offload::commit(int layer, std::vector<int64_t> pages) {
         });
 }
 
-/// Brings pages into frames; pages that have a frame count as used.
+/// Brings pages into frames. Pages that already have a frame count as used now.
 void Offload::fetch(const std::vector<int64_t>& ids) {
     std::vector<int64_t> missing;
     int64_t clean = 0;

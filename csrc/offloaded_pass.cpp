@@ -6,8 +6,9 @@
 
 namespace triforce {
 
-OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool exact, int64_t keep)
-    : memory_(memory), exact_(exact), keep_(keep) {
+OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool past_committed,
+                             int64_t keep)
+    : memory_(memory), past_committed_(past_committed), keep_(keep) {
     std::copy_if(first, last, std::back_inserter(calls_),
                  [&](const Attention& call) { return call.pages->offload == &memory; });
 }
@@ -15,7 +16,7 @@ OffloadedPass::OffloadedPass(Offload& memory, const Attention* first, const Atte
 void OffloadedPass::start() {
     memory_.check_store();
     for (const Attention& call : calls_) {
-        if (exact_) commit(call);
+        if (past_committed_) commit(call);
         make_writable(call);
     }
     plan_reads();
@@ -75,15 +76,15 @@ bool OffloadedPass::all_resident(const Attention& call) const {
     return true;
 }
 
-/// Plans the reads for layers whose pages are not all resident. Lists of each head's own are short, and their pages are
-/// fetched into frames instead. Throws OffloadError where a page is lost.
+/// Plans the reads of layers whose pages are not all resident. Layers with a list for each KV head are left out: their
+/// lists are short, and `attend` fetches the pages into frames. Throws OffloadError if a page is lost.
 void OffloadedPass::plan_reads() {
     streamed_.resize(memory_.layers());
     const auto missing = [&](const Attention& call) { return !call.head_stride && !all_resident(call); };
     if (std::none_of(calls_.begin(), calls_.end(), missing)) return;
     for (const Attention& call : calls_) {
-        // If one layer is read ahead, so are the others: pages that it keeps may evict theirs. Preferred layers keep
-        // theirs.
+        // If one layer is read ahead, the others are read ahead, too: pages that it keeps may evict their pages.
+        // Preferred layers whose pages are all resident keep them.
         if (call.head_stride || (memory_.frames_.preferred(call.pages->layer) && !missing(call))) continue;
         streamed_[call.pages->layer] = true;
         for (int g = 0; g < call.pages->heads; g++)
@@ -136,7 +137,7 @@ void OffloadedPass::stream(Attention call) {
             if (call.counts[b]) stream_row(call, attention, frames, b, g);
 }
 
-/// Attends step by step, as buffers fill. `frames`: where the layer's pages are, in frames or buffers.
+/// Attends step by step, as buffers fill. frames (G, pages): where each page of the layer lies, in a frame or a buffer.
 void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& attention, std::vector<int32_t>& frames,
                                int64_t b, int g) {
     const Pages& pages = *call.pages;
@@ -144,14 +145,14 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
     const FrameTable& resident = memory_.frames_;
     for (int64_t i = 0, n = call.visible_pages(b); i < n; i++)
         frames[pages.index(g, call.list(b, g)[i])] = resident.frame(resident.id(pages.layer, g, call.list(b, g)[i]));
-    size_t oldest = next_;  // step whose buffer is not released
-    for (const int64_t splits = call.splits(b); next_ < steps_.size(); next_++) {
-        const ReadStep& step = steps_[next_];
-        if (next_ - oldest + 2 > static_cast<size_t>(arena.buffers)) {  // the reader needs a free buffer
+    size_t oldest = next_step_;  // first step whose buffer is not released
+    for (const int64_t splits = call.splits(b); next_step_ < steps_.size(); next_step_++) {
+        const ReadStep& step = steps_[next_step_];
+        if (next_step_ - oldest + 2 > static_cast<size_t>(arena.buffers)) {  // the reader needs a free buffer
             for (const auto& [page, offset] : steps_[oldest].pages) frames[pages.index(g, page)] = 0;
             reader_->release(++oldest);
         }
-        const int64_t buffer = arena.frames + reader_->wait(next_) * arena.buffer_frames;
+        const int64_t buffer = arena.frames + reader_->wait(next_step_) * arena.buffer_frames;
         for (const auto& [page, offset] : step.pages)
             frames[pages.index(g, page)] = static_cast<int32_t>(buffer + offset);
         memory_.page_counts_.read_ahead += static_cast<int64_t>(step.pages.size());
@@ -159,12 +160,12 @@ void OffloadedPass::stream_row(const Attention& call, IncrementalAttention& atte
         if (resident.preferred(pages.layer)) keep_all(step, pages.layer, buffer);
         if (step.last_split == splits) break;
     }
-    next_++;
+    next_step_++;
     if (call.mass && keep_ && !resident.preferred(pages.layer)) keep_best(call, b, g, frames);
-    reader_->release(next_);
+    reader_->release(next_step_);
 }
 
-/// Keeps the pages of a preferred layer in memory.
+/// Keeps a step's pages of a preferred layer in memory.
 void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
     const FrameTable& frames = memory_.frames_;
     for (const auto& [page, offset] : step.pages) {
@@ -173,7 +174,7 @@ void OffloadedPass::keep_all(const ReadStep& step, int layer, int64_t buffer) {
     }
 }
 
-/// Keeps the pages of most attention mass in memory, while their buffers have them.
+/// Keeps the pages of most attention mass in memory, if their buffers still have them.
 void OffloadedPass::keep_best(const Attention& call, int64_t b, int g, const std::vector<int32_t>& frames) {
     FrameTable& resident = memory_.frames_;
     const int64_t full = call.starts[b] / page_size, count = std::min(full, keep_);

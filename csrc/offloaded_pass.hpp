@@ -1,4 +1,4 @@
-// The attention of one pass over some of an offloaded memory's layers, in their order.
+// The attention of one pass over layers of an offloaded memory, in their order.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace triforce {
 
-/// Some splits of one row and KV head, whose stored pages are read into one buffer.
+/// Splits [first_split, last_split) of row b and KV head g. Their stored pages are read into one buffer.
 struct ReadStep {
     int64_t b;
     int g;
@@ -22,15 +22,16 @@ struct ReadStep {
 
 class OffloadedPass {
   public:
-    /// Does nothing yet. `memory` and the calls [first, last) must outlive this. It takes the calls of its layers.
-    /// exact: keys before the starts are committed, and may leave memory where they fill pages. keep: pages of most
-    /// attention mass that are to stay in memory, of each row, layer and KV head.
-    OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool exact, int64_t keep);
+    /// `memory` and the calls [first, last) must outlive the OffloadedPass, which skips calls for pages of other
+    /// memory. past_committed: whether keys before the starts are committed; pages that they fill may leave memory.
+    /// keep: pages of most attention mass that are to stay in memory, per row, layer and KV head.
+    OffloadedPass(Offload& memory, const Attention* first, const Attention* last, bool past_committed, int64_t keep);
 
-    /// Commits full pages if `exact`, gives frames to the pages of new tokens, and starts to read ahead. Throws
-    /// OffloadError.
+    /// Commits full pages if `past_committed`, gives frames to the pages of new tokens, and starts to read ahead.
+    /// Throws OffloadError.
     void start();
-    /// After `start`, once for each of its layers. Throws OffloadError.
+    /// Computes the attention of one layer. Called after `start`, once for each layer, in their order. Throws
+    /// OffloadError.
     void attend(const Attention& call);
 
   private:
@@ -50,12 +51,12 @@ class OffloadedPass {
 
     Offload& memory_;
     std::vector<Attention> calls_;
-    const bool exact_;
+    const bool past_committed_;
     const int64_t keep_;
-    // The plan. Planning changes nothing else and reads nothing.
-    std::vector<bool> streamed_;   // of each layer of the memory: its attention reads buffers
-    std::vector<ReadStep> steps_;  // layers, then KV heads, then rows, then splits: the order in which they are needed
-    size_t next_ = 0;              // step
+    // The plan. Planning sets these members only, and reads nothing from the store.
+    std::vector<bool> streamed_;   // per layer of the memory: whether its attention reads buffers
+    std::vector<ReadStep> steps_;  // in the order of use: by layer, then KV head, then row, then splits
+    size_t next_step_ = 0;         // index of the next step
     std::unique_ptr<Reader> reader_;
 };
 

@@ -1,4 +1,4 @@
-// Reads ahead what a pass will need, in threads of its own, into a ring of buffers.
+// Reads a store ahead of a pass, in threads of its own, into a ring of buffers.
 #pragma once
 
 #include <condition_variable>
@@ -12,7 +12,8 @@
 
 namespace triforce {
 
-/// Bytes [at, at + bytes) of a store to bytes [to, to + bytes) of a buffer. The first `needed` must exist.
+/// A read of bytes [at, at + bytes) of a store to bytes [to, to + bytes) of a buffer. The first `needed` bytes must
+/// exist in the store.
 struct StoreRead {
     int64_t at, bytes, needed, to;
 
@@ -23,11 +24,11 @@ using BufferReads = std::vector<StoreRead>;
 
 struct Buffers {
     char* data;
-    int64_t bytes;  // of each
+    int64_t bytes;  // of one buffer
     int64_t count;
 };
 
-/// Fill i goes into buffer i % count, as soon as the fill before it there is released.
+/// Fill i goes into buffer i % count, as soon as the previous fill of that buffer is released.
 class Reader {
   public:
     Reader(Store& store, const Buffers& buffers, std::vector<BufferReads> fills);
@@ -35,9 +36,9 @@ class Reader {
 
     /// Starts the threads.
     void start();
-    /// Waits for fill i. Returns the number of its buffer. Throws the error of its reads.
+    /// Waits for fill i. Returns the index of its buffer. Throws the error of its reads.
     int64_t wait(size_t i);
-    /// The buffers of fills before i may be reused.
+    /// Releases fills before i: their buffers may be reused.
     void release(size_t i);
 
   private:
@@ -52,7 +53,7 @@ class Reader {
     std::vector<char> done_;
     bool stop_ = false;
     std::exception_ptr error_;
-    std::thread threads_[2];  // the disk is busy while the other thread hands over its buffer
+    std::thread threads_[2];  // two: one reads while the other hands over its buffer
 };
 
 }  // namespace triforce

@@ -22,7 +22,8 @@ struct Winner {
     }
 };
 
-/// Races all tokens in order. A logarithm is taken only where the upper bits of the noise leave a chance to win.
+/// Races all tokens in order. The logarithm of a token's noise is computed only if its upper bits leave a chance to
+/// win.
 int64_t dense_race(const double* weights, int vocabulary, const NoiseKey& key) {
     const VocabularyKernels& loops = vocabulary_kernels();
     alignas(64) uint32_t bits[tile];
@@ -36,6 +37,23 @@ int64_t dense_race(const double* weights, int vocabulary, const NoiseKey& key) {
                 winner.challenge(first + i, weights[first + i], exponential(key, first + i));
     }
     return winner.token;
+}
+
+template <class Weight>
+double sum(int count, const Weight& weight) {
+    double total = 0;
+    for (int i = 0; i < count; i++) total += weight(i);
+    return total;
+}
+
+/// Draws an index by inversion, in proportion to weight(0), weight(1), ..., whose sum is `total`, above 0.
+template <class Weight>
+int invert(const Weight& weight, double total, double uniform) {
+    const double at = std::min(uniform * total, std::nextafter(total, 0.0));  // the product may round up to the total
+    double below = 0;
+    int i = 0;
+    while ((below += weight(i)) <= at) i++;
+    return i;
 }
 
 }  // namespace
@@ -66,14 +84,18 @@ int64_t draw(const Distribution& probs, const double* p, const double* q, double
         const int32_t token = probs.tokens[i];
         return q ? std::max(p[token] - q[token], 0.0) : p[token];
     };
-    double total = 0;
-    for (int i = 0; i < probs.count; i++) total += residual(i);
+    const double total = sum(probs.count, residual);
     if (q && total == 0) return draw(probs, p, nullptr, uniform);  // p == q up to rounding
-    const double at = std::min(uniform * total, std::nextafter(total, 0.0));  // the product may round up to the total
-    double below = 0;
-    int i = 0;
-    while ((below += residual(i)) <= at) i++;
-    return probs.tokens[i];
+    return probs.tokens[invert(residual, total, uniform)];
+}
+
+double BlockResidual::total() const { return sum(vocabulary, *this); }
+
+int64_t BlockResidual::draw(double uniform) const {
+    const double residual_total = total();
+    if (residual_total > 0) return invert(*this, residual_total, uniform);
+    const BlockResidual whole{p, nullptr, 1, vocabulary};  // reach * p == q up to rounding
+    return invert(whole, whole.total(), uniform);
 }
 
 }  // namespace triforce

@@ -1,8 +1,9 @@
-// One token from a distribution, and the counter-based noise of triforce.sampling.rng, bit for bit: Philox4x32-10
-// (Salmon et al. 2011) keyed by the seed. The counter is (token / 2, position, choice, 0) for exponentials, (draw low,
-// draw high, choice, 1 + tier) for uniforms.
+// Draws of one token from a distribution, and the counter-based noise of triforce.backends.torch.noise, bit for bit:
+// Philox4x32-10 (Salmon et al. 2011) keyed by the seed. The counter is (token / 2, position, choice, 0) for
+// exponentials, (draw low, draw high, choice, 1 + tier) for uniforms.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
@@ -53,11 +54,24 @@ struct Noise {
 
 /// The winner of an exponential race: the largest weight / exponential, the lowest token among equals.
 int64_t race(const Distribution& probs, int vocabulary, const NoiseKey& key, Workspace& workspace);
-/// The same with a table of exponentials (V).
+/// `race` with a table of exponentials (V).
 int64_t race(const Distribution& probs, const double* exponentials);
 
-/// Draws from the residual max(p - q, 0) by inversion; from p where the residual is zero or q is null. Never a token of
-/// probability zero. p, q: (V); p is `probs`.
+/// Draws from the residual max(p - q, 0) by inversion; from p if the residual is zero or q is null. Never returns a
+/// token of probability zero. p and q are probabilities (V); p equals `probs`. uniform: in [0, 1).
 int64_t draw(const Distribution& probs, const double* p, const double* q, double uniform);
+
+/// What a row that ends at a place of a block draws from: max(reach * p - q, 0), for probabilities p and q (V). q is
+/// null after the last draft token.
+struct BlockResidual {
+    const double *p, *q;
+    double reach;
+    int vocabulary;
+
+    double operator()(int token) const { return std::max(reach * p[token] - (q ? q[token] : 0.0), 0.0); }
+    double total() const;
+    /// Draws a token by inversion; from p if the residual is zero. uniform: in [0, 1).
+    int64_t draw(double uniform) const;
+};
 
 }  // namespace triforce

@@ -19,12 +19,18 @@ Logits logits(const VerificationBatch& p, int row, int column, double peak) {
             peak};
 }
 
-/// The largest logits of all columns, padding too.
+/// Writes the largest logit of each column, including padding. Returns a column whose peak is not finite, if any.
 Invalid find_peaks(const VerificationBatch& p, std::vector<double>& peaks) {
     parallel(p.rows * p.columns, [&](int i) { peaks[i] = peak(logits(p, i / p.columns, i % p.columns, 0)); });
     for (int i = 0; i < p.rows * p.columns; i++)
         if (!std::isfinite(peaks[i])) return InvalidColumn{i / p.columns, i % p.columns, peaks[i]};
     return std::nullopt;
+}
+
+/// The distribution of a column, in this thread's workspace.
+Distribution distribution(const Sampler& sampler, const VerificationBatch& p, int row, int column, double peak) {
+    const Prefix prefix{p.ids + row * p.capacity, std::clamp<int64_t>(p.lengths[row] + column, 0, p.capacity)};
+    return process_logits(sampler.rows[row], prefix, logits(p, row, column, peak), workspace);
 }
 
 /// The token of a column, and whether it is the accepted draft token.
@@ -33,7 +39,7 @@ struct Decision {
     bool accepted;
 };
 
-/// Writes the draft tokens of each row up to the first that is not accepted, and the token of that column.
+/// Writes the accepted draft tokens of each row, up to the first column without acceptance, and that column's token.
 void commit(const VerificationBatch& p, const std::vector<Decision>& decisions) {
     const int drafted = p.columns - 1;
     for (int b = 0; b < p.rows; b++) {
@@ -50,7 +56,8 @@ void commit(const VerificationBatch& p, const std::vector<Decision>& decisions) 
     }
 }
 
-/// Calls decide(row, column, probs) for the columns that matter, the early ones first.
+/// Calls decide(row, column, probs) for the columns up to a row's first rejection, early columns first. Threads may
+/// also decide later columns.
 template <class Decide>
 Invalid verify(const Sampler& sampler, const VerificationBatch& p, Decide decide) {
     std::vector<double> peaks(static_cast<size_t>(p.rows) * p.columns);
@@ -62,10 +69,8 @@ Invalid verify(const Sampler& sampler, const VerificationBatch& p, Decide decide
     parallel(p.rows * p.columns, [&](int) {
         const int i = next++, b = i % p.rows, j = i / p.rows;
         if (j > last[b]) return;
-        const Prefix prefix{p.ids + b * p.capacity, std::clamp<int64_t>(p.lengths[b] + j, 0, p.capacity)};
         Decision& decision = decisions[cell(p, b, j)];
-        const Logits column = logits(p, b, j, peaks[cell(p, b, j)]);
-        decision = decide(b, j, process_logits(sampler.rows[b], prefix, column, workspace));
+        decision = decide(b, j, distribution(sampler, p, b, j, peaks[cell(p, b, j)]));
         int known = last[b];
         while (!decision.accepted && j < known && !last[b].compare_exchange_weak(known, j)) {
         }
@@ -105,6 +110,42 @@ Invalid verify_by_rejection(const Sampler& sampler, const VerificationBatch& bat
         if (uniforms[1 + j] * q[token] < p[token]) return {token, true};
         return {draw(probs, p, q, uniforms[0]), false};
     });
+}
+
+Invalid verify_by_block(const Sampler& sampler, const VerificationBatch& batch, const RejectionInputs& inputs) {
+    const int columns = batch.columns, vocabulary = batch.vocabulary;
+    const auto target = [&](int b, int j) { return inputs.out_probs + cell(batch, b, j) * vocabulary; };
+    std::vector<double> peaks(static_cast<size_t>(batch.rows) * columns);
+    if (const Invalid invalid = find_peaks(batch, peaks)) return invalid;
+    parallel(batch.rows * columns, [&](int i) {
+        const int b = i / columns, j = i % columns;
+        if (batch.live[b] && j <= batch.counts[b])
+            write_dense(distribution(sampler, batch, b, j, peaks[i]), vocabulary, target(b, j));
+    });
+    std::vector<Decision> decisions(peaks.size(), Decision{0, false});
+    parallel(batch.rows, [&](int b) {
+        if (!batch.live[b]) return;
+        const int drafted = static_cast<int>(batch.counts[b]);
+        const double* uniforms = inputs.uniforms + cell(batch, b, 0);
+        const double* draft = inputs.draft_probs + static_cast<size_t>(b) * (columns - 1) * vocabulary;
+        BlockResidual place{target(b, 0), drafted ? draft : nullptr, 1, vocabulary}, end = place;
+        int accepted = 0;
+        for (int j = 1; j <= drafted; j++) {
+            const int64_t token = draft_token(batch, b, j - 1);
+            const double reach = std::min(place.reach * (place.p[token] / place.q[token]), 1.0);
+            const double* q = j < drafted ? draft + static_cast<size_t>(j) * vocabulary : nullptr;
+            place = {target(b, j), q, reach, vocabulary};
+            const double residual = place.total();
+            if (uniforms[j] * (residual + (1 - reach)) < residual) {
+                accepted = j;
+                end = place;
+            }
+        }
+        for (int j = 0; j < accepted; j++) decisions[cell(batch, b, j)] = {draft_token(batch, b, j), true};
+        decisions[cell(batch, b, accepted)] = {end.draw(uniforms[0]), false};
+    });
+    commit(batch, decisions);
+    return std::nullopt;
 }
 
 }  // namespace triforce

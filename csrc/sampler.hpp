@@ -1,8 +1,10 @@
-// Process, draw and verify: from the logits of a pass to the accepted draft tokens and one token more.
+// Process, draw and verify: from the logits of a pass to the accepted draft tokens and one more token.
 //
-// The decisions are those of triforce.speculation.verification, column by column: behind the first rejection of a row
-// no distribution is computed. A column's outcome depends on its row and its position alone, neither on the batch nor
-// on threads. Rows B, text capacity S, draft tokens K, columns J = K + 1, vocabulary V.
+// The decisions are those of triforce.speculation.verification, column by column: except for blocks, no distribution is
+// computed after a row's first rejection. A column's outcome depends on its row and position alone, and neither on the
+// batch nor on threads.
+//
+// Rows B, text capacity S, draft tokens K, columns J = K + 1, vocabulary V.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +25,7 @@ struct Sampler {
 struct VerificationBatch {
     int rows, columns, vocabulary;
     int64_t capacity;
-    const float* logits_f32;  // (B, J, V), one of the two
+    const float* logits_f32;  // (B, J, V); one of logits_f32 and logits_f64 is null
     const double* logits_f64;
     const int64_t *ids, *lengths;              // (B, S), (B)
     const bool* live;                          // (B)
@@ -32,13 +34,13 @@ struct VerificationBatch {
     int64_t *out_tokens, *out_origins, *out_counts;  // (B, J), (B, J), (B)
 };
 
-/// The noise of `verify_seeded`: keyed, or a table (B, J, V) of exponentials.
+/// The noise of `verify_seeded`: keyed, or a table (B, J, V) of exponentials. One of the two is null.
 struct Exponentials {
     const Noise* noise;
     const double* table;
 };
 
-/// Further arrays of `verify_by_rejection`.
+/// Further arrays of `verify_by_rejection` and `verify_by_block`.
 struct RejectionInputs {
     const double* uniforms;     // (B, J)
     const double* draft_probs;  // (B, K, V)
@@ -53,10 +55,13 @@ struct InvalidColumn {
 
 using Invalid = std::optional<InvalidColumn>;
 
-/// Verifies with shared noise (Gumbel coupling). Returns a column without a distribution; if there is one, nothing is
+/// Verifies with shared noise (Gumbel coupling). Returns a column without a distribution, if any; then nothing is
 /// written. The outputs of a row that is not live are padding.
 Invalid verify_seeded(const Sampler& sampler, const VerificationBatch& batch, const Exponentials& noise);
-/// Verifies by rejection sampling (Leviathan et al. 2023). Returns the same.
+/// Verifies by rejection sampling (Leviathan et al. 2023). Returns a column without a distribution, if any.
 Invalid verify_by_rejection(const Sampler& sampler, const VerificationBatch& batch, const RejectionInputs& inputs);
+/// Verifies by rejection of blocks (Sun et al. 2024, arXiv 2403.10444, Algorithm 2), as `verify_by_rejection` does. It
+/// needs the distributions of all columns.
+Invalid verify_by_block(const Sampler& sampler, const VerificationBatch& batch, const RejectionInputs& inputs);
 
 }  // namespace triforce

@@ -9,7 +9,7 @@
 namespace triforce {
 namespace {
 
-constexpr int64_t chunk_pages = 512;  // of a job
+constexpr int64_t chunk_pages = 512;  // pages that a chunk of the job scores
 
 const SearchKernels& search_kernels(const Pages& pages) {
     if (pages.coded) return pages.type == Type::bf16 ? search_codes_bf16() : search_codes_f32();
@@ -57,8 +57,9 @@ class PageSearch {
     }
 
   private:
-    /// Where query head i of a KV head's group, of token n, lies: the queries of a KV head lie together.
+    /// Index of the query of token n and of query head i of KV head g. The queries of a KV head are neighbours.
     int64_t query(int64_t n, int g, int i) const { return (g * call_.rows * call_.width + n) * call_.group() + i; }
+    /// Pages of a row's list that no KV head picks.
     int64_t skipped(int64_t b) const { return search_.last[b] - search_.first[b] - search_.picks[b]; }
 
     void encode_queries() const {
@@ -70,7 +71,7 @@ class PageSearch {
         });
     }
 
-    /// Makes the sketches that no earlier call has made.
+    /// Makes the sketches of pages [from, to) of a list that have none.
     void sketch(int64_t b, int g, int64_t from, int64_t to) const {
         for (const int32_t* page = call_.list(b, 0) + from; page < call_.list(b, 0) + to; page++)
             if (!call_.pages->sizes_of(g, *page)->bits) kernels_.sketch(*call_.pages, g, *page);
@@ -90,7 +91,8 @@ class PageSearch {
         parallel(call_.pages->heads * chunks, [&](int job) {
             const int g = static_cast<int>(job / chunks);
             const int64_t start = job % chunks * chunk_pages;
-            // One row after another: a page that rows share has the same index in their lists, and is sketched once.
+            // Rows come one after another. A page that rows share has the same index in their lists, so one chunk
+            // sketches it, once.
             for (int64_t b = 0; b < call_.rows; b++) {
                 const int64_t from = std::max(start, search_.first[b]);
                 const int64_t to = std::min(start + chunk_pages, search_.last[b]);
@@ -101,19 +103,21 @@ class PageSearch {
         });
     }
 
-    /// A page's score is how near its keys come to a query's best page, for the query for which they come nearest.
+    /// Picks pages of row b for KV head g. A page's score is its score for a query minus the query's best score, at
+    /// most over the head's queries.
     void pick(int64_t b, int g) const {
-        const int64_t first = search_.first[b], last = search_.last[b], among = last - first, picks = search_.picks[b];
+        const int64_t first = search_.first[b], last = search_.last[b], candidates = last - first;
+        const int64_t picks = search_.picks[b];
         float* scores = scores_ + query(b * call_.width, g, 0) * candidates_;
-        for (int64_t i = 0; i < call_.queries(b) && among; i++) {
-            const float* of_query = scores + i * candidates_;
-            const float best = *std::max_element(of_query, of_query + among);
-            for (int64_t at = 0; at < among; at++)
-                scores[at] = i ? std::max(scores[at], of_query[at] - best) : of_query[at] - best;
+        for (int64_t i = 0; i < call_.queries(b) && candidates; i++) {
+            const float* query_scores = scores + i * candidates_;
+            const float best = *std::max_element(query_scores, query_scores + candidates);
+            for (int64_t at = 0; at < candidates; at++)
+                scores[at] = i ? std::max(scores[at], query_scores[at] - best) : query_scores[at] - best;
         }
         Scratch scratch;
         int64_t* ids = scratch.take<int64_t>(picks + 1);
-        topk(TopK{scores, 1, among, 0, among, picks, ids});
+        topk(TopK{scores, 1, candidates, 0, candidates, picks, ids});
         const int32_t* list = call_.list(b, 0);
         int32_t* to = std::copy_n(list, first, lists_ + (b * call_.pages->heads + g) * length_);
         for (int64_t i = 0; i < picks; i++) *to++ = list[first + ids[i]];
@@ -124,7 +128,7 @@ class PageSearch {
     const Attention& call_;
     const SearchKernels& kernels_;
     Scratch scratch_;
-    int64_t candidates_ = 0, length_ = 0;  // the most of any row
+    int64_t candidates_ = 0, length_ = 0;  // maxima over rows: pages to search, length of a list with picked pages
     int16_t* codes_;                       // (queries, dim, 16)
     float *scales_, *scores_;              // (queries), (queries, candidates)
     int32_t* lists_;                       // (B, G, length)

@@ -21,7 +21,7 @@ const char* const names[] = {TF_LEVELS(TF_NAME, )};
     if (!__builtin_cpu_supports(feature)) return feature
 
 #if defined(__x86_64__)
-// These two have no name in __builtin_cpu_supports of older compilers.
+// f16c and avxvnni have no name in __builtin_cpu_supports of older compilers.
 bool has_f16c() {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;

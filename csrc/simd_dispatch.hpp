@@ -14,11 +14,12 @@ namespace triforce {
 /// The levels that this CPU can run, slowest first.
 std::vector<const char*> usable_levels();
 
-/// The number of the level in use: the best one that can run, unless `use` has been called.
+/// The index of the level in use: the best level that can run, unless `use` has been called.
 int level();
 const char* level_name();
 
-/// Throws std::invalid_argument if there is no such level, or this CPU cannot run it. Not while kernels run.
+/// Throws std::invalid_argument if there is no such level, or this CPU cannot run it. Must not be called while kernels
+/// run.
 void use(const char* name);
 
 #define TF_DECLARE_TABLE(level, Type, name) \
@@ -27,7 +28,7 @@ void use(const char* name);
     }
 #define TF_ADDRESS_OF_TABLE(level, Type, name) &level::name,
 
-#ifdef TF_LEVEL  // Code of one level may not ask for another one's.
+#ifdef TF_LEVEL  // Code of one level must not use the table of another level.
 #define TF_KERNEL_TABLE(Type, name) TF_LEVELS(TF_DECLARE_TABLE, Type, name)
 #else
 #define TF_KERNEL_TABLE(Type, name)                                                        \

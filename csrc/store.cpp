@@ -14,8 +14,8 @@
 namespace triforce {
 namespace {
 
-constexpr auto oversleeping = std::chrono::milliseconds(4);  // that a thread may make up for
-constexpr size_t most_pieces = 512;                          // of a write; systems take 1024
+constexpr auto oversleeping = std::chrono::milliseconds(4);  // delay of a sleep for which later reads may make up
+constexpr size_t most_pieces = 512;                          // most pieces of one write; systems take 1024
 
 [[noreturn]] void failed(const char* what, int why) {
     const char* advice = why == ENOSPC || why == EDQUOT
@@ -54,7 +54,7 @@ void Store::write(int64_t at, const std::vector<const char*>& pages, int64_t pag
     const int64_t end = at + static_cast<int64_t>(pages.size()) * page_bytes;
     for (int64_t done = at; done < end;) {
         std::vector<iovec> pieces;
-        int64_t skip = (done - at) % page_bytes;  // of a page that is written in part
+        int64_t skip = (done - at) % page_bytes;  // bytes of a partly written page that are written
         for (size_t i = (done - at) / page_bytes; i < pages.size() && pieces.size() < most_pieces; i++, skip = 0)
             pieces.push_back({const_cast<char*>(pages[i]) + skip, static_cast<size_t>(page_bytes - skip)});
         const ssize_t written = pwritev(file_, pieces.data(), static_cast<int>(pieces.size()), done);
@@ -65,8 +65,8 @@ void Store::write(int64_t at, const std::vector<const char*>& pages, int64_t pag
 }
 
 bool Store::restore_size() {
-    struct stat about;
-    if (memory_ || fstat(file_, &about) || !S_ISREG(about.st_mode) || about.st_size >= bytes_) return false;
+    struct stat status;
+    if (memory_ || fstat(file_, &status) || !S_ISREG(status.st_mode) || status.st_size >= bytes_) return false;
     if (ftruncate(file_, bytes_)) failed("the file for KV was cut and cannot be made as large again", errno);
     return true;
 }
@@ -77,7 +77,7 @@ void Store::reserve(int64_t at, int64_t bytes) {
     int why = 0;
     do why = fallocate(file_, 0, at, bytes) ? errno : 0;
     while (why == EINTR);
-    const bool unknown = why == EOPNOTSUPP || why == ENOSYS || why == ENODEV;  // a write will fail instead
+    const bool unknown = why == EOPNOTSUPP || why == ENOSYS || why == ENODEV;  // then a write fails if there is no room
     if (why && !unknown) failed("the file for KV cannot be made larger", why);
 #else
     (void)at, (void)bytes;

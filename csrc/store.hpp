@@ -1,4 +1,4 @@
-// The store of pages that memory has no room for: a file, or memory of another kind.
+// The store of pages that memory has no room for: a file, or other memory.
 #pragma once
 
 #include <chrono>
@@ -9,26 +9,28 @@
 
 namespace triforce {
 
-/// A read or write of the store failed, or there is too little room in memory.
+/// A read or write of the store failed, or memory has no frame for a page.
 struct OffloadError : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
 constexpr int64_t sector = 4096;  // alignment of direct reads, in the file and in memory
 
-/// Bytes of a file, which its owner closes after this is gone; or of memory. Threads may read at the same time.
+/// A store in a file or in memory. The owner of the file closes it after the Store is destroyed. Several threads may
+/// read at the same time.
 class Store {
   public:
     /// `direct`: the same file, opened for reads that bypass the page cache; or below 0.
     Store(int file, int direct, int64_t bytes) : file_(file), direct_(direct), bytes_(bytes) {}
     explicit Store(char* memory) : memory_(memory) {}
 
-    /// Reads must begin and end at multiples of it.
+    /// Alignment of the begin and the end of reads, in bytes.
     int64_t alignment() const { return direct_ < 0 ? 1 : sector; }
     /// Reads an aligned range to `to`, aligned as well. Only the first `needed` bytes must exist. Throws OffloadError.
     void read(int64_t at, int64_t bytes, int64_t needed, char* to);
     void write(int64_t at, const std::vector<const char*>& pages, int64_t page_bytes);
-    /// Restores the size of a file that was truncated. Returns whether it was: then its content is lost.
+    /// Restores the size of a file that was truncated. Returns whether the file was truncated; its content is then
+    /// lost.
     bool restore_size();
     /// Allocates room for a later write. Throws OffloadError.
     void reserve(int64_t at, int64_t bytes);

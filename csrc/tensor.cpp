@@ -10,8 +10,8 @@ namespace nb = nanobind;
 namespace triforce {
 namespace {
 
-// The part of DLPack's C exchange API (dlpack.h 1.2 and later) that lends a view without a Python call: 0.1
-// microseconds a tensor, where `__dlpack__` takes 3 to 5.
+// The part of DLPack's C exchange API (dlpack.h 1.2 and later) that lends a view without a Python call, which
+// `__dlpack__` needs.
 struct ExchangeApi {
     struct {
         uint32_t major, minor;
@@ -33,7 +33,8 @@ const ExchangeApi* find_exchange_api(PyTypeObject* type) {
     return api && api->borrow ? api : nullptr;
 }
 
-// Nearly all tensors are of one type, so that its API is kept. The interpreter lock guards the two variables.
+// Nearly all tensors are of one Python type, so the API of the last type is kept. The interpreter lock guards the two
+// variables.
 const ExchangeApi* exchange_api(PyTypeObject* type) {
     static PyTypeObject* last_type = nullptr;
     static const ExchangeApi* last_api = nullptr;
@@ -68,12 +69,15 @@ Type find_type(nb::dlpack::dtype dtype) {
     return Type::other;
 }
 
-/// The type of a format of the buffer protocol.
+/// The type that a format string of the buffer protocol names.
 Type find_type(const char* format) {
     switch (format ? *format : 'B') {
         case '?': return Type::boolean;
         case 'B': return Type::u8;
+        case 'H': return Type::bf16;  // numpy has no bfloat16: arrays of its bits stand for it (triforce.arrays)
+        case 'b': return Type::i8;
         case 'd': return Type::f64;
+        case 'e': return Type::half;
         case 'f': return Type::f32;
         case 'i': return Type::i32;
         case 'l': return sizeof(long) == 8 ? Type::i64 : Type::i32;
@@ -114,7 +118,7 @@ Tensor view(const char* name, const nb::dlpack::dltensor& t) {
     return out;
 }
 
-/// A view by the buffer protocol, for numpy's arrays: a quarter of a microsecond.
+/// A view by the buffer protocol, for numpy's arrays.
 Tensor buffer(const char* name, nb::handle object) {
     Py_buffer lent;
     if (PyObject_GetBuffer(object.ptr(), &lent, PyBUF_ND | PyBUF_FORMAT)) {

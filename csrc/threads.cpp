@@ -18,8 +18,8 @@ namespace triforce {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto patience = std::chrono::microseconds(250);  // of a worker without work: longer than between passes
-constexpr auto time_slice = std::chrono::milliseconds(1);  // that another process takes at least, if it takes a CPU
+constexpr auto patience = std::chrono::microseconds(250);  // spinning without work: longer than between passes
+constexpr auto time_slice = std::chrono::milliseconds(1);  // least time for which another process takes a CPU
 constexpr Clock::duration shortest_crowd = std::chrono::milliseconds(10), longest_crowd = std::chrono::seconds(1);
 
 void pause() {
@@ -30,23 +30,26 @@ void pause() {
 #endif
 }
 
-/// Whether others want the CPUs, too. That is believed for a short while, and for longer each time it comes back soon.
+/// Whether other processes compete for the CPUs. A notice counts for a short while; the next notice counts for twice as
+/// long if it follows soon.
 class Crowd {
   public:
-    bool here(Clock::time_point now) const { return since_epoch(now) < until_.load(std::memory_order_relaxed); }
+    bool is_present(Clock::time_point now) const { return since_epoch(now) < until_.load(std::memory_order_relaxed); }
 
-    void noticed(Clock::time_point now) {
-        const Clock::rep until = until_.load(std::memory_order_relaxed), before = lasts_.load(std::memory_order_relaxed);
-        const bool again = since_epoch(now) - until < before;
-        const Clock::rep lasts = again ? std::min(2 * before, longest_crowd.count()) : shortest_crowd.count();
-        lasts_.store(lasts, std::memory_order_relaxed);
-        until_.store(since_epoch(now) + lasts, std::memory_order_relaxed);
+    void notice(Clock::time_point now) {
+        const Clock::rep until = until_.load(std::memory_order_relaxed),
+                         last_duration = duration_.load(std::memory_order_relaxed);
+        const bool recurs = since_epoch(now) - until < last_duration;
+        const Clock::rep duration =
+            recurs ? std::min(2 * last_duration, longest_crowd.count()) : shortest_crowd.count();
+        duration_.store(duration, std::memory_order_relaxed);
+        until_.store(since_epoch(now) + duration, std::memory_order_relaxed);
     }
 
   private:
     static Clock::rep since_epoch(Clock::time_point time) { return time.time_since_epoch().count(); }
 
-    std::atomic<Clock::rep> until_{0}, lasts_{0};
+    std::atomic<Clock::rep> until_{0}, duration_{0};
 };
 
 class Pool {
@@ -73,8 +76,9 @@ class Pool {
     }
 
   private:
-    // The ticket holds the job's number and how many of its chunks are unclaimed. A claim succeeds only on the very
-    // ticket that was read before the other three, so it never runs a chunk of one job with the body of another.
+    // The ticket holds the job's number and the number of its unclaimed chunks. A claim succeeds only if the ticket is
+    // the one that was read before `body`, `context` and `chunks`. So no chunk of one job runs with the body of another
+    // job.
     bool take_chunk() {
         uint64_t ticket = ticket_.load(std::memory_order_acquire);
         while (static_cast<uint32_t>(ticket)) {
@@ -89,10 +93,11 @@ class Pool {
         return false;
     }
 
-    /// Takes chunks while there are any, then spins until ready(). Returns false if that takes too long.
+    /// Takes chunks while there are any, then spins until ready(). Returns false if spinning takes too long.
     ///
-    /// A thread spins for chunks of others as long as it has worked since it last waited, at least a time slice. Who
-    /// needs longer for one has lost its CPU, perhaps to a thread that spins: in a crowd all sleep almost at once.
+    /// A thread spins for the chunks of other threads as long as it has worked since its last wait, at least a time
+    /// slice. A thread that needs longer for a chunk has lost its CPU, perhaps to a thread that spins. In a crowd all
+    /// threads therefore sleep almost at once.
     template <class Ready>
     bool take_chunks(Clock::time_point& waited, Ready ready) {
         bool worked = false;
@@ -101,16 +106,16 @@ class Pool {
         const auto began = Clock::now();
         const auto for_others = std::max<Clock::duration>(time_slice, began - waited);
         waited = began;
-        if (crowd_.here(began)) return false;
+        if (crowd_.is_present(began)) return false;
         while (waited - began < (finished() ? patience : for_others)) {
             if (spin(ready)) return true;
             waited = Clock::now();
         }
-        if (worked && !finished()) crowd_.noticed(waited);
+        if (worked && !finished()) crowd_.notice(waited);
         return false;
     }
 
-    /// Spins for some 2 microseconds, or until ready(). Returns whether it became ready.
+    /// Spins for about 2 microseconds, or until ready(). Returns whether it became ready.
     template <class Ready>
     static bool spin(Ready ready) {
         for (int i = 0; i < 64; i++) {
@@ -128,17 +133,18 @@ class Pool {
     void sleep_until_finished();
     void wake(std::condition_variable& sleepers);
 
-    static constexpr uint32_t caller_sleeps = uint32_t{1} << 31;  // added to the chunks that are unfinished
+    static constexpr uint32_t caller_sleeps = uint32_t{1} << 31;  // flag in `unfinished_`
 
     alignas(64) std::atomic<uint64_t> ticket_{0};
     std::atomic<void (*)(const void*, int)> body_{nullptr};
     std::atomic<const void*> context_{nullptr};
     std::atomic<int> chunks_{0};
     alignas(64) std::atomic<uint32_t> unfinished_{0};
-    alignas(64) std::atomic<int> sleeping_{0};  // workers
+    alignas(64) std::atomic<int> sleeping_{0};  // number of workers that sleep
     std::atomic<bool> stop_{false};
     Crowd crowd_;
-    alignas(64) Clock::time_point waited_{Clock::now()};  // the caller; workers read the line above all the time
+    // Last wait of the caller; on a cache line of its own, because workers read the line above all the time.
+    alignas(64) Clock::time_point waited_{Clock::now()};
     std::mutex mutex_;
     std::condition_variable called_, finished_;
     std::vector<std::thread> workers_;
@@ -175,23 +181,23 @@ void Pool::wake(std::condition_variable& sleepers) {
     sleepers.notify_all();
 }
 
-// Never destroyed: at exit a worker may still spin on it. A forked child has none of the parent's workers, and another
-// thread may have held the lock, so that it makes a pool and a lock of its own.
+// Never destroyed, because a worker may still spin on it at exit. A forked child has none of the parent's workers, and
+// another thread of the parent may have held the lock. So the child makes a pool and a lock of its own.
 struct State {
     std::mutex in_use;
     Pool* pool = nullptr;
-    std::atomic<int> threads{usable_cpus()};  // read without the lock, too
+    std::atomic<int> threads{usable_cpus()};  // also read without the lock
 };
 
 State*& state() {
-    static State* it = [] {
+    static State* instance = [] {
         pthread_atfork(nullptr, nullptr, [] {
             in_job = false;
             state() = new State{{}, nullptr, {state()->threads.load()}};
         });
         return new State;
     }();
-    return it;
+    return instance;
 }
 
 }  // namespace

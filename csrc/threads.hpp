@@ -1,17 +1,17 @@
 // The one thread pool of the process.
 //
 // A decode step is some dozens of jobs of 5 to 500 microseconds each, so starting a job must cost well under a
-// microsecond. Workers spin for a short while after each. Chunks are claimed one by one: a worker that has lost its CPU
-// delays only its own chunk, and a sleeping worker delays nothing. When other processes are seen to want
-// the CPUs, a waiting thread sleeps, the caller too.
+// microsecond. After each job, workers spin for a short while. Chunks are claimed one by one: a worker that has lost
+// its CPU delays only its own chunk, and a sleeping worker delays nothing. When other processes compete for the CPUs,
+// waiting threads sleep, including the caller.
 #pragma once
 
 #include <cstdint>
 
 namespace triforce {
 
-/// Threads that were asked for, the caller's included: no more take part in a job than there are usable_cpus(), which
-/// is the default.
+/// Number of threads that was asked for, the caller included. At most usable_cpus() threads take part in a job; that is
+/// also the default.
 int threads();
 
 /// Throws std::invalid_argument below 1. Waits for a job in progress.

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int bucket_bits = 11, buckets = 1 << bucket_bits, shift = 32 - bucket_bits;
 
-/// An unsigned number that orders as the score does; both zeros have the same.
+/// An unsigned key in the order of scores. Both zeros have the same key.
 uint32_t key_of(float score) {
     if (std::isnan(score)) return ~0u;
     uint32_t bits;
@@ -22,13 +22,13 @@ uint32_t key_of(float score) {
     return bits >> 31 ? ~bits : bits | 1u << 31;
 }
 
-/// The lowest key that is picked, and how many keys equal to it are.
+/// The lowest key that is picked, and the number of picked keys that equal it.
 struct Threshold {
     uint32_t key;
     int64_t equals;
 };
 
-/// Buckets all keys by their upper bits, then sorts partly the keys of the bucket where the threshold lies.
+/// Counts keys by their upper bits, in buckets, then partially sorts the keys of the threshold's bucket.
 Threshold threshold(const uint32_t* keys, int64_t count, int64_t picks, uint32_t* candidates) {
     int32_t sizes[buckets] = {};
     for (int64_t i = 0; i < count; i++) sizes[keys[i] >> shift]++;
@@ -60,7 +60,7 @@ void topk_of_head(const float* scores, int64_t first, int64_t count, int64_t pic
 }  // namespace
 
 void topk(const TopK& call) {
-    const int64_t size = 2 * call.count + 1;  // one more: a key that is not a candidate is written behind the last one
+    const int64_t size = 2 * call.count + 1;  // one more: a key of another bucket is written behind the last candidate
     Scratch scratch;
     uint32_t* memory = scratch.take<uint32_t>(call.heads * size);
     parallel(call.heads, [&](int64_t head) {

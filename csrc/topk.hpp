@@ -13,7 +13,8 @@ struct TopK {
     int64_t* ids;  // (heads, picks)
 };
 
-/// Writes ids, counted from h * stride, in ascending order. Among equal scores the lowest ids win; NaN is above all.
+/// Writes ids, counted from h * stride, in ascending order. Among equal scores the lowest ids win; NaN ranks above all
+/// numbers.
 void topk(const TopK& call);
 
 }  // namespace triforce

@@ -6,14 +6,14 @@
 
 namespace triforce {
 
-/// Tokens in ascending order, and a value of each. Filters move what is kept to the front.
+/// Tokens in ascending order with their values. Filters move the kept tokens to the front.
 struct Candidates {
     int32_t* tokens;
     double* values;
     int count;
 };
 
-/// Memory that is reused from one filter to the next.
+/// Memory that filters reuse.
 struct Selection {
     std::vector<double> values, buckets;
 };
@@ -21,11 +21,11 @@ struct Selection {
 /// Min-p: keeps tokens with at least this value.
 void keep_at_least(Candidates& candidates, double least);
 
-/// Top-k: keeps the k largest, the lowest tokens among equals; 0 < k.
+/// Top-k: keeps the tokens of the k largest values, among equals the lowest tokens; 0 < k.
 void keep_largest(Candidates& candidates, int k, Selection& memory);
 
-/// Top-p: keeps the fewest, the largest first, that add up to this share of `total`, the sum of all; the lowest tokens
-/// among equals. Weights are from 0 to 1 and become shares of `total`.
+/// Top-p: keeps the smallest set of largest weights whose sum is at least mass * total. Among equal weights the lowest
+/// tokens stay. `total`: the sum of all weights. Weights lie in [0, 1]; the kept weights are divided by `total`.
 void keep_nucleus(Candidates& weights, double mass, double total, Selection& memory);
 
 }  // namespace triforce

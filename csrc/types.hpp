@@ -1,4 +1,4 @@
-// What all kernels share: the types of numbers in tensors, and checks of arguments.
+// Types of numbers in tensors, and checks of arguments, for all kernels.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ inline float to_float(bf16 x) {
     return value;
 }
 
-/// The nearest, even where there are two; of a finite number.
+/// The bfloat16 nearest to a finite number, ties to even.
 inline bf16 to_bf16(float x) {
     uint32_t bits;
     std::memcpy(&bits, &x, sizeof bits);
@@ -30,10 +30,10 @@ inline bf16 to_bf16(float x) {
 
 enum class Type { f32, bf16, half, f64, i64, i32, i8, u8, boolean, other };
 
-constexpr float int8_largest = 127;  // of int8 with a scale; -128 is not used
+constexpr float int8_largest = 127;  // largest code of int8 numbers with a scale; -128 is not used
 constexpr float int16_largest = 32767;
 
-/// Bytes of a weight or of a number in a page, whose type is one of the first three.
+/// Bytes of a weight, or of a number in a page. `type` is f32, bf16 or half.
 constexpr int64_t size_of(Type type) { return type == Type::bf16 || type == Type::half ? 2 : 4; }
 
 constexpr Type type_of(float) { return Type::f32; }
@@ -48,8 +48,8 @@ constexpr Type type_of(bool) { return Type::boolean; }
 constexpr int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 /// Throws std::invalid_argument, which Python sees as a ValueError.
-inline void require(bool fine, const char* why) {
-    if (!fine) throw std::invalid_argument(why);
+inline void require(bool condition, const char* message) {
+    if (!condition) throw std::invalid_argument(message);
 }
 
 }  // namespace triforce

@@ -15,7 +15,7 @@ struct NoiseKey {
 };
 
 struct VocabularyKernels {
-    /// The largest of n values; NaN if one of them is.
+    /// The largest of n values; NaN if any value is NaN.
     double (*peak_f32)(const float* values, int n);
     double (*peak_f64)(const double* values, int n);
 
@@ -33,7 +33,7 @@ struct VocabularyKernels {
     /// The upper 32 bits of the noise of 2 * pairs tokens from 2 * first_pair on.
     void (*upper_bits)(const NoiseKey& key, int first_pair, int pairs, uint32_t* bits);
 
-    /// Whether a token with these weights and upper bits may have weight / exponential >= best.
+    /// Whether any of n tokens may reach weight / exponential >= best, judged by the upper bits of its noise.
     bool (*any_rival)(const double* weights, const uint32_t* bits, int n, double best);
 };
 

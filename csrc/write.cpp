@@ -31,7 +31,7 @@ void rope_and_write(const NewTokens& tokens) {
     const WriteKernels& kernels = kernels_of(*tokens.pages);
     const int64_t chunks = (tokens.count + at_once - 1) / at_once;
     const int heads = tokens.pages->heads;
-    // Tokens of a page share bytes of codes: those of a head are all one job's.
+    // Tokens of a page share bytes of codes, so one chunk writes all tokens of a head.
     const bool by_head = tokens.pages->coded && chunks > 1;
     drop_copies(*tokens.pages, tokens.slots, tokens.count);
     parallel(chunks + (by_head ? heads : 0), [&](int64_t job) {
@@ -47,7 +47,7 @@ void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void
 }
 
 void write(const Pages& pages, const int64_t* slots, int64_t count, const void* k, const void* v) {
-    constexpr int64_t at_once = 64;  // some ten microseconds of work
+    constexpr int64_t at_once = 64;  // about ten microseconds of work
     const int64_t bytes = pages.heads * pages.row_bytes();
     drop_copies(pages, slots, count);
     const WriteKernels& kernels = kernels_of(pages);

@@ -10,14 +10,14 @@ post() {
     echo
 }
 
-echo "A text at once:"
+echo "A text in one piece:"
 post /v1/completions '{"prompt": "It was a dark night, and", "max_tokens": 24, "seed": 7}'
 
-echo "The same one as it comes, with what each tier did:"
+echo "The same text as a stream, with counts of each tier:"
 post /v1/completions '{"prompt": "It was a dark night, and", "max_tokens": 24, "seed": 7, "stream": true,
     "stream_options": {"include_usage": true}, "tier_stats": true}'
 
-echo "How probable a text is, token by token:"
+echo "The log-probability of each token of a text:"
 post /v1/completions '{"prompt": "It was a dark night", "max_tokens": 0, "echo": true, "logprobs": 1}'
 
 echo "Token ids:"

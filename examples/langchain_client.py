@@ -13,14 +13,14 @@ model = OpenAI(
     max_tokens=48,
     temperature=0.8,
     seed=7,
-    extra_body={"mode": "retrieval"},  # triforce's own
+    extra_body={"mode": "retrieval"},  # a field of triforce
 )
 prompt = "It was a dark night, and"
 
-print("A text at once:")
+print("A text in one piece:")
 print(whole_text := model.invoke(prompt))
 
-print("\nThe same one as it comes:")
+print("\nThe same text as a stream:")
 pieces = []
 for piece in model.stream(prompt):
     pieces.append(piece)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Score a task of lm_eval (pip install 'lm_eval[api]') against a running `triforce serve`:
 #   examples/lm_eval.sh URL KEY MODEL TOKENIZER TASK [more options of lm_eval, such as --include_path or --limit]
-# MODEL is the name that it is served by, TOKENIZER its folder or hub name.
+# MODEL is the name of the served model, and TOKENIZER its folder or hub name.
 set -eu
 URL=$1 KEY=$2 MODEL=$3 TOKENIZER=$4 TASK=$5
 shift 5

@@ -9,7 +9,7 @@ key = sys.argv[2] if len(sys.argv) > 2 else "no key"
 client = OpenAI(base_url=f"{url}/v1", api_key=key)
 model = client.models.list().data[0].id
 
-print("A text that goes on:")
+print("A text as a stream:")
 stream = client.completions.create(
     model=model,
     prompt="It was a dark night, and",
@@ -18,7 +18,7 @@ stream = client.completions.create(
     seed=7,
     stream=True,
     stream_options={"include_usage": True},
-    extra_body={"tier_stats": True},  # triforce's own: what each tier did
+    extra_body={"tier_stats": True},  # a field of triforce: counts of each tier
 )
 for chunk in stream:
     if chunk.choices:
@@ -26,7 +26,8 @@ for chunk in stream:
     if chunk.usage:
         print("\n")
         for tier in chunk.usage.model_extra["tiers"]:
-            print(f"{tier['name']:<10} {tier['accepted']:>4} of {tier['proposed']:>4} kept, {tier['passes']} passes")
+            counts = f"{tier['accepted']:>4} of {tier['proposed']:>4} accepted, {tier['passes']} passes"
+            print(f"{tier['name']:<10} {counts}")
 
 print("\nThe same seed by plain decoding gives the same text:")
 options = {"model": model, "prompt": "It was a dark night, and", "max_tokens": 48, "temperature": 0.8, "seed": 7}

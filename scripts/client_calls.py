@@ -1,7 +1,7 @@
 """Calls of one client library to a running server: python client_calls.py CLIENT CALL URL MODEL KEY.
 
-It is run by the interpreter of `clients.py`, in whose environment the libraries are. Each client is made as its own
-documentation has it, with its defaults; only texts are kept short. What does not come raises, and the exit code tells.
+`clients.py` runs this program in the environment that has the libraries. Each client is constructed as in its
+documentation, with its defaults and a limit of tokens. A failed call or an empty answer raises, so the exit code is 1.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMA = {
 
 
 def fruit() -> Any:
-    """Return a class of pydantic's for answers that are held to a format."""
+    """Return a pydantic model that answers must fit."""
     from pydantic import BaseModel, Field
 
     class Fruit(BaseModel):
@@ -59,7 +59,7 @@ def turns(text: str = ASKED) -> list[Any]:
 
 
 def joined(pieces: Iterable[str | None]) -> str:
-    """Return a text that came in several pieces. Raises ValueError where it came in one."""
+    """Return the text of a stream. Raises ValueError if the stream has fewer than two pieces."""
     texts = [piece for piece in pieces if piece]
     if len(texts) < 2:
         raise ValueError(f"a stream of {len(texts)} pieces")
@@ -184,14 +184,14 @@ def llm(call: str, url: str, model: str) -> Any:
 
 
 CLIENTS = {client.__name__: client for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm)}
-"""Calls by client: each takes a call, the URL with /v1 and the model's name, and returns what must not be empty."""
+"""Functions by client. Each takes a call, the URL with /v1 and the model's name, and returns the answer of the call."""
 
 
 def main(client: str, call: str, url: str, model: str) -> None:
-    """Make a call, and print what came. Raises what the client raises, or ValueError where nothing came."""
+    """Make a call, and print its answer. Raises the client's exceptions, and ValueError for an empty answer."""
     answer = CLIENTS[client](call, f"{url}/v1", model)
     if not answer:
-        raise ValueError(f"{answer!r} came")
+        raise ValueError(f"the answer is empty: {answer!r}")
     print(repr(answer)[:300])
 
 

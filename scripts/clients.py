@@ -1,7 +1,7 @@
-"""Tries other people's client libraries on a running server, with their defaults: python scripts/clients.py URL [KEY].
+"""Tries client libraries of other projects on a running server: python scripts/clients.py URL [KEY].
 
-The libraries are installed into an environment of their own, build/clients; a library that does not install is skipped.
-`EXPECTED_TO_FAIL` lists calls that do not work yet. Exit code 1: another call failed, or one of these did not.
+The libraries are installed into a separate environment, build/clients; a library that does not install is skipped.
+`EXPECTED_TO_FAIL` lists calls that do not work yet. Exit code 1: another call failed, or a listed call worked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PLACE = ROOT / "build" / "clients"
 PACKAGES = {
     "openai": ["openai"],
     "langchain": ["langchain-openai"],
-    "litellm": ["litellm", "mcp"],  # without it no call with tools goes out
+    "litellm": ["litellm", "mcp"],  # calls with tools need mcp
     "llama_index": ["llama-index-llms-openai-like"],
     "instructor": ["instructor"],
     "outlines": ["outlines", "openai"],
@@ -27,27 +27,27 @@ PACKAGES = {
 }
 CALLS = ("plain", "streamed", "structured", "tools")
 CASES = [(client, call) for client in PACKAGES for call in CALLS if (client, call) != ("outlines", "tools")]
-"""Outlines has no tools with this kind of server."""
+"""All calls of all clients, except tools of outlines, which has none for an OpenAI server."""
 EXPECTED_TO_FAIL = {
     "smollm2": {case for case in CASES if case[1] == "tools"},
     "qwen": {case for case in CASES if case[1] == "tools" and case[0] != "instructor"},
 }
-"""By model: what asks by tools needs more of the server than there is."""
+"""Calls that fail, by model. `smollm2` has no tools. The Qwen model calls a function only if the client names it."""
 SECONDS = 300.0
 """Time for one call."""
 
 
-def installed() -> dict[str, str]:
-    """Install the libraries once, and return the reason for each client that cannot be had."""
+def install_libraries() -> dict[str, str]:
+    """Install the libraries once. Returns the reason of failure for each client that cannot be installed."""
     marker = PLACE / "installed.json"
     python = PLACE / "bin" / "python"
     if marker.exists():
-        installed_versions: dict[str, str] = json.loads(marker.read_text())
-        return installed_versions
+        recorded_reasons: dict[str, str] = json.loads(marker.read_text())
+        return recorded_reasons
     venv.create(PLACE, with_pip=True)
     everything = sorted({package for packages in PACKAGES.values() for package in packages})
     missing = {}
-    if _installation(python, everything):  # one that does not install is no reason to go without the others
+    if _installation(python, everything):  # then each client is installed separately
         missing = {
             client: reason
             for client, client_packages in PACKAGES.items()
@@ -58,7 +58,7 @@ def installed() -> dict[str, str]:
 
 
 def _installation(python: Path, packages: list[str]) -> str:
-    """Install packages, and return why that is not possible, or nothing."""
+    """Install packages. Returns the reason of failure, or an empty text."""
     command = [str(python), "-m", "pip", "install", "--quiet", *packages]
     done = subprocess.run(command, capture_output=True, text=True)
     lines = done.stderr.strip().splitlines() or ["pip failed"]
@@ -66,23 +66,23 @@ def _installation(python: Path, packages: list[str]) -> str:
 
 
 def attempt(client: str, call: str, url: str, model: str, key: str) -> str:
-    """Return why a call failed, or nothing."""
+    """Make a call. Returns the reason of failure, or an empty text."""
     program = Path(__file__).with_name("client_calls.py")
     command = [str(PLACE / "bin" / "python"), str(program), client, call, url, model, key]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
     except subprocess.TimeoutExpired:
         return f"not done within {SECONDS:g} seconds"
-    lines = done.stderr.strip().splitlines() or ["it failed without a word"]
+    lines = done.stderr.strip().splitlines() or ["it failed without a message"]
     return lines[-1] if done.returncode else ""
 
 
 def main(url: str, key: str = "sk-no-key-required") -> int:
-    """Try every call of every client, and print what came of it."""
+    """Try every call of every client, and print the results. Returns the exit code."""
     headers = {"authorization": f"Bearer {key}"}
     model = httpx.get(f"{url}/v1/models", headers=headers).raise_for_status().json()["data"][0]["id"]
     failing = EXPECTED_TO_FAIL["qwen" if "qwen" in model.lower() else "smollm2"]
-    missing = installed()
+    missing = install_libraries()
     surprises = 0
     for client, call in CASES:
         if client in missing:

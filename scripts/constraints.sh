@@ -1,6 +1,6 @@
 #!/bin/sh
-# Prints the versions that scripts/install.sh takes: those of constraints.txt. Usage: scripts/constraints.sh [gpu]; with
-# gpu those of constraints-gpu.txt take the place of the ones that they name.
+# Prints the versions of packages that scripts/install.sh installs. Usage: scripts/constraints.sh [gpu].
+# These are the versions of constraints.txt; with `gpu`, versions of constraints-gpu.txt replace those of the same packages.
 set -eu
 cd "$(dirname "$0")/.."
 

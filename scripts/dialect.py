@@ -1,9 +1,10 @@
 """Counts of what makes code read like a private language: python -m scripts.dialect [--lower].
 
-bare: bindings whose whole name is an adjective, a pronoun or an adverb, in 100 bindings. filler: phrases that stand in
-the place of a noun of the field, in 1,000 lines. packed: assignments of several values to several names in one
-statement, in 1,000 lines. The counts of each area are held by `tests/data/dialect.toml`, and may only fall: `--lower`
-writes those that have fallen, and exit code 1 tells of one that has risen.
+bare: bindings whose whole name is an adjective, a pronoun or an adverb, per 100 bindings. filler: phrases in the place
+of a noun of the field, per 1,000 lines. packed: assignments of several values to several names in one statement, per
+1,000 lines. `tests/data/dialect.toml` has the highest count of each kind in each area. These limits may only fall:
+`--lower` writes the counts that have fallen. Exit code 1 means that a count is above its limit. `retired_uses` lists
+words that the glossary page has retired.
 """
 
 from __future__ import annotations
@@ -40,8 +41,10 @@ AREAS = {
     "page": ("src/triforce/server/web", {".css", ".html", ".js"}),
 }
 """Folders and suffixes of each area."""
+GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"
+RETIRED_HEADING = "## Retired words"
 PRECISION = 10
-"""Counts are kept in tenths."""
+"""Counts are rounded up to tenths."""
 
 
 def texts_of(area: str) -> Iterator[str]:
@@ -52,6 +55,31 @@ def texts_of(area: str) -> Iterator[str]:
         for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if file.suffix in suffixes and file != Path(__file__):
                 yield GENERATED.sub("", file.read_text(encoding="utf-8"))
+
+
+def words_of(text: str) -> str:
+    """Return a text in lower case, with names in snake case and camel case divided into their words."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[_-]", " ", text).lower()
+
+
+def retired_words(page: str) -> list[str]:
+    """Return the words in the first column of the glossary's table of retired words."""
+    section = page.partition(RETIRED_HEADING)[2]
+    return [
+        word.strip() for row in re.findall(r"^\| ([a-z, ]+) \|", section, re.MULTILINE)[1:] for word in row.split(",")
+    ]
+
+
+def retired_uses() -> list[str]:
+    """Return each retired word that occurs in an area, as "area: word"."""
+    page = GLOSSARY.read_text(encoding="utf-8")
+    patterns = {word: re.compile(rf"\b{word}\b") for word in retired_words(page)}
+    uses = set()
+    for area in AREAS:
+        for text in texts_of(area):
+            words = words_of(text.partition(RETIRED_HEADING)[0])
+            uses |= {f"{area}: {word}" for word, pattern in patterns.items() if pattern.search(words)}
+    return sorted(uses)
 
 
 def bindings(tree: ast.AST) -> Iterator[str]:
@@ -71,7 +99,7 @@ def packed_assignments(tree: ast.AST) -> int:
 
 
 def counts_of(texts: Iterable[str], *, python: bool) -> dict[str, float]:
-    """Return the counts of some texts, rounded up; of names and assignments those of Python alone."""
+    """Return the counts of some texts, rounded up. Only Python has counts of names and assignments."""
     lines = names = bare = filler = packed = 0
     for text in texts:
         lines += text.count("\n")
@@ -89,17 +117,17 @@ def counts_of(texts: Iterable[str], *, python: bool) -> dict[str, float]:
     return {kind: ceil(count * PRECISION) / PRECISION for kind, count in sorted(counts.items())}
 
 
-def measured() -> dict[str, dict[str, float]]:
+def measured_counts() -> dict[str, dict[str, float]]:
     """Return the counts of each area."""
     return {area: counts_of(texts_of(area), python=".py" in suffixes) for area, (_, suffixes) in AREAS.items()}
 
 
-def limits() -> dict[str, dict[str, float]]:
+def count_limits() -> dict[str, dict[str, float]]:
     """Return the highest count of each kind in each area."""
     return tomllib.loads(LIMITS.read_text(encoding="utf-8"))
 
 
-def written(counts: dict[str, dict[str, float]]) -> str:
+def toml_text(counts: dict[str, dict[str, float]]) -> str:
     """Return counts as TOML."""
     areas = (
         f"[{area}]\n" + "".join(f"{kind} = {count}\n" for kind, count in kinds.items())
@@ -109,9 +137,9 @@ def written(counts: dict[str, dict[str, float]]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the counts beside their limits. Returns 1 where one is above its limit."""
-    highest = limits()
-    counts = measured()
+    """Print the counts beside their limits. Returns 1 if a count is above its limit."""
+    highest = count_limits()
+    counts = measured_counts()
     for area, kinds in counts.items():
         print(area, ", ".join(f"{kind} {count} (at most {highest[area][kind]})" for kind, count in kinds.items()))
     if "--lower" in arguments:
@@ -119,7 +147,7 @@ def main(arguments: list[str]) -> int:
             area: {kind: min(count, highest[area][kind]) for kind, count in kinds.items()}
             for area, kinds in counts.items()
         }
-        LIMITS.write_text(written(lowered), encoding="utf-8")
+        LIMITS.write_text(toml_text(lowered), encoding="utf-8")
     return int(any(count > highest[area][kind] for area, kinds in counts.items() for kind, count in kinds.items()))
 
 

@@ -1,8 +1,8 @@
 """Digests of the texts of every mode, coupling and dtype: python scripts/digests.py [TRIFORCE] > FILE.
 
-TRIFORCE is the command of the version to ask, this environment's by default; the commit of another one is not
-known. Two versions of one machine give equal digests, or a change was no mere change of names. `auto` is left out where
-its texts depend on the clock.
+TRIFORCE is the command of the version to measure, by default this environment's. The commit of another version is
+recorded as null. Two versions without a change of behaviour have equal digests on one machine. `auto` is measured only
+under `seeded`, because its other texts depend on the clock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,13 @@ MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ng
 COUPLINGS = ["seeded", "rejection", "block"]
 DTYPES = ["bfloat16", "float32"]
 TEMPERATURES = ["0", "0.8"]
-MORE = [["--lower-tiers", "int8"], ["--kv-offload", "host"], ["--kv-offload", "file"], ["--repetition-penalty", "1.2"]]
+EXTRA_OPTIONS = [
+    ["--lower-tiers", "int8"],
+    ["--kv-offload", "host"],
+    ["--kv-offload", "file"],
+    ["--repetition-penalty", "1.2"],
+]
+"""Options that are measured in mode `triforce` alone."""
 
 
 def digest(prompt: Path, home: Path, mode: str, *options: str) -> str:
@@ -49,7 +55,7 @@ def main() -> None:
             if mode != "auto" or coupling == "seeded":
                 options = ["--coupling", coupling, "--dtype", dtype, "--temperature", temperature]
                 digests[" ".join([mode, *options])] = digest(prompt, Path(folder) / "home", mode, *options)
-        for options in MORE:
+        for options in EXTRA_OPTIONS:
             digests[" ".join(["triforce", *options])] = digest(prompt, Path(folder) / "home", "triforce", *options)
         print(json.dumps(digests, indent=1))
 

@@ -1,8 +1,8 @@
-"""Writes what is generated of README.md and docs/: python -m scripts.docs [--check].
+"""Writes the generated parts of README.md and docs/: python -m scripts.docs [--check].
 
-Tables of docs/data and benchmarks/results, pictures of docs/data, and the reference, from argparse, pydantic and
-docstrings. Tables and the reference stand between comments that name their source. --check writes nothing, and fails
-where something is stale.
+The generated parts are tables from docs/data and benchmarks/results, pictures from docs/data, and the reference from
+argparse, pydantic and docstrings. Tables and the reference stand between comments that name their source. --check
+writes nothing, and exits with 1 if a part is stale.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from scripts import docs_models, docs_pictures, docs_reference, docs_results
+from scripts import docs_model_choice, docs_models, docs_pictures, docs_reference, docs_results
 from scripts.docs_reference import code, filled, table
 from scripts.docs_results import RESULTS, report
 
@@ -62,17 +62,17 @@ def gpu_kernels(data: dict[str, Any]) -> list[list[str]]:
 
 MODELS_SHOWN = {"smollm2": "`smollm2`", "pair": "shipped pair"}
 LEVELS_SHOWN = {"": "AVX512-BF16", "_avx2": "AVX2"}
-"""Files of `bench speed` that README shows: of each model, at each level of the kernels."""
+"""Files of `bench speed` that README shows: one for each model and level of the kernels."""
 
 TEMPERATURE_SHOWN = 1.0
-"""Temperature of README's cells: below it, small models repeat themselves."""
+"""Temperature of README's cells. At lower temperatures small models repeat themselves."""
 
 
-def numbers(root: Path) -> list[list[str]]:
-    """README's rows: plain decoding's tokens/s and those of `auto` over it, of a book and of code; what repeats."""
+def speedups(root: Path) -> list[list[str]]:
+    """Return README's table: plain decoding's tokens/s, speedups of `auto` on a book and on code, and repetition."""
     rows = [["kernels", "model", "tokens read", "plain, tokens/s", "book", "code", "8-grams that repeat"]]
-    for level, level_said in LEVELS_SHOWN.items():
-        for model, model_said in MODELS_SHOWN.items():
+    for level, level_name in LEVELS_SHOWN.items():
+        for model, model_name in MODELS_SHOWN.items():
             cells = {
                 (row["context"], row["workload"], row["mode"]): row
                 for row in report(root, f"{model}_speed{level}")["rows"]
@@ -83,7 +83,7 @@ def numbers(root: Path) -> list[list[str]]:
                 ratios = [f"{row['speedup']:.2f}" for row in auto]
                 repeated = max(row["repeated_8_grams"] for row in auto)
                 rate = f"{plain['tokens_per_second']:,.0f}"
-                rows.append([level_said, model_said, f"{context:,}", rate, *ratios, f"{repeated:.0%}"])
+                rows.append([level_name, model_name, f"{context:,}", rate, *ratios, f"{repeated:.0%}"])
     return rows
 
 
@@ -92,7 +92,7 @@ PAGES = {
     level_bits: "docs/concepts/exactness.md",
     kernel_errors: "docs/results/kernels.md",
     gguf_types: "docs/design/backends.md",
-    gpu_runs: "docs/gpu.md",
+    gpu_runs: "docs/contributing/gpu-runs.md",
     gpu_kernels: "docs/contributing/gpu-kernels.md",
     docs_models.models: "docs/results/models.md",
 }
@@ -101,7 +101,7 @@ PAGES = {
 
 def pages(root: Path) -> dict[Path, str]:
     """Return README and pages with the tables of the data."""
-    texts = {"README.md": filled(_text(root / "README.md"), RESULTS, table(numbers(root)))}
+    texts = {"README.md": filled(_text(root / "README.md"), RESULTS, table(speedups(root)))}
     for rows, page in PAGES.items():
         source = f"data/{rows.__name__}.toml"
         page_text = table(rows(tomllib.loads(_text(root / "docs" / source))))
@@ -114,14 +114,15 @@ def _text(file: Path) -> str:
 
 
 def stale(root: Path = ROOT) -> dict[Path, str]:
-    """Return files that are missing or not what they should be, and what that is."""
+    """Return the generated files that are missing or stale, with their right text."""
     files = pages(root) | docs_pictures.files(root) | docs_reference.files(root) | docs_results.files(root)
+    files |= docs_model_choice.files(root)
     return {file: text for file, text in files.items() if not file.exists() or file.read_text("utf-8") != text}
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where something is stale")
+    parser.add_argument("--check", action="store_true", help="write nothing, and exit with 1 if a part is stale")
     check = parser.parse_args(arguments).check
     files = stale(root)
     for file, text in files.items():

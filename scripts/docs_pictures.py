@@ -1,6 +1,6 @@
 """Pictures of docs/data/pictures.toml, as SVG that can be read on light and on dark pages.
 
-Each brings its own background. Attributes have the light colours, a style sheet has the dark ones.
+Each picture has its own background. Attributes have the light colours, and a style sheet has the dark colours.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FONT = "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif"
 
 
 def box(x: float, y: float, width: float, height: float, kind: str, *lines: str) -> list[str]:
-    """Return a box with lines of text in its middle, the first of them bold where there are more."""
+    """Return a box with lines of text in its middle. The first of several lines is bold."""
     rect = (
         f'<rect class="{kind}" x="{x}" y="{y}" width="{width}" height="{height}" rx="6" '
         f'fill="{LIGHT[kind]}" stroke="{LIGHT["line"]}" stroke-width="1.2"/>'
@@ -36,7 +36,7 @@ def box(x: float, y: float, width: float, height: float, kind: str, *lines: str)
 
 
 def text(x: float, y: float, line: str, *how: str) -> list[str]:
-    """Return one line; (x, y) is the start, the middle or the end of its base line."""
+    """Return one line of text; (x, y) is the start, the middle or the end of its base line."""
     anchor = "middle" if "middle" in how else "end" if "end" in how else "start"
     kind, size = ("soft", 12) if "soft" in how else ("ink", 13)
     weight = ' font-weight="600"' if "bold" in how else ""
@@ -45,7 +45,7 @@ def text(x: float, y: float, line: str, *how: str) -> list[str]:
 
 
 def arrow(*parts: Any) -> list[str]:
-    """Return a line through the points, its head at the last; a label stands above its first stretch."""
+    """Return a line through the points, with its head at the last point and its label above the first segment."""
     points = [part for part in parts if isinstance(part, list)]
     label = [part for part in parts if part != "dashed"][-1]
     path = " ".join(f"{x},{y}" for x, y in points)
@@ -64,7 +64,7 @@ def arrow(*parts: Any) -> list[str]:
 
 
 def svg(picture: dict[str, Any]) -> str:
-    """Return the whole file."""
+    """Return a picture as the text of an SVG file."""
     (width, height), draw = picture["size"], {"box": box, "text": text, "arrow": arrow}
     fills = "".join(f".{kind}{{fill:{colour}}}" for kind, colour in DARK.items() if kind not in ("ink", "soft"))
     dark = (

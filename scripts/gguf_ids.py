@@ -1,7 +1,8 @@
-"""Ids of GGUF files' tokenizers beside llama.cpp's: python -m scripts.gguf_ids FILE... --texts FOLDER > FIGURES.
+"""Compares token ids of GGUF files with llama.cpp's: python -m scripts.gguf_ids FILE... --texts FOLDER > FIGURES.
 
-LLAMA_CPP_PYTHON names an interpreter that has llama-cpp-python. Texts come in pieces of 8,000 characters; behind them
-come texts of all kinds of characters, and each character that there is. Exit code 1 if ids differ, or ends of texts.
+LLAMA_CPP_PYTHON names an interpreter with llama-cpp-python. Texts are cut into pieces of 8,000 characters. Random texts
+of all kinds of characters follow, and then every character of Unicode. Exit code 1: ids differ, or the special tokens
+around a text differ.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ PIECE = 8000
 
 
 def main() -> int:
-    parser = ArgumentParser(description="Ids of GGUF files' tokenizers beside llama.cpp's.")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="GGUF files, of vocabularies alone too")
+    parser = ArgumentParser(description="Compare token ids of GGUF files with llama.cpp's.")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="GGUF files; they need no weights")
     parser.add_argument("--texts", nargs="+", metavar="PATH", help="UTF-8 files, or folders of them")
-    parser.add_argument("--fuzz", type=int, default=20_000, metavar="N", help="texts of all kinds of characters")
+    parser.add_argument("--fuzz", type=int, default=20_000, metavar="N", help="number of random texts")
     options = parser.parse_args()
     whole_texts = list((read_texts(options.texts) if options.texts else own_texts()).values())
     pieces = [text[start : start + PIECE] for text in whole_texts for start in range(0, len(text), PIECE)]
@@ -35,7 +36,7 @@ def main() -> int:
 
 
 def _report(file: Path, texts: list[str]) -> int:
-    """Print a line for a file, and some differences. Returns 1 if ids differ, or the tokens around texts do."""
+    """Print a line for a file, and some differences. Returns 1 if ids differ, or special tokens around a text."""
     try:
         comparison = compare(file, texts)
     except ModelError as error:

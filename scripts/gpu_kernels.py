@@ -1,7 +1,7 @@
-"""Writes what compilers say of the kernels for GPUs into docs/data: python -m scripts.gpu_kernels [ARCH ...]
+"""Writes compilers' figures of kernels for GPUs to docs/data/gpu_kernels.toml: python -m scripts.gpu_kernels [ARCH ...]
 
-Of all architectures, or of the named ones. One takes a minute or two where its answers are not in build/compiled.
-`python -m scripts.docs` makes docs/contributing/gpu-kernels.md's table of it.
+Without ARCH the figures are for all architectures. An architecture that is not in build/compiled takes a minute or two.
+`python -m scripts.docs` makes the table of docs/contributing/gpu-kernels.md from this file.
 """
 
 from __future__ import annotations
@@ -25,44 +25,44 @@ SHOWN: dict[str, tuple[str, ...]] = {
         "_peaks", "_shortlist", "_join", "_cut", "race_parts", "close_race", "share_parts", "judge_parts",
     ),
 }  # fmt: skip
-"""Kernels of each case that are shown."""
+"""The shown kernels of each case."""
 
 
 def kernels(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of the table, of what `compile_all` says of each architecture.
+    """Return the rows of the table, from the rows of `compile_all` by architecture.
 
-    A kernel that is launched in several ways needs what the greediest of them does.
+    If a kernel is launched in several ways, its figures are the maxima over the launches.
     """
     kernel_rows = []
     for case, names in SHOWN.items():
         for name in names:
             case_rows = [row for arch in rows for row in rows[arch] if (row["case"], row["kernel"]) == (case, name)]
             row_head = {"kernel": name.lstrip("_"), "case": case}
-            kernel_rows += [row_head | _most(kind) for kind in _by_kind(case_rows) if kind]
+            kernel_rows += [row_head | _maxima(kind) for kind in _by_kind(case_rows) if kind]
     return kernel_rows
 
 
 def _by_kind(rows: list[dict[str, Any]]) -> Sequence[list[dict[str, Any]]]:
-    """Return those of NVIDIA's architectures, and AMD's: what they call registers is not the same."""
+    """Return the rows of NVIDIA's architectures, and those of AMD's, whose registers are not comparable."""
     return [[row for row in rows if row["arch"].startswith(kind)] for kind in ("sm_", "gfx")]
 
 
-def _most(rows: list[dict[str, Any]]) -> dict[str, Any]:
+def _maxima(rows: list[dict[str, Any]]) -> dict[str, Any]:
     programs, warps, archs = (sorted({row[name] for row in rows}) for name in ("programs", "warps", "arch"))
     maxima = {name: max(row[name] for row in rows) for name in ("registers", "spills", "shared")}
     return {"archs": archs, "programs": programs, "warps": warps, **maxima}
 
 
-def toml(rows: list[dict[str, Any]], made_of: dict[str, Any]) -> str:
-    """Return rows as a TOML table each, behind what they are made of; JSON's strings, numbers and lists are TOML's."""
+def toml(rows: list[dict[str, Any]], sources: dict[str, Any]) -> str:
+    """Return TOML with a table for `sources`, and one for each row. JSON's strings, numbers and lists are TOML's."""
     parts = ["# What compilers say of kernels as they are launched: python -m scripts.gpu_kernels"]
-    for name, row in [("[sources]", made_of), *(("[[kernels]]", row) for row in rows)]:
+    for name, row in [("[sources]", sources), *(("[[kernels]]", row) for row in rows)]:
         parts.append("\n".join([name, *(f"{key} = {json.dumps(value)}" for key, value in row.items())]))
     return "\n\n".join(parts) + "\n"
 
 
 def text(archs: Sequence[str]) -> str:
-    """Return the data file, by what is compiled now."""
+    """Return the text of the data file, from the current sources of the kernels."""
     rows = {arch: kept(arch) for arch in archs}
     faultless = [arch for arch in archs if not all_faults(rows[arch])]
     return toml(kernels(rows), {"digest": digest(), "archs": faultless})

@@ -14,7 +14,7 @@ WIDTH = 120
 
 
 def stub() -> str:
-    """The stub of the module as it is compiled. Raises ImportError where it, or nanobind, is missing."""
+    """Return the stub of the compiled module. Raises ImportError if the module or nanobind is missing."""
     from nanobind.stubgen import StubGen
 
     from triforce.backends.cpu import _native
@@ -25,7 +25,7 @@ def stub() -> str:
 
 
 def wrapped(line: str) -> str:
-    """A line of a docstring that is too long, as several; other lines as they are."""
+    """Return a long line of a docstring as several lines. Other lines are returned unchanged."""
     indent = line[: len(line) - len(line.lstrip())]
     if len(line) <= WIDTH or line.endswith((":", "...")):
         return line

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds sdist and wheel into dist/, installs the wheel into an empty environment, and runs the demo there.
-# Usage: scripts/release.sh, with a Python on the PATH that has what developers need. PIP_INDEX_URL and the like are heeded.
+# Usage: scripts/release.sh. The `python` on the PATH must have the packages of `make install-dev`. Variables of pip apply.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -19,7 +19,7 @@ python -m pip --disable-pip-version-check wheel --quiet --no-deps --no-build-iso
 python -m venv "$EMPTY"
 pip() { "$EMPTY/bin/python" -m pip --disable-pip-version-check "$@"; }
 if ! pip install --quiet --no-deps --timeout 5 --retries 0 --index-url "$CPU_INDEX" "$TORCH+cpu" 2>/dev/null; then
-    echo "PyTorch's CPU build is out of reach; taking that of the package index"
+    echo "PyTorch's CPU build is out of reach; installing the build of the package index"
 fi
 pip install --quiet --constraint constraints.txt "dist/triforce-$version"-*.whl
 (cd "$EMPTY" && bin/triforce --version && bin/triforce demo)

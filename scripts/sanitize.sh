@@ -1,7 +1,7 @@
 #!/bin/sh
-# Runs the tests of the native kernels under sanitizers, from a copy of the package, once it has shown that they find
-# planted bugs. Usage: scripts/sanitize.sh [--self-test] [KIND...]; `python` is the environment's, TESTS what to run.
-# A kind is what -fsanitize takes: by default first address,undefined and then thread.
+# Runs the tests of the native kernels under sanitizers, on a copy of the package. Before that, the sanitizers must find
+# planted bugs. Usage: scripts/sanitize.sh [--self-test] [KIND...]. The `python` on the PATH must have triforce's packages.
+# TESTS names the tests to run. KIND is a value of -fsanitize: by default first address,undefined and then thread.
 set -eu
 cd "$(dirname "$0")/.."
 compiler=${CXX:-g++}
@@ -9,9 +9,9 @@ self_test_only=
 if [ "${1:-}" = --self-test ]; then self_test_only=yes && shift; fi
 [ $# -gt 0 ] || set -- address,undefined thread
 
-# A command with the runtime of the sanitizers in it before Python starts, which is not built for them; libstdc++ too, or
-# they could not see exceptions. What they say goes to a file. TSan sees the locks of Python and torch, but not their memory,
-# of which it could say nothing right; a test forks beside threads.
+# Runs a command with the sanitizer's runtime preloaded, because Python is not built with it. libstdc++ is preloaded, too,
+# because the runtime could not intercept exceptions otherwise. The report goes to a file. TSan sees the locks of Python and
+# torch, and ignores their memory, because they are not instrumented. die_after_fork=0: a test forks a process with threads.
 under() {
     LD_PRELOAD="$("$compiler" -print-file-name="$runtime") $("$compiler" -print-file-name=libstdc++.so.6)" \
         ASAN_OPTIONS=abort_on_error=1 LSAN_OPTIONS=exitcode=0 UBSAN_OPTIONS=print_stacktrace=1 \
@@ -19,8 +19,8 @@ under() {
         PYTHONMALLOC=malloc OMP_NUM_THREADS=1 PYTHONPATH="$PWD/$folder/package" "$@" 2>"$folder/report"
 }
 
-# Python leaves much of its memory to the system when it ends, and so do torch and others, so that a leak in itself is no
-# failure. One that was taken by a line of the kernels is: the stack of what Python takes for itself does not lead to them.
+# Prints leaks of memory that a line of the kernels allocated. Python, torch and other libraries do not free all memory when
+# they end, so other leaks are no failures: their stacks contain no line of the kernels.
 leaks() {
     awk '/ leak of / { what = $0 }
         /^ *#/ && /csrc\/|mutants\/planted/ && what { print what; print; what = "" }
@@ -66,7 +66,7 @@ build() {
         -DPython_EXECUTABLE="$(command -v python)" -DTRIFORCE_SANITIZE="$kind" ${levels:+-DTRIFORCE_LEVELS="$levels"} \
         -DCMAKE_LIBRARY_OUTPUT_DIRECTORY="$PWD/$folder/package/triforce/backends/cpu"
     cmake --build "$folder/cmake"
-    # An editable install comes before PYTHONPATH: without this its kernels would be tested, which watch nothing.
+    # An editable install precedes PYTHONPATH: without this line its kernels would be tested, which have no sanitizer.
     echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "editable" not in type(f).__module__]' \
         >"$folder/package/sitecustomize.py"
     under python -c "from triforce.backends.cpu import _native; print(_native.__file__)" | grep -q "^$PWD/$folder/" ||
@@ -77,7 +77,7 @@ for kind; do
     folder=build/sanitize-$(echo "$kind" | tr , -)
     mkdir -p "$folder"
     case $kind in
-        thread) runtime=libtsan.so levels=portable ;; # above the levels, all of them share the work out alike
+        thread) runtime=libtsan.so levels=portable ;; # code above the levels divides work between threads, alike for all
         *) runtime=libasan.so levels= ;;
     esac
     self_test

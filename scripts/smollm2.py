@@ -1,7 +1,8 @@
 """Writes SmolLM2-135M-Instruct as a bfloat16 model folder, and its GGUF file beside it: python -m scripts.smollm2 OUT.
 
-The file is that of the model name `smollm2`. Its weights are dequantised, and rows of q and k go back from llama.cpp's
-order (pairs of features beside each other) to Hugging Face's. Exit code 3: the file cannot be had here; 1: it is wrong.
+The file is the one behind MODEL `smollm2`. Its weights are dequantised, and rows of q and k are moved from llama.cpp's
+order (pairs of features beside each other) to Hugging Face's. Exit code 3: the file cannot be downloaded; 1: another
+error, such as a wrong hash.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, find
 from triforce.errors import ModelError
 
 UNAVAILABLE = 3
-NAMES = {theirs: name for name, theirs in OUTER.items()}
-IN_BLOCK = {theirs: name for name, theirs in LAYER.items()}
-"""Names of tensors here by their names in the file: outside of blocks, and in one."""
+NAMES = {gguf_name: name for name, gguf_name in OUTER.items()}
+"""Hugging Face's names of tensors outside of layers, by their names in the file."""
+IN_BLOCK = {gguf_name: name for name, gguf_name in LAYER.items()}
+"""Hugging Face's names of tensors in a layer, by their names in the file."""
 
 
 def main(out: Path) -> None:
@@ -46,7 +48,7 @@ def main(out: Path) -> None:
     write_tokenizer(file, out)
     numbers = (tensor(reader_tensor, config) for reader_tensor in reader.tensors)
     save_file({name: values.bfloat16() for name, values in numbers}, out / "model.safetensors")
-    (out / "config.json").write_text(json.dumps(config, indent=2))  # last: the folder is whole then
+    (out / "config.json").write_text(json.dumps(config, indent=2))  # last: a folder with config.json is complete
 
 
 def config_of(fields: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +74,7 @@ def config_of(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def tensor(packed: Any, config: dict[str, Any]) -> tuple[str, torch.Tensor]:
-    """Return a tensor's name here, and its float32 numbers in Hugging Face's order."""
+    """Return a tensor's name and its float32 numbers, as Hugging Face's folders have them."""
     stem = packed.name.removesuffix(".weight")
     values = torch.from_numpy(np.array(dequantize(packed.data, packed.tensor_type), np.float32))
     if stem in NAMES:

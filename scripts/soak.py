@@ -1,12 +1,13 @@
-"""Half an hour of all kinds of requests to one server: python scripts/soak.py [MINUTES [MODEL]]. Prints a line of JSON.
+"""Sends half an hour of all kinds of requests to one server: python scripts/soak.py [MINUTES [MODEL]]. Prints JSON.
 
-MODEL is a folder of a model with a context of 8,192 tokens; without one a tiny random pair serves.
+MODEL is a folder of a model with a context of 8,192 tokens; the default is a tiny random pair.
 
-Exit code 1 means that one of these does not hold, which `missed` names: the server's memory at the end is at most 5 %
-above that of the start; no answer is 5xx; connections of slow clients are closed; KV that no request needs is freed;
-the disk cache stays within its size and evicts entries in each sixth of the time; opened descriptors are closed;
-between two tokens of a stream there is at most twice `--max-itl` while a long prompt is read. `gap_seconds` is the
-longest such time, and the longest one without a long prompt; a process of its own measures them (see `soak_listener`).
+Exit code 1 means that one of these conditions does not hold, and `missed` names it. The server's memory at the end is
+at most 5 % above its memory at the start. No answer is 5xx. Connections of slow clients are closed. KV that no request
+needs is freed. The disk cache stays within its size, and evicts entries in each sixth of the run after the first.
+Opened descriptors are closed. While the server reads a long prompt, the time between two tokens of a stream is at most
+twice `--max-itl`. `gap_seconds` has the longest such time, and the longest time without a long prompt. A separate
+process measures both (see `soak_listener`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,16 @@ MAX_ITL = 0.2  # seconds
 QUICK = 12
 DOCUMENTS = 6
 CONTEXT = 8192
-DISK = 8 << 20
+DISK = 8 << 20  # bytes: so few that the disk cache evicts throughout the run
 HALF_OPEN = 40  # connections at a time
 HEADERS = b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Padding: a\r\nX-More: b\r\nConnection: close\r\n\r\n"
-WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}  # its process keeps pipes open
+WARMING = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 2}
+"""First request: it starts the process for chat templates, whose pipes stay open and must not count as leaks."""
 Kind = Callable[[httpx.AsyncClient, random.Random], Awaitable[int]]
 
 
 class Soak:
-    """Clients that ask, stream, hang up, dawdle and send nonsense until the time is over."""
+    """Clients that send whole, streamed, abandoned, slow, long, invalid and hostile requests until the run is over."""
 
     def __init__(self, url: str, until: float, modes: Sequence[str]) -> None:
         self.url = url
@@ -98,18 +100,18 @@ class Soak:
         return (await web.post("/v1/completions", content=sent)).status_code
 
     async def half_open(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        """Headers that never end, or never begin: the server hangs up on all, in time."""
+        """Open connections with incomplete headers or none. The server must close all of them in time."""
         sent = [HEADERS[: chance.choice([0, chance.randrange(len(HEADERS))])] for _ in range(HALF_OPEN)]
         answers = await asyncio.gather(*(self.raw([part], 0, 60) for part in sent))
         return 408 if all(answer[9:12] in (b"408", b"") for answer in answers) else 599
 
     async def trickle(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        """Headers that come slowly, but do come."""
+        """Send complete headers slowly."""
         parts = [HEADERS[i : i + 9] for i in range(0, len(HEADERS), 9)]
         return int((await self.raw(parts, chance.uniform(0, 0.4), 60))[9:12] or 599)
 
     async def raw(self, parts: Sequence[bytes], pause: float, patience: float) -> bytes:
-        """Return the answer to these parts of a request, until the server closes the connection."""
+        """Send the parts of a request, and return all that the server sends before it closes the connection."""
         reader, writer = await asyncio.open_connection(httpx.URL(self.url).host, httpx.URL(self.url).port)
         try:
             for part in parts:
@@ -120,12 +122,12 @@ class Soak:
         except ConnectionError:
             return b""
         except TimeoutError:
-            return b"HTTP/1.1 599 the server does not hang up"
+            return b"HTTP/1.1 599 the server does not close the connection"
         finally:
             writer.close()
 
     async def long(self, web: httpx.AsyncClient, chance: random.Random) -> int:
-        """A prompt that shares nothing, and takes most of the context."""
+        """Send a prompt without a cached prefix that fills most of the context."""
         prompt = chance.choices(range(5, 250), k=CONTEXT - 1000)
         asked = {"prompt": prompt, "max_tokens": 4, "ignore_eos": True}
         began = time.monotonic()
@@ -135,7 +137,7 @@ class Soak:
         return status
 
     def body(self, chance: random.Random) -> dict[str, object]:
-        """A question on one of a few documents, or a text under a schema."""
+        """Return the body of a question about one of a few documents, sometimes with a schema for the answer."""
         document = f"the {chance.randrange(DOCUMENTS)} cat sat on the mat " * chance.choice([2, 20])
         asked: dict[str, object] = {
             "prompt": document + f"the hat {chance.randrange(1000)}", "n": chance.choice([1, 1, 2]),
@@ -146,21 +148,21 @@ class Soak:
 
 
 class Listener:
-    """A process that reads one running stream after the other until the time is over (see `soak_listener`)."""
+    """A process that reads one stream after another until the run is over (see `soak_listener`)."""
 
     def __init__(self, url: str, seconds: float) -> None:
         command = [sys.executable, str(ROOT / "scripts" / "soak_listener.py"), url, str(seconds)]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def report(self) -> dict[str, Any]:
-        """Return the report that the listener prints at its end."""
+        """Wait for the listener's end. Returns the report that it prints."""
         stdout, _ = self._process.communicate(timeout=300)
         listener_report: dict[str, Any] = json.loads(stdout)
         return listener_report
 
 
 async def watch(soak: Soak, server: psutil.Process, kept_entries: KeptEntries, start: float) -> list[tuple[float, int]]:
-    """Memory of the server in bytes at each share of the time."""
+    """Sample the server until the run is over. Returns pairs of the share of the run and the memory in bytes."""
     samples = []
     while (now_seconds := time.monotonic()) < soak.until:
         samples.append(((now_seconds - start) / (soak.until - start), server.memory_info().rss))
@@ -177,7 +179,10 @@ def verdict(
     gave_back: bool,
     opened: tuple[int, int],
 ) -> dict[str, object]:
-    """Return what is printed. Caches fill in the first sixth of the run. listener_report: what the listener printed."""
+    """Return the printed result. Memory is compared after the first sixth of the run, in which caches fill.
+
+    gave_back: whether all KV was freed at the end. opened: counts of file descriptors before and after the run.
+    """
     soak.answers.update({f"listen {status}": count for status, count in listener_report["answers"].items()})
     longest = Gaps(listener_report["gaps"], soak.readings)
     early_rss = [rss for share, rss in samples if 1 / 6 <= share < 1 / 3]
@@ -204,7 +209,7 @@ def verdict(
 
 
 def tiny_models(folder: Path) -> list[str]:
-    """Arguments that serve a random pair."""
+    """Write a tiny random pair to `folder`. Returns the arguments of `triforce serve` for it."""
     from tests.helpers.tiny_checkpoint import tiny_pair
 
     pair = tiny_pair(folder, positions=CONTEXT, chat_template=TEMPLATE)
@@ -216,7 +221,7 @@ def main() -> int:
     with TemporaryDirectory() as folder, open(Path(folder) / "log", "w") as log:
         models = sys.argv[2:3] or tiny_models(Path(folder))
         limits = ["--max-body", "0.5", "--max-kv-tokens", str(3 * CONTEXT), "--max-itl", str(1000 * MAX_ITL)]
-        limits += ["--disk-cache", f"{folder}/cache", "--disk-cache-size", str(DISK)]  # it evicts all the while
+        limits += ["--disk-cache", f"{folder}/cache", "--disk-cache-size", str(DISK)]
         path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
         command = [sys.executable, "-m", "triforce", "serve", *models, "--port", "0", *limits]
         env = os.environ | {"PYTHONPATH": path} | ({} if sys.argv[2:] else {"OMP_NUM_THREADS": "1"})
@@ -226,7 +231,7 @@ def main() -> int:
             url, start = server.stdout.readline().split()[-1], time.monotonic()
             httpx.post(f"{url}/v1/chat/completions", json=WARMING, timeout=60)
             within(60, lambda: idle(url))
-            time.sleep(1)  # for the connection that asked
+            time.sleep(1)  # until the last check's connection is closed
             descriptors_before = (process := psutil.Process(server.pid)).num_fds()
             modes = ["ar", "retrieval", "auto"] if sys.argv[2:] else ["ar", "triforce", "draft-ngram"]
             soak = Soak(url, start + 60 * minutes, modes)

@@ -1,4 +1,4 @@
-"""Looks of a soak: at gaps of a stream, whether the server is idle, and what its disk cache holds all the while."""
+"""Checks of a soak: gaps between tokens of a stream, an idle server at the end, and the contents of its disk cache."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from triforce.disk_cache.entry_store import EntryStore
 from triforce.disk_cache.folder import CacheFolder
 
 PARTS = 6
-"""Parts of the time. In each of them entries must be evicted."""
+"""Parts of the run. Entries must be evicted in each part after the first."""
 
 
 class Gaps:
-    """The longest times between two tokens of a stream, apart for those in which a long prompt was waited for.
+    """The longest time between two tokens of a stream: while the server reads a long prompt, and otherwise.
 
-    gaps: ends of each. readings: beginning and end of each time that a long prompt was waited for.
+    gaps: start and end of each gap. readings: start and end of each request with a long prompt.
     """
 
     def __init__(self, gaps: Sequence[Sequence[float]], readings: Sequence[tuple[float, float]]) -> None:
@@ -39,12 +39,12 @@ class KeptEntries:
         self._names = set[str]()
         self._size = size
         self.largest_size = 0
-        """Bytes at most."""
+        """Largest size of the cache in bytes, over all samples."""
         self.evicted = [0] * PARTS
-        """Entries that were evicted in each part of the time."""
+        """Count of entries that were evicted in each part of the run."""
 
     def sample(self, share: float) -> None:
-        """Take a sample of the entries. share: of the time that is over."""
+        """Take a sample of the entries. share: the share of the run that is over."""
         entries = self._store.entries()
         names = {entry.name for entry in entries}
         self.largest_size = max(self.largest_size, sum(entry.bytes for entry in entries))
@@ -53,7 +53,7 @@ class KeptEntries:
 
     @property
     def within_limits(self) -> bool:
-        """True if the cache stayed within its size and evicted entries in each part of the time but the first."""
+        """True if the cache stayed within its size, and evicted entries in each part of the run after the first."""
         return self.largest_size <= self._size and all(self.evicted[1:])
 
 

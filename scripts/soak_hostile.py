@@ -1,4 +1,4 @@
-"""A client of a soak that sends what would stop all others of a server that works on it in their way."""
+"""A client of a soak with requests that would block all other clients if the server worked on them at once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.helpers.hostile_requests import HOSTILE
 
 JSON = {"content-type": "application/json"}
 BYTES = 400_000
-"""Of a body: more than is parsed at once, less than the server of a soak takes."""
+"""Size of a body: more than the server parses on its event loop, less than `--max-body` of the soak's server."""
 
 
 async def hostile(web: httpx.AsyncClient, chance: random.Random) -> int:
-    """Send one request of any kind. Returns its status: 599 for one that the law does not know, 0 if it hung up."""
+    """Send one random hostile request. Returns the status of the answer, or 599 if the status is not an allowed one."""
     kind = HOSTILE[chance.choice(list(HOSTILE))]
     body = kind.body(chance.randrange(1000), BYTES)
     answer = await web.post(kind.path, content=body, headers=JSON, timeout=kind.patience)

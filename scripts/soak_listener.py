@@ -1,9 +1,9 @@
 """The listener of a soak: python scripts/soak_listener.py URL SECONDS. Prints a line of JSON.
 
-It reads one running stream after the other, in a process that does nothing else: a client that shares its event loop
-with others measures their work, too. `gaps` are the longest times between two tokens, each as its two ends by the
-monotonic clock, which all processes of a machine share. `stall` is the longest time by which this process slept longer
-than it had asked for: no gap is known more closely.
+The listener reads one stream after another in a separate process, because a client on the event loop of other clients
+would measure their work, too. `gaps` are the longest times between two tokens, each as its start and its end by the
+monotonic clock, which all processes of a machine share. `stall` is the longest delay with which a sleep of this process
+ended: gaps cannot be measured more exactly.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from threading import Thread
 import httpx
 
 KEPT = 1000
-"""Gaps that are printed: more than prompts are read in a soak, so that the longest of each kind is among them."""
+"""Number of printed gaps. A soak reads fewer long prompts, so the longest gap of each kind is among them."""
 NAP = 0.01  # seconds
 Gap = tuple[float, float]
 
 
 class Stalls(Thread):
-    """Sleeps again and again. longest: seconds by which it woke up late."""
+    """A thread that sleeps repeatedly. longest: seconds of its longest delay."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -42,7 +42,7 @@ class Stalls(Thread):
 def measure_stream(web: httpx.Client, seed: int) -> tuple[int, list[Gap]]:
     """Read one stream. Returns its status and the gaps between its tokens.
 
-    Its tokens are too few to make room for others.
+    The stream has 200 tokens. The server swaps a request out after 256 steps, so never this one.
     """
     asked = {"prompt": "the cat", "max_tokens": 200, "ignore_eos": True, "stream": True, "mode": "ar", "seed": seed}
     with web.stream("POST", "/v1/completions", json=asked) as answer:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.extras import needs_torch
 from tests.helpers.fake_hub import ended, started
 
 ROOT = Path(__file__).parents[1]
@@ -36,10 +37,11 @@ def test_ci_goes_on_without_model_and_ends_at_a_wrong_one(
     path = os.pathsep.join([str(tmp_path / "bin"), os.environ["PATH"]])
     done = subprocess.run([tmp_path / ".ci" / "run"], env=os.environ | {"PATH": path}, capture_output=True, text=True)
     commands = ["make install-dev", "python -m scripts.smollm2 build/smollm2"]
-    commands += [UNTESTED] * untested + ["make check"] * (fetched != 1)
+    commands += [UNTESTED] * untested + ["make check"] * (fetched != 1) + ["make test-core"] * (code == 0)
     assert (done.stdout.splitlines(), done.returncode) == (commands, code)
 
 
+@needs_torch
 @pytest.mark.parametrize(("file", "code", "why"), [(None, 3, "could not be fetched"), (b"GGUF?", 1, "it has sha256 ")])
 def test_real_model_script_tells_wrong_from_unavailable(
     tmp_path: Path, file: bytes | None, code: int, why: str

@@ -39,14 +39,15 @@ def test_refused_first_word_is_found_wherever_it_stands(word: str) -> None:
         assert found(f'"""{good}"""') == set()
 
 
-def test_shape_is_asked_of_public_functions_that_return_a_tensor() -> None:
-    head = "def f(x) -> Tensor:\n    "
+@pytest.mark.parametrize("kind", ["Array", "Tensor"])
+def test_shape_is_asked_of_public_functions_that_return_a_tensor(kind: str) -> None:
+    head = f"def f(x) -> {kind}:\n    "
     assert found(f'{head}"""Return logits."""\n    return x') == {"shape"}
     for text in (
         f'{head}"""Return logits (B, J, V)."""\n    return x',
         f'{head}"""Return lengths, int64 (B)."""\n    return x',
         f'{head}"""Return logits."""\n    ...',
-        'def _f(x) -> Tensor:\n    """Return logits."""\n    return x',
+        f'def _f(x) -> {kind}:\n    """Return logits."""\n    return x',
         'def f(x) -> int:\n    """Return logits."""\n    return x',
     ):
         assert found(text) == set(), text

@@ -41,7 +41,9 @@ def test_gpu_versions_are_pair_that_was_measured() -> None:
         "gpu"
     ]
     specifiers = {requirement.name: requirement.specifier for requirement in map(Requirement, extra)}
-    assert set(specifiers) == {name for name in versions if versions[name] != base[name]} == {"torch", "triton"}
+    own_versions = {name for name in versions if versions[name] != base[name]}
+    assert own_versions == {"torch", "triton"} and set(specifiers) == own_versions | {"array-api-compat"}
+    del specifiers["array-api-compat"]
     assert all(specifier.contains(versions[name]) for name, specifier in specifiers.items())
     assert not any(specifier.contains(base[name]) for name, specifier in specifiers.items())
     doctor = json.loads((ROOT / "benchmarks" / "results" / "gpu_doctor.json").read_text(encoding="utf-8"))
@@ -56,15 +58,21 @@ make_venv() { mkdir -p .venv; }
 pip() { echo "pip $*"; }
 reach_cpu_build() { false; }
 has_nvidia_driver() { [ -n "${DRIVER:-}" ]; }
-ls() { true; }
+has_kernels() { [ -z "${MISSING:-}" ]; }
+requirements() { true; }
+write_bytecode() { true; }
 """
+TORCH = "pip install -qq --constraint .venv/constraints.txt torch=="
 
 
-@pytest.mark.parametrize(("driver", "line"), [
-    ("", "pip install -qq --constraint .venv/constraints.txt torch==2.13.0"),
-    ("580", "pip install -qq --constraint .venv/constraints.txt torch==2.11.0"),
+@pytest.mark.parametrize(("machine", "lines"), [
+    ({}, []),
+    ({"DRIVER": "580"}, [f"{TORCH}2.11.0"]),
+    ({"MISSING": "kernels"}, [f"{TORCH}2.13.0"]),
 ])  # fmt: skip
-def test_install_takes_gpu_versions_with_driver(driver: str, line: str, tmp_path: Path) -> None:
+def test_install_takes_torch_with_driver_or_without_kernels(
+    machine: dict[str, str], lines: list[str], tmp_path: Path
+) -> None:
     """Nothing is installed here: what asks the machine, and pip, is put in the place of its own."""
     (tmp_path / "scripts").mkdir()
     for name in ("constraints.txt", "constraints-gpu.txt", "scripts/constraints.sh"):
@@ -72,7 +80,7 @@ def test_install_takes_gpu_versions_with_driver(driver: str, line: str, tmp_path
     script = (ROOT / "scripts" / "install.sh").read_text(encoding="utf-8")
     head, called, tail = script.partition("\nmake_venv\n")
     (tmp_path / "scripts" / "install.sh").write_text(head + DRY_INSTALL + called + tail, encoding="utf-8")
-    done = subprocess.run(["sh", "scripts/install.sh"], cwd=tmp_path, env=os.environ | {"DRIVER": driver},
+    done = subprocess.run(["sh", "scripts/install.sh"], cwd=tmp_path, env=os.environ | machine,
                           capture_output=True, text=True, check=True)  # fmt: skip
-    assert line in done.stdout.splitlines(), done.stdout
-    assert ("[serve,gpu]" in done.stdout) == bool(driver)
+    assert [line for line in done.stdout.splitlines() if "torch==" in line and line.startswith("pip ")] == lines
+    assert ("(serve,gpu)" in done.stdout) == ("DRIVER" in machine)

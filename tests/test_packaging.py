@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.extras import needs, needs_torch, needs_transformers
 from triforce.cli import main, options
 from triforce.cli.engine_arguments import sampling
 from triforce.cli.parser import parse
@@ -80,7 +81,7 @@ engine = Worker(llm, Limits())
 create_app(llm, engine, "pair")
 asyncio.run(engine.close())
 """
-NEEDED = {"numpy", "safetensors", "tokenizers", "triforce", "__mp_main__"}
+NEEDED = {"numpy", "tokenizers", "triforce", "__mp_main__"}
 HEAVY = {"transformers", "huggingface_hub", "jinja2", "sympy", "triton", "matplotlib", "rich", "ray", "scipy", "pandas"}
 
 
@@ -91,13 +92,16 @@ def loaded(code: str) -> set[str]:
     return set(done.stderr.splitlines()[-1].split())
 
 
+@needs_torch
 def test_first_token_imports_few_packages() -> None:
     """Not transformers, nor the hub's client before a download, Jinja before a chat, or more parts of torch."""
     modules = loaded(GENERATE)
-    assert {name.partition(".")[0] for name in modules} - set(sys.stdlib_module_names) <= NEEDED
+    packages = {name.partition(".")[0] for name in modules if "cython" not in name}  # the runtime of numpy.random
+    assert packages - set(sys.stdlib_module_names) <= NEEDED
     assert "triforce.llm" in modules and not any(name.startswith("triforce.server") for name in modules)
 
 
+@needs_torch
 def test_server_start_defers_imports() -> None:
     modules = loaded(SERVE)
     packages = {name.partition(".")[0] for name in modules}
@@ -105,12 +109,14 @@ def test_server_start_defers_imports() -> None:
     assert not any(name.startswith("torch.") for name in modules)
 
 
+@needs_transformers
 def test_import_guard_detects_imports() -> None:
     assert "transformers" in loaded("import transformers")
 
 
+@needs_torch
 def test_garbage_collector_leaves_torch_alone() -> None:
-    code = "from triforce.backends.torch_import import import_torch; import gc; import_torch(); import_torch()\n"
+    code = "from triforce.backends.torch.torch_import import import_torch; import gc; import_torch(); import_torch()\n"
     done = python(code + "print(gc.isenabled(), gc.get_freeze_count() > 10_000, gc.get_count()[2])")
     assert done.stdout.split() == ["True", "True", "0"], done.stderr
 
@@ -143,6 +149,7 @@ def test_bench_compare_of_wheel_asks_for_checkout(tmp_path: Path) -> None:
     assert line.startswith("triforce: error: bench compare") and "checkout" in line
 
 
+@needs_torch
 def test_bench_compare_of_checkout_starts_in_any_folder(tmp_path: Path) -> None:
     """Its own `benchmarks` is taken, not one of the folder where it is started."""
     (tmp_path / "benchmarks").mkdir()
@@ -152,6 +159,7 @@ def test_bench_compare_of_checkout_starts_in_any_folder(tmp_path: Path) -> None:
     assert done.returncode == 2 and "magic" in done.stderr and "openvino" in done.stderr
 
 
+@needs("scikit_build_core")
 def test_wheel_without_compiler_holds_all_but_kernels(tmp_path: Path) -> None:
     """It is pure Python, with the pair and the sample."""
     pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]

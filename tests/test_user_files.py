@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.extras import skip_without_torch
 from triforce import user_files
 from triforce.cli import main
 from triforce.cli.chat.conversation import Conversation, load
@@ -39,6 +40,7 @@ def holes(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_device_without_an_end_is_refused(command: str, capfd: pytest.CaptureFixture[str]) -> None:
+    skip_without_torch(COMMANDS[command][0])
     assert main([*COMMANDS[command], "/dev/zero"]) == 2
     err = capfd.readouterr().err
     assert err.startswith("triforce: error: /dev/zero is no regular file; give a ") and err.count("\n") == 1
@@ -46,6 +48,7 @@ def test_device_without_an_end_is_refused(command: str, capfd: pytest.CaptureFix
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_file_larger_than_any_text_is_refused(command: str, holes: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    skip_without_torch(COMMANDS[command][0])
     assert main([*COMMANDS[command], str(holes)]) == 2
     err = capfd.readouterr().err
     assert f"{holes} is larger than 256 MiB" in err and err.count("\n") == 1

@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.acceptance.teacher_forcing import Walk
+from triforce.arrays import Array
+from triforce.backends.torch.tensors import as_tensor
 from triforce.eval.agreement import overlap, same_pick
 from triforce.kvcache import PAGE, Budget, FullView, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import POLICIES, MeanKey, Observed, Policy, Recent
@@ -80,15 +83,15 @@ def cases(budgets: Iterable[int], chunks: Iterable[int], layers: Iterable[int], 
 
 def laws(walk: Walk, case: Case) -> tuple[Tensor, Tensor]:
     """Return probabilities at the measured positions, (N, V): under a view, and exact."""
-    _, guessed, exact = zip(*walk.under(case.view(walk), case.how.foresight), strict=True)
-    return torch.cat(guessed), torch.cat(exact)
+    _, view_laws, exact_laws = zip(*walk.under(case.view(walk), case.how.foresight), strict=True)
+    return torch.cat(view_laws), torch.cat(exact_laws)
 
 
 def acceptance(walk: Walk, case: Case) -> Row:
     """Return the acceptance of a retrieval view's proposals, and how often the target's first choice is the text."""
-    guessed_NV, exact_NV = laws(walk, case)
+    view_NV, exact_NV = laws(walk, case)
     right = float((exact_NV.argmax(-1) == walk.measured_N).double().mean())
-    return {**about(walk), **case._asdict(), **_agree(exact_NV, guessed_NV), "right": right}
+    return {**about(walk), **case._asdict(), **_agree(exact_NV, view_NV), "right": right}
 
 
 def drafting(walk: Walk, base_case: Case) -> list[Row]:
@@ -118,10 +121,10 @@ class Recorder:
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.observes = policy.observes
-        self.latest = policy.latest
-        self.picked_LGN = torch.empty(0)
+        self.latest_tokens = policy.latest_tokens
+        self.picked_LGN: Array = np.empty(0)
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
         self.picked_LGN = self.policy.pick(full, row, chunk, candidates, picks)
         return self.picked_LGN
 
@@ -154,7 +157,7 @@ def _follow(walk: Walk, base_case: Case, refresh: int) -> list[tuple[int, Tensor
     chunks = ceil(len(walk.work.ids) / base_case.chunk)
     steps = []
     for span, *_ in walk.under(view):
-        picked_LGN = recorder.picked_LGN
+        picked_LGN = as_tensor(recorder.picked_LGN)
         chosen_LGC = torch.zeros(*picked_LGN.shape[:2], chunks, dtype=torch.bool, device=picked_LGN.device)
         chosen_LGC.scatter_(2, picked_LGN, True)
         visible_LGC = chosen_LGC.clone()
@@ -171,5 +174,5 @@ def _mass(full: FullView, chunk: int, chunks: int) -> Tensor:
     mass_LGU = full.observations[0].mass_LGU
     units = chunk // full.grain
     assert mass_LGU is not None, "its views select by what is observed"
-    whole_LGU = F.pad(mass_LGU, (0, chunks * units - mass_LGU.shape[2]))
+    whole_LGU = F.pad(as_tensor(mass_LGU), (0, chunks * units - mass_LGU.shape[2]))
     return whole_LGU.view(*whole_LGU.shape[:2], chunks, units).sum(3)

@@ -7,12 +7,12 @@ from typing import Any
 
 from benchmarks import study
 from benchmarks.acceptance.measure import SELECTIONS, Case, Row
-from triforce.eval import Table
+from triforce.tables import Table
 
 Report = dict[str, Any]
 
 SWEPT = {"budget": "budget", "chunk": "chunk size", "full_layers": "layers seen in full"}
-"""Things varied, the rest being as usual, and their names."""
+"""Settings that are varied one at a time, and their names on the page."""
 
 WORKLOADS = ("prose", "code", "needle", "copy")
 
@@ -35,7 +35,7 @@ def rows_of(report: Report, workload: str, case: dict[str, Any]) -> list[Row]:
 
 
 def swept(report: Report, selection: str, what: str) -> dict[int, list[Row]]:
-    """Return rows on prose of one selection by the value of what is varied, the rest being as usual."""
+    """Return rows of one selection on prose, by the value of the varied setting; other settings are the default."""
     fixed = default_case(report)._replace(selection=selection)._asdict()
     del fixed[what]
     rows = rows_of(report, "prose", fixed)
@@ -75,17 +75,19 @@ def _head(report: Report) -> str:
     sources = ", ".join(sorted({f"`{row['source']}`" for row in report["acceptance"]}))
     return f"""# Acceptance on text
 
-Made from the rows in `benchmarks/results/acceptance.json`, do not edit:
+This page compares selection policies by their acceptance. It is generated from `benchmarks/results/acceptance.json`,
+which this command writes:
 
     {report["command"]}
 
 Model: {report["model"]}. Machine: {report["machine"]}; {report["seconds"]:.0f} s.{study.origin(report)}
 
-How much of what one view proposes the next one keeps, where the text is given (teacher forcing). Each verification
-scores {report["width"]} positions: the retrieval view scores them, then the exact view, whose attention the next
-selection may go by. Temperature {report["temperature"]}, top-p {report["top_p"]}. A cell has the mean over positions
-under `rejection`, sum min(p, q), and under `seeded`, the chance that both picks are one token: none is drawn, so there
-is no sampling noise beyond the choice of texts. Prompts of {report["context"]:,} tokens of {sources}."""
+The text is given (teacher forcing). Each verification scores {report["width"]} positions: first the retrieval view
+scores them, then the exact view, whose attention some policies use for the next selection. The temperature is
+{report["temperature"]}, and top-p is {report["top_p"]}. A cell has two means over the positions. The first is the
+acceptance probability under `rejection`, sum min(p, q). The second is the probability under `seeded` that both views
+pick the same token. Both are computed from the distributions, so the only noise is the choice of texts. Prompts have
+{report["context"]:,} tokens of {sources}."""
 
 
 def workload_table(report: Report) -> Table:
@@ -96,23 +98,25 @@ def workload_table(report: Report) -> Table:
     for selection in selections(report):
         case = fixed._replace(selection=selection)._asdict()
         lines.append([f"`{selection}`", *(cell(rows_of(report, name, case)) for name in by_name)])
-    lines.append(["target's first choice is the text", *(f"{mean(rows, 'right'):.3f}" for rows in by_name.values())])
+    right_shares = (f"{mean(rows, 'right'):.3f}" for rows in by_name.values())
+    lines.append(["target's most probable token is the text's", *right_shares])
     lines.append(["positions", *(str(sum(row["positions"] for row in rows)) for rows in by_name.values())])
-    note = f"""`recent` is what the mode `streaming` sees: sinks and the latest tokens (StreamingLLM). `h2o` keeps what
-drew the most attention so far, and in the other half of its budget the latest tokens. `oracle` picks by the attention
-of the very pass that verifies, which no decoder can know (Top-K). `mean_key, once` selects after the prompt only, as
-the paper's code does. `copy` repeats a passage of the first quarter of the context; `needle` asks for numbers given in
-its first half, and only the digits count. Budget {fixed.budget}, chunks of {fixed.chunk}."""
-    return Table("Where relevance matters", note, ["selection", *by_name], lines)
+    note = f"""`recent` has the sinks and the latest tokens, as mode `streaming` (StreamingLLM). `h2o` has the tokens
+with the most attention so far in one half of its budget, and the latest tokens in the other half. `oracle` selects by
+the attention of the verifying pass itself, which no decoder knows in advance (Top-K). `mean_key, once` selects only
+once, after the prompt, as the paper's code does. The workload `copy` repeats a passage of the context's first quarter.
+`needle` asks for numbers of the first half of the context, and only their digits count. The budget is {fixed.budget},
+in chunks of {fixed.chunk}."""
+    return Table("By selection and workload", note, ["selection", *by_name], lines)
 
 
 def sweep_table(report: Report, what: str) -> Table:
-    """Return acceptance by selection and the value of what is varied."""
+    """Return acceptance by selection and by the value of the varied setting."""
     columns = {selection: swept(report, selection, what) for selection in selections(report)}
     values = sorted({value for rows in columns.values() for value in rows})
     lines = [[f"`{name}`", *(cell(rows.get(value, [])) for value in values)] for name, rows in columns.items()]
     settings = ", ".join(f"{SWEPT[name]} {getattr(default_case(report), name)}" for name in SWEPT if name != what)
-    return Table(f"By {SWEPT[what]}", f"On prose; {settings}.", [SWEPT[what], *map(str, values)], lines)
+    return Table(f"By {SWEPT[what]}", f"The workload is prose; {settings}.", [SWEPT[what], *map(str, values)], lines)
 
 
 def draft_table(report: Report) -> Table:
@@ -124,7 +128,7 @@ def draft_table(report: Report) -> Table:
     for row in draft_rows:
         cells[row["verifier"], row["workload"]].append(row)
     lines = [[judge, *(cell(cells[judge, name]) for name in names)] for judge in verifiers]
-    note = "What the exact view, and the retrieval view, keep of what the draft model proposes."
+    note = "This table has the acceptance of the draft model's tokens, by the exact view and by the retrieval view."
     return Table("The draft model", note, ["verifier", *names], lines)
 
 
@@ -142,9 +146,10 @@ def locality_table(report: Report) -> Table:
         ends = [[row[curve][at] for row in rows] for at in (0, -1) for curve in curves]
         lines.append([str(layer), *(f"{sum(end) / len(end):.3f}" for end in ends)])
     last_place = max((row["tokens"][-1] for row in report["locality"]), default=0)
-    head = ["kept", "attention", "attention, once"]
+    head = ["selected before", "attention", "attention, selected once"]
     columns = ["layer", *(f"{name}, {when}" for when in ("at first", f"after {last_place}") for name in head)]
     selection = default_case(report).selection
-    note = f"""Of the chunks that `{selection}` selected at first, the share still selected; and the share
-of the attention mass that falls on what is in sight, when selected anew at each verification and when selected once."""
+    note = f"""*Selected before* is the share of the first selection's chunks that `{selection}` still selects.
+*Attention* is the share of the attention mass on visible tokens, with a selection after each verification and with one
+selection only."""
     return Table("Locality", note, columns, lines)

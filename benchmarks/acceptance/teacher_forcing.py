@@ -18,14 +18,16 @@ from torch import Tensor
 
 from benchmarks.acceptance.h2o import attended
 from benchmarks.acceptance.workloads import Span, Workload
+from triforce.arrays import Array
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.logits_processor import LogitsProcessor
+from triforce.backends.torch.tensors import as_tensor
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, RetrievalConfig, RetrievalView
 from triforce.kvcache.selection import Policy
 from triforce.kvcache.views.full import TAIL
 from triforce.ragged import ints
-from triforce.sampling import LogitsProcessor
 from triforce.speculation import SequenceState, Tier
 
 
@@ -42,7 +44,7 @@ class Walk:
         self._ids_1S = ints(work.ids)[None]
         self._processor = LogitsProcessor([params], [work.prompt], target.config.vocab_size, target.device)
         self._rows = TierBuilder(models, SpeculativeConfig(retrieval=RetrievalConfig(chunk=chunk)), [len(work.ids)])
-        self._exact = self._rows.exact(self._rows.full())
+        self._exact = self._rows.full_tier(self._rows.full_view())
         self.full = self._exact.cache
         self._prefill(self._exact, work.prompt - 1)
 
@@ -50,9 +52,8 @@ class Walk:
     def read(self, model: Decoder, view: Any, span: Span) -> Tensor:
         """Return the probabilities at a span's positions, (N, V), from one pass over the token before each."""
         width = span.stop - span.start
-        ids_1S = torch.from_numpy(self._ids_1S)
-        logits_1NV = model(ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view)
-        return self._processor(logits_1NV, ids_1S, torch.tensor([span.start]))[0]
+        logits_1NV = as_tensor(model(self._ids_1S[:, span.start - 1 : span.stop - 1], ints([width]), view))
+        return self._processor(logits_1NV, torch.from_numpy(self._ids_1S), torch.tensor([span.start]))[0]
 
     def _prefill(self, tier: Tier[Any], length: int) -> None:
         """Let a tier read the first `length` tokens."""
@@ -66,10 +67,10 @@ class Walk:
 
     @cached_property
     @torch.no_grad()
-    def attended_LGU(self) -> Tensor:
+    def attended_LGU(self) -> Array:
         """Attention that each unit of the prompt drew from all tokens, from a reading of its own."""
         rows = TierBuilder(self.models, self._rows.speculation, [self.work.prompt])
-        return attended(self.models.target, rows.full(), self._ids_1S[:, : self.work.prompt - 1])
+        return attended(self.models.target, rows.full_view(), self._ids_1S[:, : self.work.prompt - 1])
 
     def lower(self, policy: Callable[[], Policy], setting: RetrievalConfig) -> RetrievalView:
         """A fresh view of `full`, which observes what the view selects by."""
@@ -92,14 +93,14 @@ class Walk:
             if span.measured and foresight:
                 self.read(target, self.full, span)
                 self.full.rewind(ints([span.start - 1]))
-            guessed_NV = self.read(target, view, span) if span.measured else None
+            view_NV = self.read(target, view, span) if span.measured else None
             exact_NV = self.read(target, self.full, span)
-            if guessed_NV is not None:
-                yield span, guessed_NV, exact_NV
+            if view_NV is not None:
+                yield span, view_NV, exact_NV
 
     def draft(self) -> Tensor:
         """Return the draft model's probabilities at the measured positions, (N, V)."""
-        lowest = self._rows.draft_model()
+        lowest = self._rows.draft_model_tier()
         draft = self.models.draft
         assert draft is not None, "draft_model() has seen to it"
         self._prefill(lowest, self.work.prompt - 1)

@@ -29,7 +29,7 @@ from triforce.checkpoint.model_files import GGUFModel, open_model
 from triforce.cli.bench.setup import about, load, machine, make_folder, show, sources, sources_of, write
 from triforce.cli.options import draft_named
 from triforce.engine.inputs import known
-from triforce.engine.tier_builder import DRAFTED, MODES
+from triforce.engine.tier_builder import DRAFT_MODES, MODES
 from triforce.errors import RequestError, printable
 
 CONTEXTS = (16_384, 32_768)
@@ -146,7 +146,7 @@ def _file_plan(options: Namespace, model: GGUFModel) -> FileConfig:
         draft = draft_for(model.path, model.path) if draft == "auto" else draft
         draft = draft if not draft or str(draft).startswith(FINETUNE) else open_model(draft).path
     modes = [known("mode", mode, MODES) for mode in options.modes or ("ar", "auto")]
-    if drafted := [mode for mode in modes if mode in DRAFTED and draft is None]:
+    if drafted := [mode for mode in modes if mode in DRAFT_MODES and draft is None]:
         raise RequestError(f"mode {drafted[0]} needs a draft model; name one with --draft, or leave the mode out")
     repeats = 3 if options.repeats is None else options.repeats
     temperatures = options.temperatures or [0.0, 0.6]

@@ -9,10 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from triforce.backends.torch.tensors import tensor_of
 from triforce.checkpoint.gguf.config import Divided
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
@@ -25,7 +27,7 @@ CLASSES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Q
 SHARD = 1 << 30
 """Bytes of weights in a file, and so in memory at a time."""
 
-LLAMA3 = Llama3(factor=0.0, original_positions=8192, low=1.0, high=4.0)
+LLAMA3 = Llama3(factor=0.0, original_positions=8192, low_turns=1.0, high_turns=4.0)
 """What Llama 3.1 and 3.2 have; but for the factor; their files tell the divisors alone."""
 
 
@@ -83,16 +85,18 @@ def _scaling(scaling: Scaling, hf: HFConfig) -> dict[str, Any]:
             return {"rope_type": "linear", "factor": scaling.factor}
         case Yarn():
             return {
-                "rope_type": "yarn", "factor": scaling.factor, "beta_fast": scaling.fast, "beta_slow": scaling.slow,
-                "original_max_position_embeddings": scaling.original_positions, "attention_factor": scaling.scale,
+                "rope_type": "yarn", "factor": scaling.factor, "beta_fast": scaling.fast_turns,
+                "beta_slow": scaling.slow_turns, "original_max_position_embeddings": scaling.original_positions,
+                "attention_factor": scaling.scale,
             }  # fmt: skip
         case Divided():
-            guessed = replace(LLAMA3, factor=max(scaling.divisors))
-            there, here = (each.frequencies(hf.rope_theta, hf.head_dim, 0)[0] for each in (scaling, guessed))
-            if torch.allclose(here, there, rtol=1e-3):
+            candidate = replace(LLAMA3, factor=max(scaling.divisors))
+            there, here = (each.frequencies(hf.rope_theta, hf.head_dim, 0)[0] for each in (scaling, candidate))
+            if np.allclose(here, there, rtol=1e-3):
                 return {
-                    "rope_type": "llama3", "factor": guessed.factor, "low_freq_factor": guessed.low,
-                    "high_freq_factor": guessed.high, "original_max_position_embeddings": guessed.original_positions,
+                    "rope_type": "llama3", "factor": candidate.factor, "low_freq_factor": candidate.low_turns,
+                    "high_freq_factor": candidate.high_turns,
+                    "original_max_position_embeddings": candidate.original_positions,
                 }  # fmt: skip
     raise ModelError("a config.json cannot say how this file scales positions")
 
@@ -101,8 +105,8 @@ def _shards(model: GGUFModel) -> Iterator[dict[str, Tensor]]:
     found: dict[str, Tensor] = {}
     for name, archive in model.archives(packed=False).items():
         view = archive.view(name)
-        assert isinstance(view, Tensor)
-        found[name] = view.to(torch.float16).contiguous()
+        assert isinstance(view, np.ndarray)
+        found[name] = tensor_of(view).to(torch.float16).contiguous()
         if sum(tensor.nbytes for tensor in found.values()) > SHARD:
             yield found
             found = {}

@@ -15,14 +15,14 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.compare.build import lacking
-from benchmarks.compare.crew import DECODING, Contender, Crew, Models, Taken, best, in_turns
 from benchmarks.compare.engines import ON_FILE, OURS, Load, loads
 from benchmarks.compare.hf_folder import unpacked
 from benchmarks.compare.processes import EngineTrouble, Launcher, packages
 from benchmarks.compare.texts import Writer, choose
+from benchmarks.compare.worker_pool import DECODING, Contender, Models, Taken, WorkerPool, best, in_turns
 from triforce.bench.prompts import Sources
 from triforce.errors import ModelError
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.ragged import common_prefix
 
 Row = dict[str, Any]
@@ -74,8 +74,8 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
                 yield {"what": "absent", "engine": engine, **trouble.row}
         for context in plan.contexts:
             room = context + plan.tokens
-            with Crew(launcher, models, room) as crew:
-                texts = choose(sources, plan.workloads, context, _writers(crew, present, plan))
+            with WorkerPool(launcher, models, room) as pool:
+                texts = choose(sources, plan.workloads, context, _writers(pool, present, plan))
             for workload, text in texts.items():
                 row_head = {"what": "text", "context": context, "workload": workload, "place": text.place}
                 yield row_head | {"repeated_8_grams": text.repeats}
@@ -90,8 +90,8 @@ def rows(sources: Sources, plan: FileConfig, start: dict[str, Any]) -> Iterator[
                         yield {name: value for name, value in row.items() if name != "load"}
                         noted |= {row["note"]} if "note" in row else set()
                 chosen += best(setting_rows)
-            with Crew(launcher, models, room) as crew:
-                for row in chain(_prefill(crew, chosen, ids), _decoding(crew, chosen, prompts, plan)):
+            with WorkerPool(launcher, models, room) as pool:
+                for row in chain(_prefill(pool, chosen, ids), _decoding(pool, chosen, prompts, plan)):
                     yield row | {"context": context}
 
 
@@ -106,11 +106,11 @@ def _prepare(engine: str, launcher: Launcher, models: Models) -> None:
             raise EngineTrouble(failed=str(error)) from error
 
 
-def _writers(crew: Crew, engines: Sequence[str], plan: FileConfig) -> dict[str, Writer]:
+def _writers(pool: WorkerPool, engines: Sequence[str], plan: FileConfig) -> dict[str, Writer]:
     """Return what makes the greedy text of a prompt, by engine: ours first, as it is the one that must be there."""
 
     def writer(engine: str, load: Load, way: str) -> Writer:
-        return lambda ids: list(crew.ask(engine, load, way, ids, plan.tokens, fresh=False)["ids"])
+        return lambda ids: list(pool.ask(engine, load, way, ids, plan.tokens, fresh=False)["ids"])
 
     first_loads = {engine: loads(engine, plan.bits)[0] for engine in engines}
     ours = plan.ours[0]
@@ -121,16 +121,16 @@ def _writers(crew: Crew, engines: Sequence[str], plan: FileConfig) -> dict[str, 
 def _settings(engine: str, launcher: Launcher, models: Models, ids: list[int], plan: FileConfig) -> Iterator[Row]:
     """Yield a row for reading the prompt with each setting of an engine, and one for each way to make texts then."""
     for load in loads(engine, plan.bits):
-        with Crew(launcher, models, len(ids) + plan.tokens) as crew:
-            for row in _setting(engine, load, crew, ids, plan):
+        with WorkerPool(launcher, models, len(ids) + plan.tokens) as pool:
+            for row in _setting(engine, load, pool, ids, plan):
                 yield {"what": "setting", "context": len(ids), "engine": engine, "load": load} | row
 
 
-def _setting(engine: str, load: Load, crew: Crew, ids: list[int], plan: FileConfig) -> Iterator[Row]:
+def _setting(engine: str, load: Load, pool: WorkerPool, ids: list[int], plan: FileConfig) -> Iterator[Row]:
     first_way, *_ = load.ways
     row_head = {"kind": "prefill", "way": first_way, "variant": load.name}
     try:
-        read = crew.ask(engine, load, first_way, ids, 1)
+        read = pool.ask(engine, load, first_way, ids, 1)
     except EngineTrouble as trouble:
         yield row_head | trouble.row
         return
@@ -139,28 +139,30 @@ def _setting(engine: str, load: Load, crew: Crew, ids: list[int], plan: FileConf
         yield {"what": "note", "kind": "note", "note": lacks}
     ways = [Contender(engine, DECODING["lookup" in load.ways[way]], load, way) for way in load.ways]
     tokens = min(TRIAL, plan.tokens)
-    tried = in_turns(ways, 2, lambda contender, _: crew.ask(engine, load, contender.way, ids, tokens, fresh=False))
+    tried = in_turns(ways, 2, lambda contender, _: pool.ask(engine, load, contender.way, ids, tokens, fresh=False))
     for contender, taken in tried.items():
         rates = [float(turn["tokens_per_second"]) for turn in taken.turns]
         speed_row = {"tokens_per_second": max(rates)} if rates else {}
         yield {"kind": contender.kind, "way": contender.way, "variant": contender.variant, **speed_row, **taken.trouble}
 
 
-def _prefill(crew: Crew, chosen: Sequence[Contender], ids: list[int]) -> Iterator[Row]:
+def _prefill(pool: WorkerPool, chosen: Sequence[Contender], ids: list[int]) -> Iterator[Row]:
     """Yield a row for each engine's reading of the prompt: twice, unless that takes long."""
     reading = [contender for contender in chosen if contender.kind in ("prefill", PLAIN)]
     began = perf_counter()
     taken = in_turns(
         reading,
         2,
-        lambda contender, _: crew.ask(contender.engine, contender.load, contender.way, ids, 1),
+        lambda contender, _: pool.ask(contender.engine, contender.load, contender.way, ids, 1),
         lambda: perf_counter() - began < LONG,
     )
     for contender, mine in taken.items():
         yield _row("prefill", contender, mine, "prefill_")
 
 
-def _decoding(crew: Crew, chosen: Sequence[Contender], texts: dict[str, list[int]], plan: FileConfig) -> Iterator[Row]:
+def _decoding(
+    pool: WorkerPool, chosen: Sequence[Contender], texts: dict[str, list[int]], plan: FileConfig
+) -> Iterator[Row]:
     """Yield a row for each text, temperature and contender; what prompts take is no part of it."""
     making = [contender for contender in chosen if contender.kind != "prefill"]
     for workload, ids in texts.items():
@@ -168,7 +170,7 @@ def _decoding(crew: Crew, chosen: Sequence[Contender], texts: dict[str, list[int
 
             def ask(contender: Contender, turn: int, ids: list[int] = ids, temperature: float = temperature) -> Row:
                 turn_options = {"temperature": temperature, "seed": 1 + turn, "fresh": False}
-                return crew.ask(contender.engine, contender.load, contender.way, ids, plan.tokens, **turn_options)
+                return pool.ask(contender.engine, contender.load, contender.way, ids, plan.tokens, **turn_options)
 
             taken = in_turns(making, plan.repeats, ask)
             plain = next((mine.turns for contender, mine in taken.items() if contender.kind == PLAIN), [])
@@ -200,5 +202,7 @@ def _same(mine: Taken, plain: Sequence[Row], ids: list[int]) -> Row:
     pairs = list(zip(token_ids, (turn["ids"] for turn in plain), strict=False))
     return {
         "as_plain": sum(common_prefix(a, b) / len(a) for a, b in pairs) / len(pairs) if pairs else None,
-        "repeated_8_grams": sum(repeated(text, ids) for text in token_ids) / len(token_ids) if token_ids else None,
+        "repeated_8_grams": sum(repeated_share(text, ids) for text in token_ids) / len(token_ids)
+        if token_ids
+        else None,
     }

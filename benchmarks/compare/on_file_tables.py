@@ -8,9 +8,8 @@ from typing import Any
 
 from benchmarks.compare.engines import ON_FILE, OURS
 from benchmarks.compare.on_file import PLAIN
-from triforce.eval import Table
-from triforce.eval.tables import percent, tokens
-from triforce.interface.repeated_grams import MOST
+from triforce.interface.repeated_grams import LOOP_SHARE
+from triforce.tables import Table, percent, tokens
 
 Row = dict[str, Any]
 TITLES = {OURS: "triforce", **{name: engine.title for name, engine in ON_FILE.items()}}
@@ -98,10 +97,11 @@ def _texts(context: int, rows: Sequence[Row]) -> Table:
             again = row["repeated_8_grams"]
             lines.append([
                 _name(row), row["workload"], f"{row['temperature']:g}", f"{row['tokens_per_second']:,.1f}", *ratios,
-                f"{row['busy_cores']:.2f}", percent(row["as_plain"]) or "-", f"{again:.0%}{'!' * (again >= MOST)}",
+                f"{row['busy_cores']:.2f}", percent(row["as_plain"]) or "-",
+                f"{again:.0%}{'!' * (again >= LOOP_SHARE)}",
             ])  # fmt: skip
     header = ["engine", "text", "T", "tokens/s", *(f"{mode} over it" for mode in modes), "busy cores", "as plain"]
-    note = f"{TEXTS} A ! is behind {MOST:.0%} and more."
+    note = f"{TEXTS} A ! is behind {LOOP_SHARE:.0%} and more."
     return Table(f"Decoding after {tokens(context)} tokens", note, [*header, "repeats"], lines)
 
 

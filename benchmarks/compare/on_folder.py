@@ -13,10 +13,9 @@ from typing import Any
 
 from benchmarks.compare.engines import ENGINES, INT8_KV, OURS, PLAIN, PLAIN_INT8_KV, Variant
 from benchmarks.compare.processes import EngineTrouble, Launcher, packages, speeds, task_of, turn_of
-from triforce.eval import Table
-from triforce.eval.tables import percent, tokens
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.ragged import common_prefix
+from triforce.tables import Table, percent, tokens
 
 Row = dict[str, Any]
 LONG = 60.0
@@ -50,7 +49,7 @@ def rows(prompts: Mapping[int, list[int]], plan: CompareConfig) -> Iterator[Row]
                     plain = row.get("ids") if (engine, variant.name) == PLAIN else plain
                     token_ids = row.pop("ids", None)
                     as_plain = common_prefix(token_ids, plain) / len(token_ids) if token_ids and plain else None
-                    again = repeated(token_ids) if token_ids else None
+                    again = repeated_share(token_ids) if token_ids else None
                     row_tail = {"as_plain": as_plain, "repeated_8_grams": again}
                     yield {"engine": engine, "variant": variant.name, "context": context, **row, **row_tail}
                     if "missing" in row:

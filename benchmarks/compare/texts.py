@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from benchmarks.compare.processes import EngineTrouble
 from triforce.bench.prompts import Sources
 from triforce.errors import RequestError
-from triforce.interface.repeated_grams import MOST, repeated
+from triforce.interface.repeated_grams import LOOP_SHARE, repeated_share
 
 QUESTIONS = (
     "Who takes part in what is told here, and what does each of them want?",
@@ -44,7 +44,7 @@ class ChosenText:
 
     @property
     def enough(self) -> bool:
-        return self.all_asked and self.order[1] < MOST
+        return self.all_asked and self.order[1] < LOOP_SHARE
 
 
 def choose(
@@ -73,11 +73,11 @@ def _try_prompt(ids: list[int], place: int, able: dict[str, Writer]) -> ChosenTe
     repeats: dict[str, float] = {}
     for engine, write in list(able.items()):
         try:
-            repeats[engine] = repeated(write(ids), ids)
+            repeats[engine] = repeated_share(write(ids), ids)
         except EngineTrouble:  # it is told when its settings are tried
             del able[engine]
             continue
-        if repeats[engine] >= MOST:
+        if repeats[engine] >= LOOP_SHARE:
             break
     return ChosenText(ids, place, repeats, len(repeats) == len(able))
 

@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.on_gpu import kernels
 from benchmarks.on_gpu.piece import Piece, Row, Setup, left_out
-from triforce.backends.cuda.splits import SHARED
+from triforce.backends.cuda.splits import SHARED_UNITS
 from triforce.backends.cuda.triton import attention
 from triforce.backends.cuda.triton.attention import Tile, tile_of
 from triforce.bench import shapes
@@ -58,7 +58,7 @@ def int8_tiles(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     s = shapes.SHAPES[shape]
     setup = replace(setup, kv_int8=True)
     for width, smaller in TILES.items():
-        own_tile = tile_of(setup.clock.dtype.itemsize, s.head_dim, width * s.heads // s.kv_heads, coded=True)
+        own_tile = tile_of(setup.dtype.itemsize, s.head_dim, width * s.heads // s.kv_heads, coded=True)
         for tile, registers in ((own_tile, None), *((tile, REGISTERS) for tile in smaller)):
             limit = f"at most {registers} registers" if registers else "our own"
             tiled = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages"
@@ -69,7 +69,7 @@ def int8_tiles(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
 def _limited(setup: Setup, shape: str, context: int, width: int, tile: Tile, registers: int | None) -> Row:
     kernel = LimitedKernel(attention._splits, registers)
     with mock.patch.object(attention, "_splits", kernel):
-        row = kernels.attend_once(setup, shape, context, width, tile, SHARED)
+        row = kernels.attend_once(setup, shape, context, width, tile, SHARED_UNITS)
     last_kernel = kernel.compiled[-1]
     return row | {"registers": getattr(last_kernel, "n_regs", None), "spilled": getattr(last_kernel, "n_spills", None)}
 
@@ -113,9 +113,7 @@ def _flash(q_1HTD: Tensor, k_1HTD: Tensor, v_1HTD: Tensor) -> object:
 def _causal(setup: Setup, shape: str, context: int, attend: Callable[[Tensor, Tensor, Tensor], object]) -> Row:
     """Seconds of a layer; `fraction_of_limit`: of the rate of matrix products, of half of all pairs."""
     s = shapes.SHAPES[shape]
-    q, k, v = (
-        torch.randn(1, s.heads, context, s.head_dim, dtype=setup.clock.dtype, device=setup.device) for _ in "qkv"
-    )
+    q, k, v = (torch.randn(1, s.heads, context, s.head_dim, dtype=setup.dtype, device=setup.device) for _ in "qkv")
     took = setup.clock.device_seconds(lambda: attend(q, k, v), 5 if setup.on_gpu else 1)
     operations = 2 * s.heads * s.head_dim * context**2
     limit = operations / setup.clock.matrix_rate / took

@@ -15,17 +15,17 @@ from torch import Tensor
 
 from benchmarks.on_gpu.piece import Piece, Row, Setup, of_limit
 from triforce.backends.cuda.kv_pages import write_rows
-from triforce.backends.cuda.sampler import TritonSampling
-from triforce.backends.cuda.splits import SHARED
+from triforce.backends.cuda.sampler import TritonNoise, TritonSampling
+from triforce.backends.cuda.splits import SHARED_UNITS
 from triforce.backends.cuda.triton import attention
 from triforce.backends.cuda.triton.attention import DevicePageTable, Tile, attend, tile_of
 from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race
 from triforce.backends.kernel_api import PAGE
-from triforce.backends.kv_rows import block_of, rounded
-from triforce.backends.token_sampler import make_noise
+from triforce.backends.torch.int8_rows import rounded
 from triforce.bench import shapes
 from triforce.interface.sampling_params import SamplingParams
 from triforce.model.config import SCALE_BYTES
+from triforce.model.kv_rows import hadamard_block
 from triforce.speculation import Seeded
 
 WIDTHS = (1, 8, 16)
@@ -42,13 +42,13 @@ def attentions(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     for width in WIDTHS:
         rows = width * s.heads // s.kv_heads
         height = min(64, max(16, 1 << (rows - 1).bit_length()))
-        own_tile = tile_of(setup.clock.dtype.itemsize, s.head_dim, rows, setup.kv_int8)
+        own_tile = tile_of(setup.dtype.itemsize, s.head_dim, rows, setup.kv_int8)
         tiles = [own_tile, *(tile for tile_shape in TILES if (tile := Tile(height, *tile_shape)) != own_tile)]
-        for tile, split in [(tile, SHARED) for tile in tiles] + [
-            (own_tile, split) for split in SPLITS if split != SHARED
+        for tile, split in [(tile, SHARED_UNITS) for tile in tiles] + [
+            (own_tile, split) for split in SPLITS if split != SHARED_UNITS
         ]:
             how = f"{tile.rows} x {tile.keys}, {tile.warps} warps, {tile.stages} stages, split {split}"
-            what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own_tile, SHARED))}"
+            what = f"attention, width {width}, {how}{', our own' * ((tile, split) == (own_tile, SHARED_UNITS))}"
             yield Piece(what, shape, context, partial(attend_once, setup, shape, context, width, tile, split))
 
 
@@ -56,11 +56,11 @@ def attend_once(setup: Setup, shape: str, context: int, width: int, tile: Tile, 
     """One layer's: its keys and values are more than a cache holds."""
     s = shapes.SHAPES[shape]
     pages = context // PAGE
-    random = partial(torch.randn, dtype=setup.clock.dtype, device=setup.device)
+    random = partial(torch.randn, dtype=setup.dtype, device=setup.device)
     keys_GSD, values_GSD = (random(s.kv_heads, pages * PAGE, s.head_dim) for _ in range(2))
     if setup.kv_int8:
         keys_GSD, values_GSD = map(_coded, (keys_GSD, values_GSD))
-    together = block_of(s.head_dim) if setup.kv_int8 else 1
+    together = hadamard_block(s.head_dim) if setup.kv_int8 else 1
     q_BTHD = random(1, width, s.heads, s.head_dim)
     units = torch.randperm(pages, device=setup.device).int()[None]
     starts_B, counts_B = (torch.tensor([n], device=setup.device) for n in (pages * PAGE - width, width))
@@ -89,7 +89,7 @@ def draws(setup: Setup) -> Iterator[Piece]:
 
 def _draw(setup: Setup, vocabulary: int, columns: int) -> Row:
     params = SamplingParams(0.6, top_p=0.9)
-    sampling = TritonSampling([params], [0], vocabulary, Seeded(make_noise([1], [0], setup.device)), setup.device)
+    sampling = TritonSampling([params], [0], vocabulary, Seeded(TritonNoise([1], [0], setup.device)), setup.device)
     draws = sampling.draws(0, columns, np.ones(1, np.bool_))
     assert draws, "nothing changes its logits"
     logits_BJV = shapes.LOGIT_DEVIATION * torch.randn(1, columns, vocabulary, device=setup.device)

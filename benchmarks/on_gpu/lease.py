@@ -25,10 +25,10 @@ LLAMA_2 = ("llama-2-7b-128k", "llama-68m")
 LLAMA_3 = ("llama-3.1-8b", "llama-68m-128256")
 TINY: Names = ("tiny", "tiny-draft")
 THOUSAND = 1024
-HOSTED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
+OFFLOADED_CONTEXT, CARD = 60 * THOUSAND, 24 << 30
 """Context with KV on the host, 30 GiB (most of it takes half a second on the bus); bytes of the device it is for."""
-GUESSES, VERIFIED_TOKENS = (6, 12, 16), 48
-"""Tokens guessed for a verification, and tokens of whole verifications of each decoding."""
+SPECULATIVE_TOKENS, VERIFIED_TOKENS = (6, 12, 16), 48
+"""Draft tokens for a verification, and tokens of whole verifications of each decoding."""
 SECONDS = 510
 """Seconds within which the last piece begins, of ten minutes."""
 TRIES = 2
@@ -56,12 +56,12 @@ class LostDeviceError(Exception):
     """A device that answers nothing any more, in this process."""
 
 
-def _hosted(setup: Setup) -> Iterator[Piece]:
-    """7B's shape with KV on the host, at the paper's acceptance: guesses of several lengths, whole verifications."""
+def _offloaded(setup: Setup) -> Iterator[Piece]:
+    """7B's shape with KV on the host, at the paper's acceptance: drafts of several lengths, whole verifications."""
     setup, names = replace(setup, tokens=min(setup.tokens, VERIFIED_TOKENS)), setup.names(LLAMA_2)
-    context = (setup.contexts or [HOSTED_CONTEXT])[0]
-    for guesses in GUESSES:
-        for piece in ours.hosted_decodings(setup, names, context, guesses):
+    context = (setup.contexts or [OFFLOADED_CONTEXT])[0]
+    for speculative_tokens in SPECULATIVE_TOKENS:
+        for piece in ours.offloaded_decodings(setup, names, context, speculative_tokens):
             if piece.acceptance == "paper":
                 run = partial(capped, setup, CARD, piece)
                 yield replace(piece, what=f"{piece.what}, {CARD >> 30} GiB", run=run)
@@ -105,7 +105,7 @@ def _states(setup: Setup) -> Iterator[Piece]:
 
 PARTS = (
     Part("doctor", 0, machine_checks.doctor, gate=True), Part("int8_tests", 90, machine_checks.int8_tests),
-    Part("hosted", 160, _hosted), Part("shipped_pair", 45, _shipped_pair), Part("token_time", 60, _token_time),
+    Part("offloaded", 160, _offloaded), Part("shipped_pair", 45, _shipped_pair), Part("token_time", 60, _token_time),
     Part("four_bits", 45, _four_bits), Part("int8_tiles", 45, _int8_tiles), Part("prefill", 20, _prefill),
     Part("states", 20, _states),
 )  # fmt: skip

@@ -29,7 +29,7 @@ def transformers_piece(setup: Setup, shape: str, context: int) -> Piece:
     return Piece("transformers generate", shape, context, run)
 
 
-def hosted(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
+def offloaded(setup: Setup, shape: str, context: int) -> Iterator[Piece]:
     """`generate` with its offloaded cache, and DeepSpeed's ZeRO-Inference, the paper's baseline."""
     run = partial(_or_error, _transformers, setup, shape, context, "offloaded")
     yield Piece("transformers generate, offloaded cache", shape, context, run)
@@ -63,7 +63,7 @@ def _transformers(setup: Setup, shape: str, context: int, cache: str) -> Row:
     return _generate(setup, model, context, cache if setup.on_gpu else None)
 
 
-def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) -> Any:
+def _random_llama(setup: Setup, shape: str, context: int, device: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     setup.drop_models()  # our weights, which would lie beside theirs
@@ -73,9 +73,9 @@ def _random_llama(setup: Setup, shape: str, context: int, device: torch.device) 
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim,
         max_position_embeddings=context + 1024, bos_token_id=1, eos_token_id=None, **options,
-        dtype=setup.clock.dtype,
+        dtype=setup.dtype,
     )  # fmt: skip
-    with device:
+    with torch.device(device):
         torch.set_default_dtype(config.dtype)
         try:
             model: Any = LlamaForCausalLM(config)
@@ -110,7 +110,7 @@ def _deepspeed(setup: Setup, shape: str, context: int) -> Row:
         "train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True},
         "zero_optimization": {"stage": 3, "offload_param": {"device": "cpu", "pin_memory": True}},
     }  # fmt: skip
-    model = _random_llama(setup, shape, context, torch.device("cpu"))
+    model = _random_llama(setup, shape, context, "cpu")
     engine, *_ = deepspeed.initialize(model=model, config=how)
     return _generate(setup, engine.module, context, None)
 
@@ -195,7 +195,7 @@ def _wall_clock(setup: Setup, context: int, mode: str, temperature: float) -> Ro
 
 def _opened(setup: Setup, context: int) -> tuple[LLM, list[int]]:
     """Return the shipped pair, and a prompt that leaves room for the new tokens. Raises RequestError."""
-    llm = LLM(device=str(setup.device))
+    llm = LLM(device=setup.device)
     ids = tokenizer_of(llm).encode(own_texts()[BOOK])
     limit = llm.target.config.context
     if context > min(len(ids), limit):

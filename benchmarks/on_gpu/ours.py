@@ -11,9 +11,11 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup, speeds
+from triforce.arrays import itemsize
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import pages_for
 from triforce.bench import shapes
@@ -23,17 +25,17 @@ from triforce.engine.tier_builder import SharedKV, SpeculativeConfig
 from triforce.errors import CacheError, RequestError
 from triforce.kvcache import FullView, OffloadConfig, PagePool, RetrievalConfig
 from triforce.kvcache.retrieval_config import Budget
-from triforce.ragged import ints
+from triforce.ragged import Ints, ints
 
 BUDGET = 4096
 RATES = {"paper": {"retrieval": 0.977, "draft": 0.35}, "ours": {"retrieval": 0.945, "draft": 0.57}}
-"""Shares of guesses that are kept, of each tier. The paper's .9234 of those proposed is .977 a token; its inner rate is
+"""Acceptance of each tier's draft tokens. The paper's .9234 of the proposed tokens is .977 a token; its inner rate is
 the authors'. Ours are the shipped pair's at 16K and temperature 0.6, as measured once (`triforce bench speed`: .832 of
 six and .447 of two)."""
 
 TURNS = 3
-GUESSES = 6
-"""Tokens that are guessed for a verification, where nothing else is said."""
+SPECULATIVE_TOKENS = 6
+"""Default number of draft tokens for a verification."""
 
 PLAIN_STEPS = 8
 """Steps of plain decoding that are counted with KV on the host: each takes as long as the KV on the bus."""
@@ -50,10 +52,10 @@ def passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
     yield Piece("prefill", shape, context, partial(_prefill, setup, names, context))
 
 
-def hosted_passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
+def offloaded_passes(setup: Setup, names: Names, context: int) -> Iterator[Piece]:
     """Full passes of width 1 and 8 with KV on the host."""
     for width in (1, 8):
-        run = partial(_hosted_pass, setup, names, context, width)
+        run = partial(_offloaded_pass, setup, names, context, width)
         yield Piece(f"full pass, width {width}, offloaded", names[0], context, run)
 
 
@@ -76,8 +78,8 @@ def _pass(setup: Setup, names: Names, of_draft: bool, context: int, seen: int, w
 
 
 def _bytes(decoder: Decoder, keys: int) -> int:
-    """Bytes that a pass over so many keys reads: weights and KV."""
-    size = decoder.dtype.itemsize
+    """Bytes that a pass over `keys` keys reads: weights and KV."""
+    size = itemsize(decoder.dtype)
     return size * decoder.config.weights_read + decoder.config.kv_bytes(size) * keys
 
 
@@ -85,7 +87,7 @@ def _prefill(setup: Setup, names: Names, context: int) -> Row:
     """A prompt read from nothing: products of weights, and attention of half of all pairs."""
     decoder = setup.models(names, context).target
     c = decoder.config
-    ids = torch.randint(1000 % c.vocab_size, (1, context), generator=torch.Generator().manual_seed(0))
+    ids = np.random.default_rng(0).integers(1000 % c.vocab_size, size=(1, context))
     took = setup.clock.seconds(partial(_read, decoder, _pool(decoder, context), ids), 1)
     operations = 2 * context * (c.weights_read - c.vocab_size * c.hidden_size)
     operations += 2 * c.layers * c.heads * c.head_dim * context**2
@@ -93,17 +95,17 @@ def _prefill(setup: Setup, names: Names, context: int) -> Row:
     return {"seconds": took, "operations": operations, "fraction_of_limit": limit / took, "speedup": None}
 
 
-def _read(decoder: Decoder, pool: PagePool, ids_1S: torch.Tensor) -> None:
+def _read(decoder: Decoder, pool: PagePool, ids_1S: Ints) -> None:
     pool.lengths_B[0] = 0
     full = FullView(pool, grain=0)
     while True:
         start, stop = full.resume(ids_1S.shape[1])
         if start >= stop:
             return
-        decoder(ids_1S[:, start:stop], ints([stop - start]), full, torch.zeros(1, 0, dtype=torch.long))
+        decoder(ids_1S[:, start:stop], ints([stop - start]), full, ids_1S[:, :0])
 
 
-def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
+def _offloaded_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     """The time of one pass, and of the bytes that it brings at the measured rate of the bus."""
     bus, models = setup.clock.bus, setup.models(names, context)
     pool = SharedKV(models, _offloading(setup, context), 1, pages_for(context + 64)).pool.new_rows(1)
@@ -116,7 +118,7 @@ def _hosted_pass(setup: Setup, names: Names, context: int, width: int) -> Row:
     return {"seconds": took, "bytes": brought, "bus": bus, "fraction_of_limit": brought / bus / took, "speedup": None}
 
 
-def _offloading(setup: Setup, context: int, speculative_tokens: int = GUESSES) -> SpeculativeConfig:
+def _offloading(setup: Setup, context: int, speculative_tokens: int = SPECULATIVE_TOKENS) -> SpeculativeConfig:
     """Return how to speculate with KV on the host."""
     offload = OffloadConfig.parse("host", setup.kv_memory, "auto")
     return SpeculativeConfig(2, speculative_tokens, retrieval=RetrievalConfig(_budget(context)), offload=offload)
@@ -146,11 +148,13 @@ def decodings(setup: Setup, names: Names, context: int, rows: int = 1) -> Iterat
         yield Piece(f"triforce, {rows} rows, {acceptance} acceptance", names[0], context, run, acceptance)
 
 
-def hosted_decodings(setup: Setup, names: Names, context: int, speculative_tokens: int = GUESSES) -> Iterator[Piece]:
-    """The same with KV on the host, and so many tokens guessed for a verification."""
-    longer = f", {speculative_tokens} tokens" if speculative_tokens != GUESSES else ""
+def offloaded_decodings(
+    setup: Setup, names: Names, context: int, speculative_tokens: int = SPECULATIVE_TOKENS
+) -> Iterator[Piece]:
+    """Decodings with KV on the host and `speculative_tokens` drafted tokens per verification."""
+    longer = f", {speculative_tokens} tokens" if speculative_tokens != SPECULATIVE_TOKENS else ""
     for acceptance in RATES:
-        run = partial(_measure_hosted, setup, names, context, acceptance, speculative_tokens)
+        run = partial(_measure_offloaded, setup, names, context, acceptance, speculative_tokens)
         yield Piece(f"triforce, {acceptance} acceptance{longer}, offloaded", names[0], context, run, acceptance)
 
 
@@ -158,7 +162,7 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
     """Seconds a token of each row; `fraction_of_limit`: of the memory's bandwidth, in plain decoding."""
     _require_room(setup, names[0], context, rows)
     models = setup.models(names, context)
-    setting = SpeculativeConfig(2, GUESSES, retrieval=RetrievalConfig(_budget(context)))
+    setting = SpeculativeConfig(2, SPECULATIVE_TOKENS, retrieval=RetrievalConfig(_budget(context)))
     runs: dict[str, list[SyntheticDecoding]] = {"ar": [], "triforce": []}
     for turn in range(TURNS):
         for mode, made in runs.items():
@@ -170,7 +174,7 @@ def _measure(setup: Setup, names: Names, context: int, rows: int, acceptance: st
     return found | {"fraction_of_limit": least / found["plain_seconds"]}
 
 
-def _measure_hosted(setup: Setup, names: Names, context: int, acceptance: str, speculative_tokens: int) -> Row:
+def _measure_offloaded(setup: Setup, names: Names, context: int, acceptance: str, speculative_tokens: int) -> Row:
     """Seconds a token, all turns from one store; `fraction_of_limit`: of the bus, while TriForce verifies."""
     bus, models = setup.clock.bus, setup.models(names, context)
     setting, memory, rates = _offloading(setup, context, speculative_tokens), None, list[float]()
@@ -206,7 +210,7 @@ def _require_room(setup: Setup, shape: str, context: int, rows: int) -> None:
     if not setup.on_gpu:
         return
     total = torch.cuda.mem_get_info(setup.device)[1]
-    config, _ = shapes.parts(shape, context, device="meta", kv_int8=setup.kv_int8)
+    config = shapes.config_of(shape, context, setup.kv_int8)
     needed = 2 * config.parameters + rows * context * config.kv_bytes(2)
     if needed > total:
         raise CacheError(

@@ -64,7 +64,7 @@ def _matrices(shape: str) -> tuple[tuple[int, int], ...]:
 def _product(setup: Setup, make: Make, outputs: int, inputs: int, tokens: int) -> Row:
     """Seconds of one product, of several matrices in turns."""
     count, repeats = (MATRICES, 10) if setup.on_gpu else (1, 1)
-    x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.clock.dtype)
+    x_NK = torch.randn(tokens, inputs, device=setup.device).to(setup.dtype)
     layers = [make(setup, outputs, inputs) for _ in range(count)]
     took = setup.clock.device_seconds(lambda: [times(x_NK) for times, _ in layers], repeats) / count
     return of_limit(setup, took, layers[0][1])
@@ -73,19 +73,19 @@ def _product(setup: Setup, make: Make, outputs: int, inputs: int, tokens: int) -
 def _ours(kind: str, setup: Setup, outputs: int, inputs: int) -> tuple[Product, int]:
     weight = packed(shapes.random_codes(kind, outputs, inputs), setup.device)
     assert isinstance(weight, PackedWeight), "kernels know its type"
-    planes = weight.blocks, weight.scales, weight.minima, weight.small
+    planes = weight.blocks, weight.scales, weight.minima, weight.small_scales
     size = sum(plane.nbytes for plane in {plane.data_ptr(): plane for plane in planes}.values())
     return lambda x_NK: weight_tiles.times(x_NK, weight), size
 
 
 def _numbers(setup: Setup, outputs: int, inputs: int) -> tuple[Product, int]:
-    dense_MK = torch.randn(outputs, inputs, device=setup.device).to(setup.clock.dtype)
+    dense_MK = torch.randn(outputs, inputs, device=setup.device).to(setup.dtype)
     return lambda x_NK: torch.nn.functional.linear(x_NK, dense_MK), dense_MK.nbytes
 
 
 def _torchs(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Product, int]:
     """A scale and a zero of each group, in the clock's type."""
-    settings = torch.rand(inputs // group, outputs, 2, device=setup.device).to(setup.clock.dtype)
+    settings = torch.rand(inputs // group, outputs, 2, device=setup.device).to(setup.dtype)
     if setup.on_gpu:
         pairs = torch.randint(256, (outputs, inputs // 2), dtype=torch.uint8, device=setup.device)
         weight = torch._convert_weight_to_int4pack(pairs, 8)
@@ -102,6 +102,6 @@ def _gemlites(group: int, setup: Setup, outputs: int, inputs: int) -> tuple[Prod
     from gemlite.helper import A16W4_HQQ_INT
 
     codes_MK = torch.randint(16, (outputs, inputs), dtype=torch.uint8, device=setup.device)
-    scales, zeros = (torch.rand(outputs, inputs // group, device=setup.device).to(setup.clock.dtype) for _ in range(2))
-    packed_layer: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.clock.dtype)
+    scales, zeros = (torch.rand(outputs, inputs // group, device=setup.device).to(setup.dtype) for _ in range(2))
+    packed_layer: Any = A16W4_HQQ_INT(device=str(setup.device), dtype=setup.dtype)
     return packed_layer.from_weights(codes_MK, scales, zeros), outputs * inputs // 2 + 2 * scales.nbytes

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from triforce.arrays import is_gpu
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.tensors import torch_dtype
 from triforce.bench import shapes
 from triforce.bench.roofline import DeviceClock
 from triforce.engine.tier_builder import ModelSet
@@ -44,7 +46,7 @@ class Piece:
 class Setup:
     """Where to measure, and what instead of the figures' own shapes and contexts. Models are made when first used."""
 
-    device: torch.device
+    device: str
     shape: str | None
     draft: str | None
     contexts: list[int] | None
@@ -56,7 +58,7 @@ class Setup:
 
     @property
     def on_gpu(self) -> bool:
-        return self.device.type == "cuda"
+        return is_gpu(self.device)
 
     def names(self, figure_names: Names) -> Names:
         """Return the shapes to measure; `figure_names` are the figure's."""
@@ -67,8 +69,8 @@ class Setup:
         key = names, context, self.kv_int8, dispatch.requested
         if key not in self._models:
             self._models.clear()
-            how = context + 1024, self.clock.dtype, self.device, self.kv_int8
-            target, draft = (Decoder(*shapes.parts(name, *how)) for name in names)
+            how = context + 1024, self.clock.dtype, self.kv_int8
+            target, draft = (Decoder(*shapes.parts(name, *how), self.device) for name in names)
             self._models[key] = ModelSet(target, draft)
         return self._models[key]
 
@@ -80,6 +82,11 @@ class Setup:
     @cached_property
     def clock(self) -> DeviceClock:
         return DeviceClock(self.device)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return torch's type of the numbers that are measured."""
+        return torch_dtype(self.clock.dtype)
 
 
 def speeds(plain: Sequence[float], fast: Sequence[float]) -> Row:

@@ -12,7 +12,6 @@ from functools import partial
 from unittest import mock
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from benchmarks.on_gpu.piece import Names, Piece, Row, Setup
@@ -95,7 +94,7 @@ class PlainDecoding:
 
     def pass_of(self, width: int, layers: tuple[int, ...] = ()) -> Callable[[], Tensor]:
         """Return a pass that is captured when it is first called; what its host fills in stays as it is."""
-        batch, at_BJ = self._batch(width), torch.arange(width)[None]
+        batch, at_BJ = self._batch(width), np.arange(width)[None]
         inputs = GraphInputs(shape_of(1, width, width, batch, padded=True), self.device)
         inputs.fill(ids(width), at_BJ, batch)
         run = partial(run_pass, self.model, self.kv, inputs, None, layers)
@@ -103,7 +102,7 @@ class PlainDecoding:
         return lambda: self.graphs.run(replay, run).logits_BJV
 
     def tokens_of(self, count: int) -> Callable[[], Tensor]:
-        """Return so many tokens of plain decoding in one graph, as a draft's are: its outcome stays on the device."""
+        """Return `count` tokens of plain decoding in one graph, like a draft's: its outcome stays on the device."""
         batch = self._batch(count)
         (layers, lists), *_ = batch.views
         batch = replace(batch, views=[(layers, replace(lists, counts=[1]))], observe=False)
@@ -121,7 +120,8 @@ class PlainDecoding:
 
     def logits(self) -> Tensor:
         """Compute logits behind the next token; its pass can be made again."""
-        return self.decoder.run(ids(1), self.kv, self.view.begin(ints([1]), 1), None).logits_BJV
+        logits_BJV: Tensor = self.decoder.run(ids(1), self.kv, self.view.begin(ints([1]), 1), None).logits_BJV
+        return logits_BJV
 
     def recorded(self, width: int) -> None:
         """Make a pass that the view keeps what it observed of, and forget its tokens."""
@@ -192,7 +192,7 @@ def _repeats(setup: Setup) -> int:
 
 
 def _times(setup: Setup, call: Callable[[], object], passes: int) -> Row:
-    """Seconds of one pass of so many, as the host waits for them and as the device is busy with them."""
+    """Seconds of one of `passes` passes: time that the host waits, and time that the device is busy."""
     if not setup.on_gpu:
         return _row(setup.clock.seconds(call, 1) / passes) | {"device_seconds": None}
     return _row(setup.clock.seconds(call, 10) / passes) | {

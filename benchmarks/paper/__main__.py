@@ -19,7 +19,7 @@ from benchmarks.paper import acceptance, speed
 from benchmarks.paper.experiment import Experiment, Setup
 from triforce.cli.bench.setup import about, load, show, sources, write
 from triforce.errors import RequestError
-from triforce.eval import Table
+from triforce.tables import Table
 
 EXPERIMENTS: dict[str, Experiment] = acceptance.EXPERIMENTS | speed.EXPERIMENTS
 QUICK = {"context": 2048, "tokens": 32, "repeats": 1, "positions": 35}

@@ -18,8 +18,8 @@ from triforce import LLM
 from triforce.bench.prompts import PromptCache, Sources, prompts, variant_of
 from triforce.bench.speed import Cell, SpeedConfig, cell_rows
 from triforce.cli.progress import Prefill
-from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
+from triforce.tables import Table
 
 Row = dict[str, Any]
 Lines = tuple[list[str], list[list[str]]]

@@ -150,16 +150,16 @@ EXPERIMENTS = {
         each(["batch x context", "speedup", "paper", "acceptance"], table4_line),
     ),
     "table5": Experiment(
-        "Table 5: other ways to guess",
+        "Table 5: other ways to draft",
         f"{MODEL} REST needs a datastore and layer skipping a search for layers to skip; neither is built here, so "
-        "they are absent. Guesses from the text itself are the nearest relative of REST's.",
+        "they are absent. Draft tokens from the text itself are the nearest relative of REST's.",
         table5,
         table5_lines,
     ),
     "table7": Experiment(
         "Table 7: output length, and eight times the budget",
         f"{MODEL} Greedy texts of a small model go round in circles, as the last column says, which makes them easy to "
-        "guess. The selection is renewed at each verification.",
+        "predict. The selection is renewed at each verification.",
         table7,
         each(["", "speedup", "paper", "acceptance", "8-grams that came before"], table7_line),
     ),
@@ -180,7 +180,7 @@ EXPERIMENTS = {
 ABSENT = {
     "table3": "Table 3: offloading to host memory (7.78x on two RTX 4090): without a GPU there is nothing to offload.",
     "table6": "Table 6: 256K and 512K tokens, offloaded, on an L40 (11.81x, 12.10x): the shipped pair ends at 128K.",
-    "figure6c": "Figure 6c: trees of guesses: estimated in the paper, not run; not built here.",
+    "figure6c": "Figure 6c: trees of draft tokens: estimated in the paper, not run; not built here.",
     "REST": "Table 5's REST (1.47x): needs a datastore of texts; not built here.",
     "layer skipping": "Table 5's layer skipping (1.36x): needs a search for layers to skip; not built here.",
 }

@@ -21,7 +21,7 @@ namespace triforce {
 namespace {
 
 using Ints = std::vector<int64_t>;
-using SearchArg = std::tuple<Ints, Ints, Ints>;  // as Search
+using SearchArg = std::tuple<Ints, Ints, Ints>;  // first, last and picks of a Search
 
 Copies copies_over(const Pages& pages, TensorArg keys, TensorArg values, TensorArg scales) {
     const int64_t G = pages.heads, P = pages.count, E = pages.page_numbers();
@@ -73,8 +73,9 @@ Pages pages_over(TensorArg keys, TensorArg values, int64_t dim) {
     return pages;
 }
 
-/// Takes over how queries attend to pages.
-void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorArg attention_sink_logits, float score_cap) {
+/// Sets sketches, sink logits and score cap.
+void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorArg attention_sink_logits,
+                   float score_cap) {
     pages.score_cap = score_cap;
     if (!sketches.is_none()) pages.sketches = sketches_over(pages, rotation, sketches);
     if (attention_sink_logits.is_none()) return;
@@ -84,7 +85,8 @@ void set_attention(Pages& pages, TensorArg rotation, TensorArg sketches, TensorA
 }
 
 void init_pages(Pages* self, TensorArg keys, TensorArg values, int64_t dim, TensorArg rotation, TensorArg sketches,
-                TensorArg int8_keys, TensorArg int8_values, TensorArg scales, TensorArg attention_sink_logits, float score_cap) {
+                TensorArg int8_keys, TensorArg int8_values, TensorArg scales, TensorArg attention_sink_logits,
+                float score_cap) {
     Pages pages = pages_over(keys, values, dim);
     set_attention(pages, rotation, sketches, attention_sink_logits, score_cap);
     if (!scales.is_none()) pages.copies = copies_over(pages, int8_keys, int8_values, scales);
@@ -210,41 +212,43 @@ void topk_ids(TensorArg scores, int64_t start, int64_t stop, TensorArg ids) {
 
 void bind_attention(nb::module_& m) {
     nb::class_<Pages>(m, "Pages",
-                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, borrowed.\n\n`rotation` (D, "
-                      "D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at first, are for "
-                      "searches.\nint8_keys and int8_values, shaped as the keys, and `scales` (G, pages, 2) float32 "
-                      "are for int8 copies.\nQueries attend to all with a logit for each of their heads, "
-                      "`attention_sink_logits` (H) float32, beside those of the keys, and with scores that `score_cap` bounds.")
+                      "The K and V memory of one layer, (G, pages, 16 * head_dim) each, borrowed.\n\nFor searches: "
+                      "`rotation` (D, D) float32, orthogonal, and `sketches` (G, pages, D + 16) bfloat16, zeros at "
+                      "first.\nFor int8 copies: int8_keys and int8_values, shaped as the keys, and `scales` (G, pages, "
+                      "2) float32.\nattention_sink_logits (H) float32: one logit per query head in the softmax's "
+                      "denominator. score_cap: cap of scores; 0: no cap.")
         .def("__init__", &init_pages, "keys"_a, "values"_a, "head_dim"_a, "rotation"_a = nb::none(),
              "sketches"_a = nb::none(), "int8_keys"_a = nb::none(), "int8_values"_a = nb::none(),
-             "scales"_a = nb::none(), "attention_sink_logits"_a = nb::none(), "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(),
-             nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
-             nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
+             "scales"_a = nb::none(), "attention_sink_logits"_a = nb::none(), "score_cap"_a = 0.0f,
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>(),
+             nb::keep_alive<1, 7>(), nb::keep_alive<1, 8>(), nb::keep_alive<1, 9>(), nb::keep_alive<1, 10>())
         .def("__init__", &init_coded_pages, "codes"_a, "head_dim"_a, nb::kw_only(), "is_bf16"_a,
              "hadamard"_a, "rotation"_a = nb::none(), "sketches"_a = nb::none(), "attention_sink_logits"_a = nb::none(),
              "score_cap"_a = 0.0f, nb::keep_alive<1, 2>(), nb::keep_alive<1, 6>(), nb::keep_alive<1, 7>(),
              nb::keep_alive<1, 8>(),
-             "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are bfloat16 "
-             "or float32. Where tokens are copied, (N, G, D + 2) int8, a scale of bfloat16 lies behind their codes.\n\n"
-             "`hadamard`: heads are rotated so before they are rounded, queries too, and outputs are rotated back.")
+             "K and V as int8 with scales: `codes` (G, pages, 32 * head_dim + 64) int8. Queries and outputs are "
+             "bfloat16 or float32. Tokens are copied as (N, G, D + 2) int8: codes, then a scale of "
+             "bfloat16.\n\nhadamard: heads are rotated by Hadamard matrices before rounding, and so are queries; "
+             "outputs are rotated back.")
         .def("rope_and_write", &rope_and_write_tokens, "q"_a, "k"_a, "v"_a, "cos"_a, "sin"_a, "positions"_a, "slots"_a,
              "rotated"_a, "sink_positions"_a = nb::none(), "q_sinks"_a = nb::none(), "rotation"_a = 0,
-             "Rotate q (N, H * D) and k to `positions` (N) int64 of the tables (S, R * D / 2), of which rotation "
-             "`rotation` counts, and write k and v (N, G * D) to `slots` (N) int64.\n\nOut: `rotated` (N, H, D), and "
-             "q_sinks (N, H, D), rotated to sink_positions (N) int64.")
+             "Rotate q (N, H * D) and k (N, G * D) to `positions` (N) int64, and write k and v (N, G * D) to `slots` "
+             "(N) int64.\n\ncos and sin (S, R * D / 2): tables of R rotations; rotation: index of the layer's "
+             "rotation.\nOut: `rotated` (N, H, D): queries; q_sinks (N, H, D): queries rotated to sink_positions (N) "
+             "int64.")
         .def("read", &copy_tokens<true>, "slots"_a, "k"_a, "v"_a, "Copy tokens of `slots` out to k and v (N, G, D).")
         .def("write", &copy_tokens<false>, "slots"_a, "k"_a, "v"_a,
              "Copy tokens k and v (N, G, D) into `slots`; keys are rotated.")
         .def("attend", &attend_pages, "q"_a, "starts"_a, "counts"_a, "lists"_a, "out"_a, "mass"_a = nb::none(),
              "q_sinks"_a = nb::none(), "sinks"_a = 0, "window"_a = 0, "coarse"_a = Ints(),
              "search"_a = SearchArg(),
-             "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, "
-             "D) and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from "
-             "int8 copies, of int8 by their upper nibbles. `search`: first, last and picks (B); of the pages [first[b], last[b]) of row b's list "
-             "each KV head sees the picks[b] nearest to its queries.");
+             "Attend with q (B, T, H, D) to the pages of `lists` (B, P) or (B, G, P) int32.\n\nOut: `out` (B, T, H, D) "
+             "and `mass` (B, G, P) float32. Keys of row b below coarse[b], in whole blocks of 64, are read from int8 "
+             "copies, or by upper nibbles if KV is int8. search: first, last and picks (B). Of the pages [first[b], "
+             "last[b]) of row b's list, each KV head sees the picks[b] pages nearest to its queries.");
     m.def("topk", &topk_ids, "scores"_a, "start"_a, "stop"_a, "ids"_a,
-          "Write the columns of the highest of scores (G, N) in [start, stop) to `ids` (G, picks) int64, ascending; "
-          "the lowest columns among equals.");
+          "Write the columns in [start, stop) of the highest scores (G, N) to `ids` (G, picks) int64, ascending. Among "
+          "equal scores the lowest columns win.");
 }
 
 }  // namespace triforce

@@ -43,6 +43,7 @@ std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim)
 
 namespace {
 
+/// Sets the output arrays of a batch.
 void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, TensorArg logits, TensorArg queries,
              TensorArg mass) {
     const int64_t B = batch.rows, T = batch.width, D = pages.dim, L = static_cast<int64_t>(decoder.layers().size());
@@ -60,7 +61,7 @@ void outputs(ForwardBatch& batch, const Decoder& decoder, const Pages& pages, Te
 double forward(const Decoder& decoder, const std::vector<const Pages*>& memory, TensorArg ids, Ints positions,
              Ints counts, TensorArg cos, TensorArg sin, const std::vector<ViewArg>& views, TensorArg at,
              TensorArg logits, TensorArg queries, TensorArg mass, int64_t first_layer, int64_t last_layer,
-             TensorArg x, bool exact, int64_t keep, Ints state_layers, TensorArg states) {
+             TensorArg x, bool past_committed, int64_t keep, Ints state_layers, TensorArg states) {
     require(!memory.empty() && !views.empty(), "there must be pages and views");
     const Tensor ids_tensor = tensor("ids", ids);
     ForwardBatch batch{};
@@ -84,7 +85,7 @@ double forward(const Decoder& decoder, const std::vector<const Pages*>& memory, 
     batch.first_layer = first_layer;
     batch.last_layer = last_layer < 0 ? static_cast<int64_t>(memory.size()) : last_layer;
     if (!x.is_none()) batch.x = tensor("x", x).as<float>({batch.rows, batch.width, decoder.head().hidden()});
-    batch.exact = exact, batch.keep = keep;
+    batch.past_committed = past_committed, batch.keep = keep;
     const auto kept = static_cast<int64_t>(state_layers.size());
     const int64_t hidden = decoder.head().hidden();
     if (kept) batch.states = tensor("states", states).as<float>({kept, batch.rows, batch.width, hidden});
@@ -113,7 +114,7 @@ void init_texts(DraftedTexts* self, Ints positions, TensorArg cos, TensorArg sin
                             nb::borrow(tokens)};
 }
 
-/// How tokens are drawn: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
+/// The draw of a FusedDraft: seeded if `noise` has keys; else by rejection with uniforms (count, B), which writes probs
 /// (count, B, V).
 Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t count) {
     const Noise* keyed = nullptr;
@@ -131,7 +132,8 @@ Draw drawing(const Sampler& sampler, NoiseArg noise, TensorArg probs, int64_t co
     };
 }
 
-Unlawful fused_draft(const Decoder& decoder, const std::vector<const Pages*>& memory, const DraftedTexts& texts) {
+InvalidRowTuple fused_draft(const Decoder& decoder, const std::vector<const Pages*>& memory,
+                            const DraftedTexts& texts) {
     const Pass pass = [&](const ForwardBatch& batch) {
         decoder.check(memory, batch);
         decoder.forward(memory, batch);
@@ -141,8 +143,8 @@ Unlawful fused_draft(const Decoder& decoder, const std::vector<const Pages*>& me
 
 }  // namespace
 
-Unlawful draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int64_t vocabulary,
-                  const DraftedTexts& from) {
+InvalidRowTuple draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int64_t vocabulary,
+                         const DraftedTexts& from) {
     require(!memory.empty(), "there must be pages");
     const Tensor texts = tensor("ids", from.ids), out = tensor("tokens", from.tokens);
     const auto B = static_cast<int64_t>(from.sampler->rows.size());
@@ -172,13 +174,12 @@ Unlawful draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int
 
 void bind_decoder(nb::module_& m) {
     nb::class_<ViewArg>(m, "View",
-                        "The keys that queries see in some consecutive layers.\n\n"
-                        "`lists` of pages int32 (B, P), (B, G, P) or (layers, B, G, P); the other fields as in "
-                        "`Pages.attend`.")
+                        "The keys that queries see in some consecutive layers.\n\nlists: page numbers, int32 (B, P), "
+                        "(B, G, P) or (layers, B, G, P). Other arguments as in `Pages.attend`.")
         .def("__init__", &init_view, nb::kw_only(), "layers"_a, "lists"_a, "starts"_a, "sinks"_a = 0, "window"_a = 0,
              "coarse"_a = Ints(), "search"_a = std::tuple<Ints, Ints, Ints>());
     nb::class_<Decoder>(m, "Decoder",
-                        "A model. `rotations`: the number of each layer's in the tables of a pass.")
+                        "A decoder. rotations: index of each layer's rotation in the tables of a pass.")
         .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a, nb::kw_only(), "rotations"_a)
         .def("forward", &forward, nb::kw_only(), "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a,
              "views"_a, "at"_a.none(), "logits"_a, "queries"_a = nb::none(), "mass"_a = nb::none(), "first_layer"_a = 0,
@@ -187,19 +188,20 @@ void bind_decoder(nb::module_& m) {
              "Run a forward pass of ids (B, T) int64, counts[b] tokens of row b from positions[b] on, over the pages "
              "of each layer.\n\nOut: `logits` (B, J, V) float32 of columns `at` (B, J) int64, or of all; rotated "
              "`queries` (L, B, T, H, D); `mass` (L, B, G, P) float32. If only layers [first_layer, last_layer) are "
-             "run, the residual stream stays in `x` (B, T, C) float32. For offloaded memory: keys before the starts "
-             "are committed if `exact`, and the `keep` pages of most mass stay in memory. `states` (layers, B, T, C) "
-             "float32 gets the residual stream behind so many layers as each of `state_layers` says.\n\nReturns how many "
-             "experts the first tokens, at most 8, have chosen together in the mean of the layers that were finished.");
+             "run, the residual stream stays in `x` (B, T, C) float32. `states` (layers, B, T, C) float32 gets the "
+             "residual stream after the number of layers in each entry of `state_layers`.\n\nWith offloaded memory, "
+             "`exact` says whether keys before the starts are committed. `keep` is the number of pages of most "
+             "attention mass that stay in memory, per row, layer and KV head.\n\nReturns the number of distinct "
+             "experts of the first 8 tokens, a mean over the finished layers with experts.");
     nb::class_<DraftedTexts>(m, "DraftedTexts",
-                             "Texts ids (B, S), behind each live row of which K tokens are drawn one after another.\n\n"
-                             "The model has seen positions[b] tokens of row b; `view` is that of the first pass. "
-                             "noise: keys for seeded draws; else uniforms (K, B) float64, with which probs (K, B, V) "
-                             "float64 are written. Out: tokens (B, K), which are appended to ids, too.")
-        .def("__init__", &init_texts, nb::keep_alive<1, 9>(), nb::kw_only(), "positions"_a, "cos"_a, "sin"_a, "view"_a, "ids"_a, "lengths"_a,
-             "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a);
+                             "Texts, ids (B, S). K tokens are drawn after each live row.\n\nThe model has seen "
+                             "positions[b] tokens of row b. view: the view of the first pass. noise: keys for seeded "
+                             "draws; else uniforms (K, B) float64, with which probs (K, B, V) float64 are written. "
+                             "Out: tokens (B, K), which are also appended to ids.")
+        .def("__init__", &init_texts, nb::keep_alive<1, 9>(), nb::kw_only(), "positions"_a, "cos"_a, "sin"_a,
+             "view"_a, "ids"_a, "lengths"_a, "live"_a, "sampler"_a, "noise"_a, "probs"_a, "tokens"_a);
     m.def("fused_draft", &fused_draft, nb::kw_only(), "decoder"_a, "memory"_a, "texts"_a,
-          "Draw tokens of a model. Returns row and largest logit of a token without a distribution, or None.");
+          "Draft tokens by a decoder. Returns row and largest logit of a token without a distribution, or None.");
 }
 
 }  // namespace triforce

@@ -104,9 +104,9 @@ void normed(const Norm& norm, TensorArg x_object) {
     const nb::gil_scoped_release released;
     if (stride == norm.size) return norm(rows, x[0], Type::f32, rows);
     Scratch scratch;
-    float* apart = scratch.take<float>(x[0] * stride);
-    norm(rows, x[0], Type::f32, apart);
-    for (int64_t row = 0; row < x[0]; row++) std::copy_n(apart + row * stride, norm.size, rows + row * norm.size);
+    float* padded = scratch.take<float>(x[0] * stride);
+    norm(rows, x[0], Type::f32, padded);
+    for (int64_t row = 0; row < x[0]; row++) std::copy_n(padded + row * stride, norm.size, rows + row * norm.size);
 }
 
 void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
@@ -118,13 +118,14 @@ void logits(const LmHead& head, TensorArg x_object, TensorArg out_object) {
 }
 
 void bind_mlp(nb::module_& m) {
-    nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, or some of its outputs.")
+    nb::class_<GatedMlp>(m, "GatedMlp", "The first half of an MLP, with all of its outputs or with some.")
         .def("__init__", &init_mlp, "post_norm"_a.none(), "gate_proj"_a, "up_proj"_a,
              "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), nb::kw_only(), "eps"_a, "bits"_a = 0,
              "activation"_a = "silu")
-        .def_prop_ro("stride", &GatedMlp::stride, "Outputs, up to a multiple of 16.")
+        .def_prop_ro("stride", &GatedMlp::stride, "Outputs, rounded up to a multiple of 16.")
         .def("forward", &gated_mlp, "x"_a, "gated"_a,
-             "Write the activation of gate and up of the normed x (rows, hidden) float32 to `gated` (rows, stride).");
+             "Norm x (rows, hidden) float32. Write the activation of its gate and up projection to `gated` (rows, "
+             "stride).");
 }
 
 }  // namespace
@@ -136,8 +137,8 @@ void bind_decoder_layer(nb::module_& m) {
              "q_bias"_a.none(), "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(),
              nb::kw_only(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f)
         .def("qkv", &qkv, "x"_a, "q"_a, "k"_a, "v"_a,
-             "Write q (N, H * D), k and v (N, G * D), not rotated, of x (N, C); all are float32.");
-    nb::class_<DecoderLayer, QkvProjections>(m, "DecoderLayer", "A decoder layer but for rotation and attention.")
+             "Write q (N, H * D), k and v (N, G * D) of x (N, C), before rotation. All are float32.");
+    nb::class_<DecoderLayer, QkvProjections>(m, "DecoderLayer", "A decoder layer without rotation and attention.")
         .def("__init__", &init_layer, "input_norm"_a.none(), "q_proj"_a, "k_proj"_a, "v_proj"_a, "o_proj"_a,
              "post_norm"_a.none(), "gate_proj"_a.none(), "up_proj"_a.none(), "down_proj"_a.none(), "q_bias"_a.none(),
              "k_bias"_a.none(), "v_bias"_a.none(), "q_norm"_a.none(), "k_norm"_a.none(), nb::kw_only(),
@@ -147,8 +148,8 @@ void bind_decoder_layer(nb::module_& m) {
              "residual_scale"_a = 1.0f, "activation"_a = "silu")
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
         .def("finish", &finish, "x"_a, "attn_out"_a,
-             "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.\n\n"
-             "Returns how many experts the first tokens, at most 8, go through together; 0 without experts.");
+             "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) "
+             "float32.\n\nReturns the number of distinct experts of the first 8 tokens; 0 without experts.");
     bind_mlp(m);
     nb::class_<Norm>(m, "Norm", "An RMSNorm of rows.")
         .def("__init__", &init_norm, "weight"_a, nb::kw_only(), "eps"_a)

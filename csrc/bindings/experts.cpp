@@ -68,24 +68,25 @@ void down_experts(const Experts& experts, const ExpertChoices& choices, TensorAr
 }  // namespace
 
 void bind_experts(nb::module_& m) {
-    nb::class_<ExpertChoices>(m, "ExpertChoices", "Of each expert the rows that go through it, with its weights.")
-        .def_prop_ro("touched", &ExpertChoices::touched, "How many experts the first 8 rows go through together.");
+    nb::class_<ExpertChoices>(m, "ExpertChoices", "For each expert: its rows, and the weights of its outputs.")
+        .def_prop_ro("touched", &ExpertChoices::touched,
+                     "Number of distinct experts that the first 8 rows go through.");
     nb::class_<Experts>(m, "Experts",
-                        "The experts of a layer, or some outputs of each of their matrices.\n\n"
-                        "Those that the router has no outputs for are shared by all rows. How it chooses: see "
-                        "`model.architecture.Experts`.")
+                        "The experts of a layer, with all outputs of their matrices or with some.\n\nExperts beyond "
+                        "the router's outputs are shared: all rows go through them. The router's rule: see "
+                        "`model.config.Experts`.")
         .def("__init__", &init_experts, "post_norm"_a.none(), nb::kw_only(), "router"_a, "gate_projs"_a, "up_projs"_a,
              "down_projs"_a, "router_bias"_a = nb::none(), "correction"_a = nb::none(), "gate_biases"_a = Objects(),
              "up_biases"_a = Objects(), "down_biases"_a = Objects(), "eps"_a, "bits"_a = 0, "activation"_a = "silu",
              "chosen"_a, "sigmoid"_a = false, "renormalised"_a = false, "scale"_a = 1.0, "groups"_a = 1,
              "chosen_groups"_a = 1)
-        .def_prop_ro("stride", &Experts::gated_stride, "Outputs of a gate projection, up to a multiple of 16.")
+        .def_prop_ro("stride", &Experts::gated_stride, "Outputs of a gate projection, rounded up to a multiple of 16.")
         .def("gate", &gate_experts, "x"_a, "gated"_a,
-             "Choose K experts for each row of x (N, hidden) float32, shared ones among them, and write the first half "
-             "of each to `gated` (N * K, stride), expert after expert.")
+             "Choose K experts for each row of x (N, hidden) float32, including shared experts. Write the first half "
+             "of each expert's MLP to `gated` (N * K, stride), expert after expert.")
         .def("down", &down_experts, "choices"_a, "gated"_a, "sum"_a,
-             "Write what chosen experts give, weighted, to `sum` (N, outputs) float32: of `gated` (N * K, inputs), "
-             "whose rows have zeros up to a multiple of 16.");
+             "Write the weighted sum of the chosen experts' outputs to `sum` (N, outputs) float32. `gated` (N * K, "
+             "inputs rounded up to a multiple of 16): the first halves of the experts' MLPs; rows end in zeros.");
 }
 
 }  // namespace triforce

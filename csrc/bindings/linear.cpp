@@ -44,7 +44,7 @@ void embed(const Embedding& embedding, TensorArg ids_object, TensorArg out_objec
     embedding.rows(id, ids[0], out);
 }
 
-/// Bytes (outputs, bytes of a row) as the numbers that they are in a GGUF file.
+/// A weight of a GGUF type without blocks: F32, F16 or BF16. blocks (outputs, bytes of a row): its bytes.
 WeightSource numbers(Tensor blocks, const std::string& kind, bool narrow) {
     const Type type = kind == "F32" ? Type::f32 : kind == "F16" ? Type::half : Type::bf16;
     require(type != Type::bf16 || kind == "BF16", ("there are no kernels for weights of type " + kind).c_str());
@@ -69,20 +69,20 @@ WeightSource weight(const char* name, WeightArg object) {
 
 void bind_linear(nb::module_& m) {
     nb::class_<Matrix>(m, "Matrix",
-                       "Weights (outputs, inputs) bfloat16, float32 or of a GGUF type, packed for the kernels; rounded to "
-                       "8 or 4 bits if those are given.")
+                       "Weights (outputs, inputs) of bfloat16, float32 or a GGUF type, packed for the "
+                       "kernels.\n\nbits: 8 or 4 rounds weights of more bits; 0 keeps them.")
         .def("__init__",
              [](Matrix* self, WeightArg from, int bits) { new (self) Matrix({weight("weight", from)}, bits); },
              "weight"_a, nb::kw_only(), "bits"_a = 0)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
         .def("linear", &linear, "x"_a, "y"_a,
-             "Write y = x W^T: x (rows, inputs) of the type that the weights had, or of that of a GGUF weight's inputs, "
-             "y (rows, outputs) float32.")
+             "Write y = x W^T to y (rows, outputs) float32. x (rows, inputs) is of the type of the weights; for "
+             "weights of a GGUF type, of the type of their inputs.")
         .def("rows", &rows, "ids"_a, "out"_a,
              "Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.");
     nb::class_<Embedding>(m, "Embedding",
-                          "What tokens begin with: rows of a table (V, C), as its file has it, borrowed, or of a packed "
-                          "matrix, times `scale`.")
+                          "Embedding: rows of a table (V, C) in its file's type, borrowed, or of a packed matrix, "
+                          "times `scale`.")
         .def("__init__",
              [](Embedding* self, std::shared_ptr<Matrix> matrix, float scale) {
                  new (self) Embedding(std::move(matrix), scale);

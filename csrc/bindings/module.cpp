@@ -27,7 +27,7 @@ void bind_experts(nb::module_& m);
 void bind_decoder_layer(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_decoder(nb::module_& m);
-void bind_feature_draft(nb::module_& m);
+void bind_eagle_head(nb::module_& m);
 void bind_offload(nb::module_& m);
 void bind_sampler(nb::module_& m);
 
@@ -35,12 +35,12 @@ namespace {
 
 constexpr int64_t chunk_words = 1 << 17;  // a megabyte
 
-/// Reads memory and nothing else: the bandwidth that other kernels are measured against. Returns the exclusive or of
-/// all words, so that each of them is read.
+/// Reads memory and nothing else, the reference bandwidth for other kernels. Returns the exclusive or of all words, so
+/// that the compiler cannot skip a read.
 uint64_t read(TensorArg words_object) {
-    const Tensor tensor_ = tensor("words", words_object);
-    const int64_t* words = tensor_.as<int64_t>({-1});
-    const int64_t count = tensor_[0], chunks = (count + chunk_words - 1) / chunk_words;
+    const Tensor words_tensor = tensor("words", words_object);
+    const int64_t* words = words_tensor.as<int64_t>({-1});
+    const int64_t count = words_tensor[0], chunks = (count + chunk_words - 1) / chunk_words;
     const nb::gil_scoped_release released;
     std::vector<uint64_t> sums(chunks);
     parallel(chunks, [&](int chunk) {
@@ -72,19 +72,20 @@ int64_t compute(const std::string& numbers, int64_t rounds) {
 }  // namespace
 
 NB_MODULE(_native, m) {
-    nb::set_leak_warnings(false);  // a daemon thread that a program's end cuts off never gives back what it holds
+    nb::set_leak_warnings(false);  // a daemon thread that ends with its program never frees its objects
     m.doc() = "CPU kernels of triforce. A row's result depends on that row alone, bit for bit.";
     m.def("levels", &usable_levels, "Instruction-set levels that this CPU can run, slowest first.");
-    m.def("level", &level_name, "The level in use.");
+    m.def("level", &level_name, "Name of the instruction-set level in use.");
     m.def("use", &use, "level"_a, "Use one level from now on; ValueError if it is unknown or this CPU cannot run it.");
-    m.def("threads", &threads, "The number of threads of a kernel.");
+    m.def("threads", &threads, "Number of threads of a kernel.");
     m.def("set_threads", &set_threads, "count"_a, nb::call_guard<nb::gil_scoped_release>(),
           "Set the number of threads; ValueError below 1.");
     m.def("usable_cpus", &usable_cpus,
-          "The CPUs that this process may use: those of its affinity, or its control groups' quota where that is less.");
+          "Number of CPUs that this process may use: the CPUs of its affinity, or the quota of its control groups, if "
+          "smaller.");
     m.def("cpu_quota", &cpu_quota, "root"_a = "",
-          "The CPUs' worth of time that its control groups grant it, rounded up, or None without a limit. `root` is where "
-          "/proc and /sys lie.");
+          "CPU quota of this process's control groups, in CPUs, rounded up; None without a limit. root: folder of "
+          "/proc and /sys.");
     bind_linear(m);
     bind_experts(m);
     bind_decoder_layer(m);
@@ -92,11 +93,11 @@ NB_MODULE(_native, m) {
     bind_offload(m);
     bind_sampler(m);
     bind_decoder(m);
-    bind_feature_draft(m);
+    bind_eagle_head(m);
     m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
     m.def("compute", &compute, "numbers"_a, "rounds"_a,
-          "Multiply and add numbers of a type, float32, bfloat16, int16 or int8, in registers, as products do. Returns "
-          "the operations.");
+          "Multiply and add numbers of a type (float32, bfloat16, int16 or int8) in registers, as products do. Returns "
+          "the number of operations.");
 }
 
 }  // namespace triforce

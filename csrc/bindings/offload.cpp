@@ -30,20 +30,20 @@ void init_offload(Offload* self, TensorArg arena, bool is_bf16, bool coded, bool
             "there must be layers, heads, pages beyond the scratch page, frames and buffers");
     require(dim > 0 && dim % 16 == 0 && dim <= largest_dim, "dim must be a multiple of 16, at most 256");
     const Type type = is_bf16 ? Type::bf16 : Type::f32;
-    Pages one{};
-    one.type = type, one.dim = dim, one.coded = coded;
-    const int64_t page = one.page_bytes(), all = frames + buffers * buffer_frames;
-    require(all < INT32_MAX, "frames must be fewer than 2^31");
-    char* data = reinterpret_cast<char*>(tensor("arena", arena).as<uint8_t>({all * page}));
+    Pages page_shape{};
+    page_shape.type = type, page_shape.dim = dim, page_shape.coded = coded;
+    const int64_t page = page_shape.page_bytes(), arena_frames = frames + buffers * buffer_frames;
+    require(arena_frames < INT32_MAX, "frames must be fewer than 2^31");
+    char* data = reinterpret_cast<char*>(tensor("arena", arena).as<uint8_t>({arena_frames * page}));
     require(reinterpret_cast<uintptr_t>(data) % sector == 0 && frames * page % sector == 0 &&
             buffer_frames * page % sector == 0, "arena, frames and buffers must begin at sectors");
-    prefer_huge_pages(data, all * page);
+    prefer_huge_pages(data, arena_frames * page);
     int query_heads = 0;
     const float* logits = nullptr;
     if (!attention_sink_logits.is_none()) {
-        const Tensor given = tensor("attention_sink_logits", attention_sink_logits);
-        logits = given.as<float>({layers, -1});
-        query_heads = static_cast<int>(given[1]);
+        const Tensor logits_tensor = tensor("attention_sink_logits", attention_sink_logits);
+        logits = logits_tensor.as<float>({layers, -1});
+        query_heads = static_cast<int>(logits_tensor[1]);
     }
     new (self) Offload({type, layers, heads, dim, pages, coded, hadamard, logits, query_heads, score_cap},
                        {data, static_cast<int32_t>(frames), buffers, buffer_frames}, std::move(store));
@@ -53,20 +53,20 @@ void check_pages(const Offload& memory, const std::vector<int64_t>& pages) {
     for (int64_t page : pages) require(0 < page && page < memory.layer(0).count, "pages must be of this memory");
 }
 
-/// An OffloadedPass whose layers Python calls one by one: the store is read between them, too.
+/// An OffloadedPass whose layers Python calls one by one. The store is also read between these calls.
 class LayerwisePass {
   public:
-    using ListsArg = std::tuple<TensorArg, std::vector<int64_t>>;  // of a layer; and its starts
+    using ListsArg = std::tuple<TensorArg, std::vector<int64_t>>;  // page list of a layer, and its starts
 
     LayerwisePass(Offload& memory, int first_layer, const std::vector<ListsArg>& lists, std::vector<int64_t> counts,
-                  int64_t width, bool exact, int64_t keep)
+                  int64_t width, bool past_committed, int64_t keep)
         : counts_(std::move(counts)), first_(first_layer), next_(first_layer), width_(width) {
         const int last = first_ + static_cast<int>(lists.size());
         require(0 <= first_ && first_ < last && last <= memory.layers(), "there must be such layers");
         for (const auto& [table, starts] : lists) tables_.push_back(nb::borrow(table)), starts_.push_back(starts);
         for (int i = first_; i < last; i++) calls_.push_back(call_of(memory.layer(i), i - first_));
         nb::gil_scoped_release release;
-        pass_.emplace(memory, calls_.data(), calls_.data() + calls_.size(), exact, keep).start();
+        pass_.emplace(memory, calls_.data(), calls_.data() + calls_.size(), past_committed, keep).start();
     }
 
     void attend(int layer, TensorArg q, TensorArg out, TensorArg mass) {
@@ -117,9 +117,9 @@ void bind_offload(nb::module_& m) {
     nb::class_<Store>(m, "Store",
                       "The store of pages that memory has no room for: an open file, or memory (bytes) uint8.")
         .def(nb::init<int, int, int64_t>(), "file"_a, "direct"_a, "bytes"_a,
-             "A file of so many bytes. `direct`: the same file, opened for reads that bypass the page cache; or -1.")
+             "A file of `bytes` bytes. `direct`: the same file, opened for reads that bypass the page cache; or -1.")
         .def("__init__", &init_memory_store, "memory"_a, nb::keep_alive<1, 2>())
-        .def("limit", &Store::limit, "bytes_per_second"_a, "Slow reads down to this rate; 0 is no limit.")
+        .def("limit", &Store::limit, "bytes_per_second"_a, "Limit all reads together to this rate; 0: no limit.")
         .def_prop_ro("bytes_read", &Store::bytes_read, "Bytes read from the store.");
     nb::class_<Offload>(m, "Offload",
                         "KV memory of layers whose pages lie in a store or in frames of an arena (bytes) uint8.")
@@ -133,7 +133,7 @@ void bind_offload(nb::module_& m) {
              [](Offload& self, const std::vector<bool>& layers) {
                  require(static_cast<int64_t>(layers.size()) == self.layers(), "there must be one bool for each layer");
                  self.prefer(layers);
-             }, "layers"_a, "Keep the layers that are true in memory whole.")
+             }, "layers"_a, "Set the layers that stay in memory whole, one bool for each layer.")
         .def("reserve",
              [](Offload& self, const std::vector<int64_t>& pages) {
                  check_pages(self, pages);
@@ -156,11 +156,12 @@ void bind_offload(nb::module_& m) {
              [](const Offload& self) {
                  const Offload::PageCounts counts = self.page_counts();
                  return std::tuple{counts.read_ahead, counts.read_on_demand, counts.kept};
-             }, "Pages of a KV head that were read ahead, read on demand, and kept in memory after being read ahead.");
+             }, "Counts of pages of a KV head: read ahead, read on demand, and kept in memory after being read ahead.");
     nb::class_<LayerwisePass>(m, "LayerwisePass",
-                              "A forward pass over some layers of an offloaded memory that goes layer by layer.\n\nIt "
-                              "reads ahead from the start. lists: of each layer its lists, int32 (B, U) or (B, G, U), "
-                              "and its starts (B).")
+                              "A forward pass over some layers of an offloaded memory that goes layer by layer. It "
+                              "reads ahead from the start.\n\nlists: page list of each layer, int32 (B, U) or (B, G, "
+                              "U), and its starts (B). exact: whether keys before the starts are committed. keep: "
+                              "pages of most attention mass that stay in memory, per row, layer and KV head.")
         .def(nb::init<Offload&, int, const std::vector<LayerwisePass::ListsArg>&, std::vector<int64_t>, int64_t, bool,
                       int64_t>(),
              nb::kw_only(), "memory"_a, "first_layer"_a, "lists"_a, "counts"_a, "width"_a, "exact"_a, "keep"_a,

@@ -1,4 +1,4 @@
-// Arguments of passes as Python makes them.
+// Arguments of passes, as Python gives them.
 #pragma once
 
 #include <optional>
@@ -15,9 +15,9 @@ namespace triforce {
 
 using Ints = std::vector<int64_t>;
 /// Row and largest logit of a token without a distribution.
-using Unlawful = std::optional<std::tuple<int64_t, double>>;
+using InvalidRowTuple = std::optional<std::tuple<int64_t, double>>;
 
-/// A View as Python makes it.
+/// A View, as Python gives it.
 struct ViewArg {
     int64_t layers;
     nanobind::object lists;
@@ -27,7 +27,7 @@ struct ViewArg {
     std::tuple<Ints, Ints, Ints> search;  // first, last, picks
 };
 
-/// The texts of a FusedDraft as Python makes them.
+/// The texts of a FusedDraft, as Python gives them.
 struct DraftedTexts {
     Ints positions;
     nanobind::object cos, sin;
@@ -37,12 +37,12 @@ struct DraftedTexts {
     nanobind::object noise, probs, tokens;
 };
 
-/// Checks and borrows the lists.
+/// Checks the page lists and borrows them.
 View view(const ViewArg& from, int64_t rows, int64_t heads);
-/// Tables (positions, R * D / 2), and their number of positions.
+/// Rotation tables (positions, R * D / 2), and their number of positions.
 std::pair<Rotation, int64_t> rotation(TensorArg cos, TensorArg sin, int64_t dim);
-/// Draws tokens by passes of a model with such pages and vocabulary.
-Unlawful draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int64_t vocabulary,
-                  const DraftedTexts& from);
+/// Draws tokens by passes of a model with pages `memory` and `vocabulary` tokens.
+InvalidRowTuple draft_by(const Pass& pass, const std::vector<const Pages*>& memory, int64_t vocabulary,
+                         const DraftedTexts& from);
 
 }  // namespace triforce

@@ -19,7 +19,7 @@ namespace {
 
 using InvalidTuple = std::optional<std::tuple<int, int, double>>;
 
-/// The arrays of a draft, of K tokens or of J = K + 1 verified ones.
+/// The arrays of a draft of K tokens, or of J = K + 1 verified tokens.
 struct DraftArrays {
     nb::object tokens, probs, origins, counts;
 };
@@ -77,6 +77,7 @@ InvalidTuple seeded(const Sampler& sampler, TensorArg logits, IntArrayArg ids, I
     return run(verify_seeded, sampler, p, Exponentials{keyed, nullptr});
 }
 
+template <Invalid (*Verify)(const Sampler&, const VerificationBatch&, const RejectionInputs&)>
 InvalidTuple rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids, IntArrayArg lengths,
                        BoolArrayArg live, const DraftArrays& draft, const DraftArrays& out, int64_t tier,
                        TensorArg noise) {
@@ -84,7 +85,7 @@ InvalidTuple rejection(const Sampler& sampler, TensorArg logits, IntArrayArg ids
     const RejectionInputs inputs{tensor("noise", noise).as<double>({p.rows, p.columns}),
                                  tensor("probs", draft.probs).as<double>({p.rows, p.columns - 1, p.vocabulary}),
                                  tensor("out.probs", out.probs).as<double>({p.rows, p.columns, p.vocabulary})};
-    return run(verify_by_rejection, sampler, p, inputs);
+    return run(Verify, sampler, p, inputs);
 }
 
 void add(Sampler& sampler, double temperature, int64_t top_k, double top_p, double min_p, double repetition,
@@ -124,11 +125,12 @@ void bind_sampler(nb::module_& m) {
     nb::class_<Noise>(m, "Noise", "The noise of a batch's rows, keyed by their seeds and choices.")
         .def("__init__", &init_noise, "seeds"_a, "choices"_a)
         .def("uniforms", &uniforms, "draws"_a, "tier"_a, "used"_a, "out"_a,
-             "Write the next uniforms of each row for a tier to out (B, n) float64, and add used (B) to its draws.\n\n"
-             "draws (tiers, B) int64: the numbers drawn so far.");
+             "Write the next uniforms of each row for a tier to out (B, n) float64, and add used (B) to the row's "
+             "draws.\n\ndraws (tiers, B) int64: counts of the numbers drawn so far.");
     nb::class_<DraftArrays>(m, "DraftArrays",
-                            "Tokens (B, K) int64, their probs (B, K, V) float64, the tiers that they come from (B, "
-                            "K), and how many each row has (B).\n\nIn seeded verification probs have no entries.")
+                            "A draft: tokens (B, K) int64, their probs (B, K, V) float64, the tiers `origins` (B, K) "
+                            "that they come from, and the number of tokens of each row, `counts` (B).\n\nprobs has no "
+                            "entries in seeded verification.")
         .def("__init__", &init_arrays, nb::kw_only(), "tokens"_a, "probs"_a, "origins"_a, "counts"_a);
     nb::class_<Sampler>(m, "Sampler", "The sampling parameters of a batch, whose rows are added one by one.")
         .def("__init__", [](Sampler* self, int vocabulary) { new (self) Sampler{vocabulary, {}}; }, "vocabulary"_a)
@@ -139,9 +141,13 @@ void bind_sampler(nb::module_& m) {
              "Verify a draft of K tokens by logits (B, K + 1, V) float32 or float64 and write the result to "
              "`out`.\n\nids (B, S), lengths and live (B): the texts. noise: keys, or exponentials (B, K + 1, V) "
              "float64. Returns row, column and largest logit of a column without a distribution, or None.")
-        .def("verify_by_rejection", &rejection, nb::kw_only(), "logits"_a, "ids"_a, "lengths"_a, "live"_a, "draft"_a,
-             "out"_a, "tier"_a, "noise"_a,
-             "Verify a draft by rejection sampling; as verify_seeded, with noise: uniforms (B, K + 1) float64.");
+        .def("verify_by_rejection", &rejection<verify_by_rejection>, nb::kw_only(), "logits"_a, "ids"_a, "lengths"_a,
+             "live"_a, "draft"_a, "out"_a, "tier"_a, "noise"_a,
+             "Verify a draft by rejection sampling. noise: uniforms (B, K + 1) float64; other arguments as in "
+             "`verify_seeded`.")
+        .def("verify_by_block", &rejection<verify_by_block>, nb::kw_only(), "logits"_a, "ids"_a, "lengths"_a, "live"_a,
+             "draft"_a, "out"_a, "tier"_a, "noise"_a,
+             "Verify a draft by rejection of blocks; arguments as in `verify_by_rejection`.");
 }
 
 }  // namespace triforce

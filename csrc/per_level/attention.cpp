@@ -13,7 +13,7 @@ void scan(const Attention& call, const Queries& queries, int64_t split, const Pa
     for (int i = 0; i < queries.count; i++) to.sum[i] = scan.sum(i);
 }
 
-/// The factor that takes weights of the shift `from` to those of `to`.
+/// The factor that turns weights relative to shift `from` into weights relative to shift `to`.
 F16 rescale(float from, float to) { return exp2(set1(from - to)); }
 
 void merge(const Attention& call, int count, const Partial& into, const Partial& next) {

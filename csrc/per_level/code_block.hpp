@@ -1,9 +1,11 @@
 // One block of codes against the few queries of a tile: the full tier's int8.
 //
-// As key_block.hpp, in exact integers: a query is rounded to int8 with a scale of its own, and its weights of a block, each
-// of them times its value's scale, to int16, at most 32767. So sums are the same at each level. What a
-// query does not see has weight 0, whatever it holds. P is Code, UpperCode where half of each is read, or WholeCode
-// where several tiles read what was put together once.
+// As key_block.hpp, in exact integers. A query is rounded to int8 with a scale of its own. Its weights of a block are
+// multiplied by the scales of the values and rounded to int16, at most 32767. So sums are the same at each level. Keys
+// that a query does not see have weight 0, whatever their slots hold.
+//
+// The type P of codes is Code; UpperCode, if only upper nibbles are read; or WholeCode, if several tiles read codes
+// that were joined once.
 #pragma once
 
 #include "code_weights.hpp"
@@ -11,24 +13,25 @@
 
 namespace triforce::TF_LEVEL {
 
-/// The queries of a tile as integers, whose scales are times what scores are multiplied with; and those for the sinks.
+/// The queries of a tile as integers, and the queries rotated for sinks. Their scales include the factor of scores.
 struct CodedQueries {
     const IntegerQuery *window, *sinks;
 };
 
-/// What a tile sees of a block; without ranges all of it. `sinks`: its first pages, which meet the queries for sinks.
+/// The part of a block that a tile sees.
 struct Sight {
-    const VisibleRanges* ranges;  // of each query
-    int sinks;
+    const VisibleRanges* ranges;  // of each query; or null: all queries see the whole block
+    int sinks;                    // number of the block's first pages whose keys meet the queries for sinks
 };
 
-constexpr float least_weight = 1e-30f;  // a block whose weighted values are all below it adds nothing
+constexpr float least_weight = 1e-30f;  // a block whose weights times scales of values are all smaller adds nothing
 
 TF_INLINE const bf16* scales_behind(CodeAt keys, int dim) {
     return reinterpret_cast<const bf16*>(keys.upper + page_size * dim);
 }
 
-/// What a query sees of a block: `select` gives lanes of a page that it sees, and `hidden` in the others.
+/// The tokens of a block that a query sees. `select` returns x in lanes of a page's visible tokens, and `hidden` in the
+/// other lanes.
 struct WholeBlock {
     TF_INLINE F16 select(int, F16 x, F16) const { return x; }
 };
@@ -37,7 +40,8 @@ struct PartOfBlock {
     TF_INLINE F16 select(int page, F16 x, F16 hidden) const { return ranges.pages[page].select(x, hidden); }
 };
 
-/// Scales of a block's tokens; and whether those of values, also behind what is seen, are finite times any weight.
+/// Scales of a block's tokens. finite: whether all scales of values, including those of hidden tokens, are finite times
+/// any weight.
 struct BlockScales {
     F16 keys[block_pages], values[block_pages];
     bool finite;
@@ -54,8 +58,8 @@ struct BlockScales {
     }
 };
 
-/// Makes a row's scores its weights, adds them to its sums, and puts them, times scales of values, into their place.
-/// Returns the largest of each lane. Weights become NaN with their values' scales.
+/// Turns a row's scores into weights in place, adds the weights to its sums, and multiplies them with the scales of
+/// values. Returns the largest product of each lane. A weight becomes NaN if its value's scale is not finite.
 template <class Seen>
 TF_INLINE F16 weigh(const Tile<Code>& tile, int row, const BlockScales& scales, Seen seen, F16 (&s)[block_pages],
                     int page) {
@@ -75,7 +79,8 @@ TF_INLINE F16 weigh(const Tile<Code>& tile, int row, const BlockScales& scales, 
     return most;
 }
 
-/// Rounds weighted values' weights, the largest to 32767. Returns their scale; 0 where there is nothing to add.
+/// Rounds a row's products of weights and scales to integers, the largest to 32767. Returns the scale of the integers;
+/// 0 if the block adds nothing.
 TF_INLINE float round_weights(F16 (&weights)[block_pages], F16 most, Weights& to) {
     const float largest = reduce_max(most);
     const bool adds = largest > least_weight;
@@ -85,8 +90,9 @@ TF_INLINE float round_weights(F16 (&weights)[block_pages], F16 most, Weights& to
     return adds ? largest / int16_largest : 0;
 }
 
-// Columns of values that queries take at once: with VNNI each has two sums. And queries of a tile that do: codes that are
-// whole cost little to read once more, so there half of a tall tile takes two columns, as words are then spread for both.
+// value_columns: columns of values that queries take at once. With VNNI each column of a query has two sums.
+// value_queries: queries of a tile that take columns together. Whole codes cost little to read once more, so half of a
+// tall tile takes two columns at once: a weight that is broadcast then serves both columns.
 #if TF_SIMD_AVX512VNNI
 constexpr int value_columns(int queries) { return queries > 4 ? 1 : queries > 2 ? 2 : 4; }
 template <class P>
@@ -99,7 +105,7 @@ template <class P>
 constexpr int value_queries(int queries) { return queries; }
 #endif
 
-/// Adds the weighted values of R queries of a tile, from `first` on.
+/// Adds the weighted values of a block to the sums of R queries of a tile, from query `first` on.
 template <class P, int R>
 TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int first, const Weights* weights,
                          const float* scales) {
@@ -107,7 +113,7 @@ TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int f
     const int64_t dim = tile.dim;
     by_columns<value_columns(R)>(tile.dim, [&](auto columns, int column) {
         constexpr int C = columns.value;
-        if constexpr (!in_nibbles<P>)  // or all words would be spread at once, for which there are too few registers
+        if constexpr (!in_nibbles<P>)  // else all words are broadcast at once, for which registers are too few
             asm volatile("" : : : "memory");
         WeightSums acc[R][C] = {};
         for (int page = 0; page < block_pages; page++) {
@@ -136,8 +142,8 @@ TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int f
 
 constexpr int whole_page_bytes(int dim) { return 2 * page_size * (dim + static_cast<int>(sizeof(bf16))); }
 
-/// Puts the codes of a block together, for several tiles, in pages of `whole_page_bytes` from `to`: keys, scales, values.
-/// Meanwhile the pages of the next block are prefetched, where it has some.
+/// Joins the codes of a block, for several tiles, in pages of `whole_page_bytes` from `to` on: keys, scales, values.
+/// Pages of the next block, if any, are prefetched meanwhile.
 template <class P>
 KeyBlock<WholeCode> whole_codes(const KeyBlock<P>& block, const KeyBlock<P>& next, int dim, uint8_t* to) {
     KeyBlock<WholeCode> whole{};
@@ -158,16 +164,16 @@ KeyBlock<WholeCode> whole_codes(const KeyBlock<P>& block, const KeyBlock<P>& nex
     return whole;
 }
 
-/// Attends to a block of codes. `page`: where it begins in the split.
+/// Attends to a block of codes. page: index of the block's first page in the split.
 template <class P, int R>
 void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<P> block, const Sight& sight,
                   int page) {
-    I16 products[R][block_pages], of_sinks[R][block_pages];
+    I16 products[R][block_pages], sink_products[R][block_pages];
     if (sight.ranges) replace_hidden<P, R>(block, sight.ranges);
     if constexpr (in_nibbles<P>)
         for (const CodeAt& keys : block.keys_ahead) prefetch(scales_behind(keys, tile.dim));
     score<P, R>(tile.words, R, tile.dim, block, products);
-    if (sight.sinks) score<P, R>(tile.sink_words, R, tile.dim, block, of_sinks);
+    if (sight.sinks) score<P, R>(tile.sink_words, R, tile.dim, block, sink_products);
     const BlockScales scales(block, tile.dim);
     F16 weighted[R][block_pages], most[R];
     for (int r = 0; r < R; r++) {
@@ -176,7 +182,7 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
             const bool sink = p < sight.sinks;
             const IntegerQuery& query = sink ? queries.sinks[r] : queries.window[r];
             const F16 bias = set1(static_cast<float>(key_bias * query.sum));
-            const F16 exact = floats(sink ? of_sinks[r][p] : products[r][p]) - bias;
+            const F16 exact = floats(sink ? sink_products[r][p] : products[r][p]) - bias;
             s[p] = exact * (scales.keys[p] * set1(query.scale));
         }
         cap_scores(tile, s);
@@ -184,11 +190,12 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
                                : weigh(tile, r, scales, WholeBlock{}, s, page);
     }
     Weights weights[R];
-    float of_weights[R];
-    for (int r = 0; r < R; r++) of_weights[r] = round_weights(weighted[r], most[r], weights[r]);
-    constexpr int some = value_queries<P>(R);
-    add_codes<P, some>(tile, block, 0, weights, of_weights);
-    if constexpr (some < R) add_codes<P, R - some>(tile, block, some, weights, of_weights);
+    float weight_scales[R];
+    for (int r = 0; r < R; r++) weight_scales[r] = round_weights(weighted[r], most[r], weights[r]);
+    constexpr int first_queries = value_queries<P>(R);
+    add_codes<P, first_queries>(tile, block, 0, weights, weight_scales);
+    if constexpr (first_queries < R)
+        add_codes<P, R - first_queries>(tile, block, first_queries, weights, weight_scales);
 }
 
 }  // namespace triforce::TF_LEVEL

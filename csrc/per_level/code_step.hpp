@@ -1,8 +1,9 @@
-// Codes of int8 KV in registers of the level: put together from their nibbles, and, of keys, multiplied
-// with four int8 of a query. Sums are exact.
+// Codes of int8 KV in registers of the level: joined from their nibbles. Codes of keys are then multiplied with four
+// int8 of a query. Sums are exact.
 //
-// Products of bytes want one side without signs. With VNNI it is a key 128 higher, so that a sum is higher by as many times
-// that of the query. Elsewhere, where this would not fit, a key's sign goes to the query's number.
+// Byte products need one unsigned factor. With VNNI the key is shifted by 128, and 128 times the query's sum is
+// subtracted from the sum. Without VNNI products of shifted keys do not fit, and the key's sign moves to the query's
+// number.
 #pragma once
 
 #include <type_traits>
@@ -14,13 +15,15 @@ namespace triforce::TF_LEVEL {
 
 #if TF_SIMD_AVX512
 
-/// Sixteen quads of codes: the nibbles of `upper`, over those of `lower` or, where these are not read, half a step.
+/// Sixteen quads of codes, with upper nibbles from `upper`. Lower nibbles are from `lower` if `whole`; else they are 8,
+/// the middle of their range.
 template <bool whole>
 TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
     const auto twice = [](const uint8_t* from) {
         return _mm512_broadcast_i64x4(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
     };
-    const __m512i up = _mm512_sllv_epi32(twice(upper), _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0));
+    const __m512i up =
+        _mm512_sllv_epi32(twice(upper), _mm512_setr_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0));
     __m512i down = _mm512_set1_epi8(8);
     if constexpr (whole)
         down = _mm512_srlv_epi32(twice(lower), _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 4, 4, 4, 4, 4, 4, 4, 4));
@@ -59,7 +62,7 @@ TF_INLINE Quads load_codes(const uint8_t* upper, const uint8_t* lower) {
 
 #endif
 
-/// A step of codes P.
+/// Loads a step of codes of type P.
 template <class P>
 TF_INLINE Quads codes_at(CodeAt at) {
     if constexpr (in_nibbles<P>)

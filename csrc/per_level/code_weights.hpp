@@ -12,7 +12,7 @@ namespace triforce::TF_LEVEL {
 
 using ValueCodes = Quads;
 TF_INLINE ValueCodes value_codes(Quads x) { return x; }
-/// The bytes of a block's weights: of four tokens of each page, then of the next four.
+/// The upper and the lower bytes of a block's weights. A word has the bytes of four tokens of a page.
 struct alignas(64) Weights {
     uint32_t upper[page_size / 4][block_pages], lower[page_size / 4][block_pages];
 };
@@ -35,7 +35,7 @@ TF_INLINE I16 total(WeightSums x) { return {_mm512_add_epi32(_mm512_slli_epi32(x
 
 #else
 
-/// Of four tokens of a block, those of the first and the third, and of the others.
+/// Weights of tokens 0 and 2 of four, and weights of tokens 1 and 3.
 struct WeightWord {
     uint32_t even, odd;
 };
@@ -69,8 +69,8 @@ struct ValueCodes {
 TF_INLINE ValueCodes value_codes(Quads x) {
     return {_mm512_srai_epi16(_mm512_slli_epi16(x.v, 8), 8), _mm512_srai_epi16(x.v, 8)};
 }
-TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& of_block, int page, int step) {
-    const WeightWord& weights = of_block.words[page][step];
+TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& block_weights, int page, int step) {
+    const WeightWord& weights = block_weights.words[page][step];
     acc.v = dot2(acc.v, values.even, _mm512_set1_epi32(static_cast<int>(weights.even)));
     return {dot2(acc.v, values.odd, _mm512_set1_epi32(static_cast<int>(weights.odd)))};
 }
@@ -79,11 +79,11 @@ struct ValueCodes {
     I16 even, odd;
 };
 TF_INLINE ValueCodes value_codes(Quads x) {
-    const auto even = [](__m256i of) { return _mm256_srai_epi16(_mm256_slli_epi16(of, 8), 8); };
+    const auto even = [](__m256i words) { return _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8); };
     return {{even(x.a), even(x.b)}, {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}};
 }
-TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& of_block, int page, int step) {
-    const WeightWord& weights = of_block.words[page][step];
+TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& block_weights, int page, int step) {
+    const WeightWord& weights = block_weights.words[page][step];
     const __m256i even = _mm256_set1_epi32(static_cast<int>(weights.even));
     acc = {dot2(acc.a, values.even.a, even), dot2(acc.b, values.even.b, even)};
     const __m256i odd = _mm256_set1_epi32(static_cast<int>(weights.odd));
@@ -91,24 +91,24 @@ TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& of_bl
 }
 #else
 struct ValueCodes {
-    I4 of_token[4][4];
+    I4 tokens[4][4];
 };
 TF_INLINE ValueCodes value_codes(const Quads& x) {
     ValueCodes values;
     for (int i = 0; i < 4; i++) {
         const U4 words = (U4)x.v[i];
-        for (int token = 0; token < 4; token++) values.of_token[token][i] = (I4)(words << (24 - 8 * token)) >> 24;
+        for (int token = 0; token < 4; token++) values.tokens[token][i] = (I4)(words << (24 - 8 * token)) >> 24;
     }
     return values;
 }
-TF_INLINE WeightSums dot(WeightSums acc, const ValueCodes& values, const Weights& of_block, int page, int step) {
-    const WeightWord& weights = of_block.words[page][step];
+TF_INLINE WeightSums dot(WeightSums acc, const ValueCodes& values, const Weights& block_weights, int page, int step) {
+    const WeightWord& weights = block_weights.words[page][step];
     const auto lower = [](uint32_t pair) { return static_cast<int16_t>(pair); };
     const auto upper = [](uint32_t pair) { return static_cast<int16_t>(pair >> 16); };
     for (int i = 0; i < 4; i++) {
-        const I4(&of)[4][4] = values.of_token;
-        acc.v[i] += of[0][i] * lower(weights.even) + of[2][i] * upper(weights.even);
-        acc.v[i] += of[1][i] * lower(weights.odd) + of[3][i] * upper(weights.odd);
+        const I4(&tokens)[4][4] = values.tokens;
+        acc.v[i] += tokens[0][i] * lower(weights.even) + tokens[2][i] * upper(weights.even);
+        acc.v[i] += tokens[1][i] * lower(weights.odd) + tokens[3][i] * upper(weights.odd);
     }
     return acc;
 }

@@ -13,7 +13,7 @@ typedef float V4 __attribute__((vector_size(16)));
 typedef int32_t I4 __attribute__((vector_size(16)));
 typedef uint32_t U4 __attribute__((vector_size(16)));
 
-/// An instruction where the target has one, which compilers use for all four; otherwise slow.
+/// Compilers use one instruction for all four lanes if the target has it; otherwise this is slow.
 TF_INLINE V4 fma_by_lane(V4 a, V4 b, V4 c) {
     return V4{__builtin_fmaf(a[0], b[0], c[0]), __builtin_fmaf(a[1], b[1], c[1]), __builtin_fmaf(a[2], b[2], c[2]),
               __builtin_fmaf(a[3], b[3], c[3])};
@@ -24,9 +24,9 @@ TF_INLINE V4 fma(V4 a, V4 b, V4 c) { return fma_by_lane(a, b, c); }
 #else
 __attribute__((noinline)) inline V4 slow_fma(V4 a, V4 b, V4 c) { return fma_by_lane(a, b, c); }
 
-/// In doubles a product of floats is exact, but its sum is rounded, and then once more to a float. That is the same as
-/// rounding once, unless the sum lies halfway between two floats (or is subnormal, where nothing is promised). With
-/// intrinsics, as GCC 12 leaves out such conversions of vectors to float and back.
+/// a * b + c in doubles. The product of floats is exact. The sum is rounded to a double, and later to a float. Two
+/// roundings equal one, unless the double lies halfway between two floats (or is subnormal, for which no result is
+/// promised). GCC 12 leaves out such conversions of vectors to float and back, so intrinsics do them.
 TF_INLINE __m128d sum_in_double(__m128 a, __m128 b, __m128 c) {
     return _mm_add_pd(_mm_mul_pd(_mm_cvtps_pd(a), _mm_cvtps_pd(b)), _mm_cvtps_pd(c));
 }

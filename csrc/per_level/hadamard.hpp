@@ -1,22 +1,23 @@
-// A head's channels rotated by Hadamard matrices, so that none of them is much larger than the others before it is
-// rounded to int8 (QuaRot, Ashkboos et al. 2024).
+// Rotation of a head's channels by Hadamard matrices before they are rounded to int8. After it, no channel is much
+// larger than the others (QuaRot, Ashkboos et al. 2024).
 #pragma once
 
 #include "simd.hpp"
 
 namespace triforce::TF_LEVEL {
 
-/// The sums and differences of channels that lie `apart`.
-template <int apart>
+/// Replaces pairs of channels at distance `distance` by their sums and differences.
+template <int distance>
 TF_INLINE void add_and_subtract(float* x, int dim) {
-    for (int i = 0; i < dim; i += 2 * apart)
-        for (int at = i; at < i + apart; at++) {
-            const float a = x[at], b = x[at + apart];
-            x[at] = a + b, x[at + apart] = a - b;
+    for (int i = 0; i < dim; i += 2 * distance)
+        for (int at = i; at < i + distance; at++) {
+            const float a = x[at], b = x[at + distance];
+            x[at] = a + b, x[at + distance] = a - b;
         }
 }
 
-/// Rotates blocks of the largest power of two that divides `dim`, at least 16. It is its own inverse.
+/// Rotates x (dim) in blocks. Their size is the largest power of two that divides `dim`, at least 16. The rotation is
+/// its own inverse.
 inline void hadamard(float* x, int dim) {
     const int size = dim & -dim;
     add_and_subtract<1>(x, dim), add_and_subtract<2>(x, dim), add_and_subtract<4>(x, dim), add_and_subtract<8>(x, dim);

@@ -1,17 +1,17 @@
-// One block of int8 copies of pages against the few queries of a tile, each of which sees the whole block.
+// One block of int8 copies of pages against the few queries of a tile. Each query sees the whole block.
 //
-// As key_block.hpp, in exact integers: each query is rounded to int8 with a scale of its own, and so are its weights of
-// a block's values, at most 127. The products of integers and scales are summed in float32.
+// As key_block.hpp, in exact integers. Each query is rounded to int8 with a scale of its own. Its weights of a block
+// are rounded to integers of at most 127, also with a scale. Products of integers and scales are summed in float32.
 #pragma once
 
 #include "key_block.hpp"
 
 namespace triforce::TF_LEVEL {
 
-/// The queries of a tile as int8: [dim / 4][height] quads, and what is known of each.
+/// The queries of a tile as int8: quads [dim / 4][height], and the scale and the sum of each query.
 struct Int8Queries {
     const PackedWord* quads;
-    const IntegerQuery* each;
+    const IntegerQuery* integers;
 };
 
 template <class T, int R>
@@ -35,10 +35,10 @@ TF_INLINE void add_values(const Tile<T>& tile, const KeyBlock<int8_t>& block, co
     }
 }
 
-/// Attends to a block of int8 copies. `page`: where it begins in the split.
+/// Attends to a block of int8 copies. page: index of the block's first page in the split.
 template <class T, int R>
-void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock<int8_t>& block, const PageScales* scales,
-                 int page) {
+void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock<int8_t>& block,
+                 const PageScales* scales, int page) {
     I16 products[R][block_pages];
     score<int8_t, R>(queries.quads, R, tile.dim, block, products);
     alignas(64) uint32_t quads[R][block_tokens / 4];
@@ -46,7 +46,7 @@ void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock
     for (int r = 0; r < R; r++) {
         F16 s[block_pages];
         for (int p = 0; p < block_pages; p++) {
-            const F16 scale = set1(queries.each[r].scale * scales[p].keys * tile.scale);
+            const F16 scale = set1(queries.integers[r].scale * scales[p].keys * tile.scale);
             s[p] = floats(products[r][p]) * scale;
         }
         cap_scores(tile, s);
@@ -54,9 +54,9 @@ void attend_int8(const Tile<T>& tile, const Int8Queries& queries, const KeyBlock
         raise_shift(tile, r, top);
         const F16 block_max = set1(reduce_max(top)), largest = weight(block_max, tile, r);
         for (int p = 0; p < block_pages; p++) {
-            const F16 of_largest = exp2(s[p] - block_max);
-            store_int8(reinterpret_cast<int8_t*>(quads[r]) + p * page_size, of_largest * set1(int8_largest));
-            s[p] = of_largest * largest;
+            const F16 relative_weight = exp2(s[p] - block_max);
+            store_int8(reinterpret_cast<int8_t*>(quads[r]) + p * page_size, relative_weight * set1(int8_largest));
+            s[p] = relative_weight * largest;
             value_scales[r][p] = largest * set1(scales[p].values / int8_largest);
         }
         add_weights(tile, r, s, page);

@@ -8,7 +8,7 @@
 
 namespace triforce::TF_LEVEL {
 
-// Pages (scores) or columns (values) that a tile takes at once.
+// Pages (scores) or columns of 16 channels (values) that a tile takes at once.
 #if TF_SIMD_AVX512
 constexpr int at_once(int queries) { return queries > 6 ? 2 : 4; }
 #else
@@ -22,8 +22,8 @@ template <class T>
 struct KeyBlock {
     At<T> keys[block_pages];
     At<T> values[block_pages];
-    // Pages of the next block. Each of their lines is prefetched when the same line of this block is read, so that
-    // requests to memory come at an even pace. Where there is nothing to prefetch, the pages of this block.
+    // Pages of the next block. Each of their cache lines is prefetched when the same line of this block is read, so
+    // that requests to memory come at an even pace. If there is nothing to prefetch: the pages of this block.
     At<T> keys_ahead[block_pages];
     At<T> values_ahead[block_pages];
 };
@@ -32,28 +32,29 @@ template <class T>
 struct Tile {
     const Word<T>* words;  // [steps of the keys][height]
     const Word<T>* sink_words;
-    float* acc;        // [height][dim]: weighted values
+    float* acc;        // [height][dim]: sums of weighted values
     float* shift;      // [height]: as in Partial
-    float* lane_sums;  // [height][16], which add up to the sum of the weights
-    float* page_sums;  // [height][split_pages]: of the weights in each page; or null
+    float* lane_sums;  // [height][16]: the sum of the weights, in 16 parts
+    float* page_sums;  // [height][split_pages]: sum of the weights in each page; or null
     int height, dim;
-    float scale;  // what products of queries and keys are multiplied with: scores are to base 2
-    float cap;    // of scores, to base 2; or 0
-    // Keys that are numbers are read page by page. For keys in a cache that is slower than several pages at once; from
-    // memory it is faster, because the reads are one stream.
+    float scale;  // factor of products of queries and keys; scores are exponents of 2
+    float cap;    // cap of scores, as an exponent of 2; or 0
+    // Whether keys that are not codes are read page by page. From memory this is faster than several pages at once,
+    // because the reads are one stream. For keys in a cache it is slower.
     bool page_sequential;
 };
 
-/// A query as int8: their scale, and their sum.
+/// The scale and the sum of a query's int8 numbers.
 struct IntegerQuery {
     float scale;
     int32_t sum;
 };
 
-/// Into the second-level cache: the first one is full of this block.
+/// Prefetches a line into the second-level cache. The first level is full of this block.
 TF_INLINE void prefetch(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-/// The line of a step; of nibbles that of one plane, and at the next step that of the other. Whole codes are in the caches.
+/// Prefetches the line of a step. A line of nibbles has two steps: even steps prefetch the upper nibbles of both, odd
+/// steps the lower nibbles. Whole codes are already in the caches.
 template <class T>
 TF_INLINE void prefetch_step(At<T> page, int step) {
     if constexpr (std::is_same_v<T, WholeCode>) return;
@@ -63,31 +64,31 @@ TF_INLINE void prefetch_step(At<T> page, int step) {
         prefetch(page + step * step_size<T>);
 }
 
-/// A row's sums are rescaled where a score is so far above its shift, to base 2, and not for each one that is above it:
-/// the weights become larger than 1, but no less exact (FlashAttention-4, Dao et al. 2025).
-constexpr float most_above = 8, largest_weight = 256;
+/// A row's sums are rescaled only when a score exceeds the shift by more than `shift_margin`, in base 2. Weights may
+/// then be larger than 1, up to `largest_weight`, but are no less exact (FlashAttention-4, Dao et al. 2025).
+constexpr float shift_margin = 8, largest_weight = 256;
 
 struct BlockScores {
-    F16 of_page[block_pages];
+    F16 pages[block_pages];
 };
 
-/// Apart from the loops over blocks, as few models have a cap: its code would take their registers.
+/// A separate function, because few models have a cap, and its code would take registers of the loops over blocks.
 [[gnu::noinline]] inline BlockScores under_cap(BlockScores scores, float cap) {
-    for (F16& each : scores.of_page) each = set1(cap) * tanh(each / set1(cap));
+    for (F16& each : scores.pages) each = set1(cap) * tanh(each / set1(cap));
     return scores;
 }
 
-/// Puts scores under the tile's cap, if it has one.
+/// Caps scores, if the tile has a cap.
 template <class T>
 TF_INLINE void cap_scores(const Tile<T>& tile, F16 (&s)[block_pages]) {
     if (tile.cap == 0) return;
     BlockScores scores;
-    for (int p = 0; p < block_pages; p++) scores.of_page[p] = s[p];
+    for (int p = 0; p < block_pages; p++) scores.pages[p] = s[p];
     scores = under_cap(scores, tile.cap);
-    for (int p = 0; p < block_pages; p++) s[p] = scores.of_page[p];
+    for (int p = 0; p < block_pages; p++) s[p] = scores.pages[p];
 }
 
-/// Makes the largest of `scores` the row's shift, and rescales its sums to it.
+/// Sets the row's shift to the largest of `scores`, and rescales its sums to this shift.
 template <class T>
 void rescale_sums(const Tile<T>& tile, int row, F16 scores) {
     const float shift = reduce_max(scores);
@@ -101,10 +102,10 @@ void rescale_sums(const Tile<T>& tile, int row, F16 scores) {
     for (int i = 0; i < split_pages; i += 16) store(sums + i, load(sums + i) * factor);
 }
 
-/// Raises a row's shift to the largest of `scores` if one of them is far above it.
+/// Raises a row's shift to the largest of `scores` if this is more than `shift_margin` above the shift.
 template <class T>
 TF_INLINE void raise_shift(const Tile<T>& tile, int row, F16 scores) {
-    if (any_above(scores, set1(tile.shift[row] + most_above))) rescale_sums(tile, row, scores);
+    if (any_above(scores, set1(tile.shift[row] + shift_margin))) rescale_sums(tile, row, scores);
 }
 
 template <class T>
@@ -118,7 +119,7 @@ TF_INLINE void store_weights(Word<T> (&words)[block_steps<T>], const F16 (&weigh
     for (int p = 0; p < block_pages; p++) store_words(words + p * steps_of_page<T>, weights[p]);
 }
 
-/// Adds the weights of a block to a row's sums. `page`: where the block begins in the split.
+/// Adds the weights of a block to a row's sums. page: index of the block's first page in the split.
 template <class T>
 TF_INLINE void add_weights(const Tile<T>& tile, int row, const F16 (&weights)[block_pages], int page) {
     const F16 sum = (weights[0] + weights[1]) + (weights[2] + weights[3]);
@@ -126,7 +127,7 @@ TF_INLINE void add_weights(const Tile<T>& tile, int row, const F16 (&weights)[bl
     if (tile.page_sums) store_sums(tile.page_sums + row * split_pages + page, weights);
 }
 
-/// Scores of R queries against a block, `pages` pages at a time. `height`: queries of the tile.
+/// Writes the scores of R queries for a block, `pages` pages at a time. height: queries of the tile.
 template <class T, int R, int pages = at_once(R)>
 TF_INLINE void score(const Word<T>* words, int height, int dim, const KeyBlock<T>& block,
                      Sum<T> (&scores)[R][block_pages]) {
@@ -147,7 +148,7 @@ TF_INLINE void score(const Word<T>* words, int height, int dim, const KeyBlock<T
     }
 }
 
-/// The weighted values of R queries in C columns, in registers.
+/// Sums of the weighted values of R queries in C columns, in registers.
 template <class T, int R, int C>
 struct Accumulator {
     F16 acc[R][C];
@@ -179,13 +180,13 @@ struct Accumulator {
     }
 };
 
-/// A number known when compiling.
+/// A compile-time constant.
 template <int N>
 struct Constant {
     static constexpr int value = N;
 };
 
-/// Calls body(Constant<C>, first channel) for all channels, C * 16 at a time, `widest` of them at most.
+/// Calls body(Constant<C>, first channel) for parts of C * 16 channels that cover `dim`. C is at most `widest`.
 template <int widest, class Body>
 TF_INLINE void by_columns(int dim, Body body) {
     const int columns = dim / 16, parts = (columns + widest - 1) / widest;
@@ -201,14 +202,14 @@ TF_INLINE void by_columns(int dim, Body body) {
     }
 }
 
-/// Calls body(Constant<height>): a height known when running becomes one known when compiling.
+/// Calls body(Constant<height>): turns a height at run time into a compile-time constant.
 template <int R = 1, class Body>
 TF_INLINE void by_height(int height, Body body) {
     if (height == R) return body(Constant<R>{});
     if constexpr (R < tallest_tile) by_height<R + 1>(height, body);
 }
 
-/// Attends to a block that all queries of the tile see whole. `page`: where it begins in the split.
+/// Attends to a block that all queries of the tile see whole. page: index of the block's first page in the split.
 template <class T, int R>
 void attend_block(const Tile<T>& tile, const KeyBlock<T>& block, int page) {
     F16 scores[R][block_pages];

@@ -1,9 +1,9 @@
 // One block of keys that some query of a tile sees in part: the last keys of a list, the first of a window, the
 // sinks.
 //
-// Each sum runs as in a block that is seen whole, over the visible tokens alone. Other slots, which may hold NaN, are
-// never operands: another page is read in the place of one that is hidden from the tile, and a hidden
-// token's lane is replaced.
+// Each sum has the order of a block that is seen whole, over the visible tokens alone. Slots of hidden tokens may hold
+// NaN, so they are never operands. If a page is hidden from the whole tile, another page is read in its place. In other
+// pages the lanes of hidden tokens are replaced.
 #pragma once
 
 #include "key_block.hpp"
@@ -32,7 +32,7 @@ struct VisibleRanges {
     }
 };
 
-/// A mask of the bits that belong to visible tokens, in each word of a step.
+/// The mask of bits that belong to visible tokens, in each word of a step.
 template <class T>
 uint32_t visible_bits(const VisibleRanges& visible, int step) {
     constexpr int per_step = numbers_of_word<T>;
@@ -44,7 +44,7 @@ uint32_t visible_bits(const VisibleRanges& visible, int step) {
     return bits;
 }
 
-/// Adds one step of the values, which a query sees in part, to its sums.
+/// Adds one step of the values, which a query sees in part, to the query's sums.
 template <class T>
 void add_step(const Tile<T>& tile, int row, const KeyBlock<T>& block, const Word<T>& word, int step, uint32_t bits) {
     const T* values = block.values[step / steps_of_page<T>];
@@ -60,22 +60,23 @@ void add_step(const Tile<T>& tile, int row, const KeyBlock<T>& block, const Word
     }
 }
 
-/// Adds steps [first, last) of a block's values, which all queries see, to their sums.
+/// Adds steps [first, last) of a block's values, which all queries see, to the queries' sums.
 template <class T, int R>
 void add_steps(const Tile<T>& tile, const KeyBlock<T>& block, const Word<T> (*words)[block_steps<T>], int first,
                int last) {
-    constexpr int of_page = steps_of_page<T>;
+    constexpr int page_steps = steps_of_page<T>;
     by_columns<at_once(R)>(tile.dim, [&](auto columns, int column) {
         Accumulator<T, R, columns.value> sum(tile, column);
         for (int step = first, end; step < last; step = end) {
-            const int page = step / of_page, stop = (page + 1) * of_page;
+            const int page = step / page_steps, stop = (page + 1) * page_steps;
             end = stop < last ? stop : last;
-            sum.add(tile, block, words, column, page, step - page * of_page, end - page * of_page);
+            sum.add(tile, block, words, column, page, step - page * page_steps, end - page * page_steps);
         }
         sum.store_to(tile, column);
     });
 }
 
+/// Adds the visible values of a block to the sums of R queries.
 template <class T, int R>
 void add_visible(const Tile<T>& tile, const KeyBlock<T>& block, const VisibleRanges (&visible)[R],
                  const Word<T> (*words)[block_steps<T>]) {
@@ -98,7 +99,7 @@ void add_visible(const Tile<T>& tile, const KeyBlock<T>& block, const VisibleRan
     }
 }
 
-/// Puts another page in the place of pages that are hidden from the tile.
+/// Replaces the pages that are hidden from the tile by another page of the block.
 template <class T, int R>
 void replace_hidden(KeyBlock<T>& block, const VisibleRanges* visible) {
     bool hidden[block_pages];
@@ -115,21 +116,22 @@ void replace_hidden(KeyBlock<T>& block, const VisibleRanges* visible) {
         }
 }
 
-/// Scores of all pages. For pages hidden from the tile another page is read; their scores mean nothing.
+/// Writes the scores of all pages. Scores of pages that are hidden from the tile have no meaning, because another page
+/// is read in their place.
 template <class T, int R>
 void score_visible(const Tile<T>& tile, KeyBlock<T>& block, const VisibleRanges (&visible)[R], int sinks,
                    F16 (&scores)[R][block_pages]) {
     replace_hidden<T, R>(block, visible);
     score<T, R>(tile.words, R, tile.dim, block, scores);
     if (!sinks) return;
-    F16 of_sinks[R][block_pages];
-    score<T, R>(tile.sink_words, R, tile.dim, block, of_sinks);
+    F16 sink_scores[R][block_pages];
+    score<T, R>(tile.sink_words, R, tile.dim, block, sink_scores);
     for (int r = 0; r < R; r++)
-        for (int p = 0; p < sinks; p++) scores[r][p] = of_sinks[r][p];
+        for (int p = 0; p < sinks; p++) scores[r][p] = sink_scores[r][p];
 }
 
-/// Attends to a block that is seen in part. `sinks`: its first pages, whose keys meet the queries rotated for sinks.
-/// `page`: where it begins in the split.
+/// Attends to a block that is seen in part. sinks: number of its first pages whose keys meet the queries rotated for
+/// sinks. page: index of the block's first page in the split.
 template <class T, int R>
 void attend_edge(const Tile<T>& tile, KeyBlock<T> block, const VisibleRanges (&visible)[R], int sinks, int page) {
     F16 scores[R][block_pages];

@@ -7,21 +7,23 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-struct Sums {  // of int8 weights: integers, stored as floats' bits
-    alignas(64) float of[linear_rows * group * block_size];
+struct Sums {  // for int8 weights: integers, stored in the bits of floats
+    alignas(64) float values[linear_rows * group * block_size];
 };
 
 /// Multiplies the integer sums of int8 weights with the scales of rows and outputs.
 void apply_scales(const Linear& l, float* sums, int64_t top, int rows, int64_t first, int blocks) {
     for (int m = 0; m < rows; m++) {
-        float of_row;
+        float row_scale;
         const int8_t* x = static_cast<const int8_t*>(l.x) + (top + m) * l.x_stride;
-        __builtin_memcpy(&of_row, x + l.weights.inputs, sizeof of_row);
+        __builtin_memcpy(&row_scale, x + l.weights.inputs, sizeof row_scale);
         for (int b = 0; b < blocks; b++, sums += block_size)
-            store(sums, floats(load_ints(sums)) * (load(l.weights.scales + (first + b) * block_size) * set1(of_row)));
+            store(sums,
+                  floats(load_ints(sums)) * (load(l.weights.scales + (first + b) * block_size) * set1(row_scale)));
     }
 }
 
+/// Writes activation(gate, up) of interleaved sums, rounded to T.
 template <class T>
 void finish_gate(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
     for (int m = 0; m < rows; m++) {
@@ -38,6 +40,7 @@ void finish_gate(const Linear& l, const float* sums, int64_t top, int rows, int6
     }
 }
 
+/// Stores sums, or adds them to y.
 void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t first, int blocks) {
     for (int m = 0; m < rows; m++) {
         float* y = static_cast<float*>(l.y) + (top + m) * l.y_stride;
@@ -52,16 +55,18 @@ void finish(const Linear& l, const float* sums, int64_t top, int rows, int64_t f
     }
 }
 
-/// Writes the sums of some blocks, scales included, of weights of type W.
+/// Writes the sums of some blocks for weights of type W, multiplied by the scales of int8 weights.
 template <class W>
 void sum_all(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
     sum<W>(l, top, rows, first, blocks, last, sums);
     if constexpr (sizeof(W) == 1) apply_scales(l, sums, top, rows, first, blocks);
 }
 
-/// Blocks whose sums are made together: as many as `Sums` holds of few rows of low-bit weights, whose tiles differ.
+/// The number of blocks whose sums are made together. For few rows of low-bit weights, whose tiles differ, this is as
+/// many as `Sums` has room for.
 int blocks_at_once(const Linear& l, int rows) {
-    if (l.weights.format != Format::none) return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
+    if (l.weights.format != Format::none)
+        return rows <= tallest_low_bit ? linear_rows * group / tallest_low_bit : group;
     return wide<float>(rows) == widest ? widest : group;
 }
 
@@ -72,11 +77,11 @@ void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last,
     const int step = blocks_at_once(l, rows);
     for (int64_t block = first; block < last; block += step) {
         const int blocks = static_cast<int>(last - block < step ? last - block : step);
-        sum(l, top, rows, block, blocks, block + step >= last, sums.of);
+        sum(l, top, rows, block, blocks, block + step >= last, sums.values);
         if (l.epilogue == Epilogue::gate)
-            finish_gate<T>(l, sums.of, top, rows, block, blocks);
+            finish_gate<T>(l, sums.values, top, rows, block, blocks);
         else
-            finish(l, sums.of, top, rows, block, blocks);
+            finish(l, sums.values, top, rows, block, blocks);
     }
 }
 

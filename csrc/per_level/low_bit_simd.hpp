@@ -8,8 +8,8 @@
 
 namespace triforce::TF_LEVEL {
 
-// A register has words for `lanes` outputs, two adjacent ones each. Sixteen outputs are `parts_of_a_block` registers.
-// `shifted` moves the bits of each word to the left, or to the right if `by` is negative.
+// A register has 16-bit words for `lanes` outputs, two adjacent words each. Sixteen outputs take `parts_of_a_block`
+// registers. `shifted` moves the bits of each word to the left, or to the right if `by` is negative.
 #if TF_SIMD_AVX512
 
 constexpr int lanes = 16;
@@ -34,9 +34,9 @@ TF_INLINE Codes shifted(Codes x) {
     return {_mm512_slli_epi16(x.v, by < 0 ? 0 : by)};
 }
 TF_INLINE Codes masked(Codes x, int16_t mask) { return {_mm512_and_si512(x.v, _mm512_set1_epi16(mask))}; }
-/// Adds the bits of y where `mask` has them.
+/// x | (y & mask).
 TF_INLINE Codes with_bits(Codes x, Codes y, int16_t mask) {
-    return {_mm512_ternarylogic_epi32(x.v, y.v, _mm512_set1_epi16(mask), 0xf8)};  // x | y & mask
+    return {_mm512_ternarylogic_epi32(x.v, y.v, _mm512_set1_epi16(mask), 0xf8)};
 }
 TF_INLINE Codes signed_upper_bytes(Codes x) { return {_mm512_srai_epi16(x.v, 8)}; }
 TF_INLINE Ints zeros() { return {_mm512_setzero_si512()}; }
@@ -195,11 +195,12 @@ TF_INLINE Row floats(Ints x) { return floats(load_ints(x.v)); }
 #endif
 
 #if TF_SIMD_AVX512 || TF_SIMD_AVX2
-/// Puts each eight of sixteen words into the order 0, 2, 4, 6, 1, 3, 5, 7. Returns their sum.
+/// Puts both halves of sixteen words into the order 0, 2, 4, 6, 1, 3, 5, 7. Returns the sum of all words.
 TF_INLINE int32_t reorder(int16_t* words) {
     const __m128i of_eight = _mm_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
     const __m256i x = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(words));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(words), _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(of_eight)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(words),
+                        _mm256_shuffle_epi8(x, _mm256_broadcastsi128_si256(of_eight)));
     const __m256i pairs = _mm256_madd_epi16(x, _mm256_set1_epi16(1));
     __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
     sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
@@ -218,7 +219,7 @@ TF_INLINE int32_t reorder(int16_t* words) {
 
 constexpr int parts_of_a_block = 16 / lanes;
 
-/// Calls body with 0 to n - 1, known where it is compiled.
+/// Calls body with compile-time constants 0 to n - 1.
 template <int... i, class F>
 TF_INLINE void unrolled(std::integer_sequence<int, i...>, F body) {
     (body(std::integral_constant<int, i>{}), ...);

@@ -9,8 +9,8 @@
 
 namespace triforce::TF_LEVEL {
 
-// Columns of a register tile, each the outputs of one register, by its rows. Few rows read several blocks at once: as
-// many streams keep the memory busy.
+// Columns of a register tile, by its number of rows. A column has the outputs of one register. With few rows several
+// blocks are read at once, because several streams use more of the memory's bandwidth.
 #if TF_SIMD_AVX512
 constexpr int tallest_low_bit = 6;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 4, 4, 4, 2, 2, 2};
@@ -22,9 +22,9 @@ constexpr int tallest_low_bit = 4;
 constexpr int low_bit_columns[tallest_low_bit + 1] = {0, 1, 1, 1, 1};
 #endif
 constexpr int64_t low_bit_panel = 16;  // groups whose codes stay in L1 for all tiles
-constexpr int pairs_of_a_vector = 4;   // of inputs
+constexpr int pairs_of_a_vector = 4;   // pairs of inputs in a vector of codes
 
-/// The rows of a product, rounded, each eight inputs in the order 0, 2, 4, 6, 1, 3, 5, 7.
+/// The rounded rows of a product's input. Every eight inputs are in the order 0, 2, 4, 6, 1, 3, 5, 7.
 struct GroupedRows {
     const int8_t* data;
     int64_t stride, inputs;
@@ -32,7 +32,7 @@ struct GroupedRows {
     const GroupInput* groups(int64_t m) const { return reinterpret_cast<const GroupInput*>(row(m) + inputs); }
 };
 
-/// Rounds a group of inputs, and returns what a product knows of it.
+/// Rounds a group of inputs. Returns its scale and sums.
 template <class T>
 GroupInput quantise_group(const T* x, int16_t* to) {
     const float scale = scale_of<int16_t>(x, group_size);
@@ -41,7 +41,7 @@ GroupInput quantise_group(const T* x, int16_t* to) {
     return {scale, scale * static_cast<float>(all), -all, -first};
 }
 
-/// The codes of four inputs of a step, a byte each, of 5 or 6 bits.
+/// The codes, of 5 or 6 bits, of a step's four inputs, a byte each.
 template <int bits, int step>
 TF_INLINE Codes step_codes(const uint8_t* group) {
     const Codes nibbles = masked(shifted<step % 2 * -4>(load_codes(group + step / 2 * vector_bytes)), 0x0f0f);
@@ -50,8 +50,9 @@ TF_INLINE Codes step_codes(const uint8_t* group) {
     return with_bits(nibbles, above, bits == 5 ? 0x1010 : 0x3030);
 }
 
-/// The codes of pair `i` of vector `v` of a group: steps 2v and 2v + 1 have bytes for eight inputs, 0 to 3 in the first
-/// and 4 to 7 in the second one, so a word's lower and upper halves are two apart.
+/// The codes of pair `i` of vector `v` of a group. Steps 2v and 2v + 1 have bytes for eight inputs: 0 to 3 and 4 to 7.
+/// The lower bytes of a step's two words are its inputs 0 and 2, the upper bytes its inputs 1 and 3. So pairs 0 to 3
+/// are inputs (0, 2), (4, 6), (1, 3) and (5, 7).
 template <int bits, int v, int i>
 TF_INLINE Codes pair_codes(const uint8_t* group) {
     constexpr int upper = i / 2, step = 2 * v + i % 2;
@@ -67,7 +68,7 @@ TF_INLINE Codes pair_codes(const uint8_t* group) {
     }
 }
 
-/// Scales of a group of some outputs, or of its halves, and its minima.
+/// Scales of a group for the outputs of a register, or scales of its halves; and minima of the group.
 struct GroupScales {
     Row scale[2], minimum;
 };
@@ -93,26 +94,27 @@ TF_INLINE GroupScales group_scales(const uint8_t* scales, int64_t group, int par
     return s;
 }
 
-/// What the offset of its codes, a power of two, takes from the sums of a group or of a half.
+/// The term that the offset of codes, a power of two, adds to the sum of a group or of half a group.
 template <int offset, int halves, int half>
-TF_INLINE Ints of_offset(const GroupInput& group) {
-    const Ints minus = set1_int(halves == 2 && half == 0 ? group.first : group.minus);
-    return shifted_left(half ? minus - set1_int(group.first) : minus, __builtin_ctz(offset));
+TF_INLINE Ints offset_term(const GroupInput& group) {
+    const Ints negated_sum = set1_int(halves == 2 && half == 0 ? group.negated_half_sum : group.negated_sum);
+    return shifted_left(half ? negated_sum - set1_int(group.negated_half_sum) : negated_sum, __builtin_ctz(offset));
 }
 
-/// Blocks of a product, and where a tile begins in them.
+/// Blocks of a product, and the first column of a tile in them.
 struct Columns {
     const uint8_t* blocks;
-    int64_t block_bytes, scales;  // where they begin in a block
+    int64_t block_bytes, scales;  // size of a block; offset of scales in a block, in bytes
     int first;
 
     const uint8_t* block(int c) const { return blocks + (first + c) / parts_of_a_block * block_bytes; }
     int part(int c) const { return (first + c) % parts_of_a_block; }
 };
 
-/// Prefetches the codes and scales of a group that comes soon after group `g` of a block. Behind the last group come the
-/// first ones of the block that its column takes next, `to_next` bytes ahead. `scales`: where they begin. They go into
-/// the second-level cache: requests of the first one are fewer, and Zen 4 reads half as fast through them.
+/// Prefetches the codes and scales of a group that comes soon after group `g` of a block. After the last group the
+/// first groups of the column's next block follow, `to_next` bytes ahead. scales: offset of scales in a block.
+/// Prefetches go into the second-level cache, because the first level takes fewer requests, which makes reads slower on
+/// Zen 4.
 template <Format F>
 TF_INLINE void prefetch_group(const uint8_t* block, int64_t g, int64_t scales, int64_t to_next) {
     constexpr FormatParts f = parts(F);
@@ -123,7 +125,7 @@ TF_INLINE void prefetch_group(const uint8_t* block, int64_t g, int64_t scales, i
     __builtin_prefetch(block + scales + g * scale_bytes(f) * group_size / f.file_inputs(), 0, 2);
 }
 
-/// Adds groups [first, last) to the sums of M rows, from row `m0` on, and C columns.
+/// Adds groups [first, last) to the sums of M rows, from row `m0` on, in C columns.
 template <Format F, int M, int C>
 void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t first, int64_t last, float* sums,
                   int64_t stride) {
@@ -144,7 +146,7 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
             Ints dots[M][C];
             for (int m = 0; m < M; m++) {
                 Ints begin = zeros();
-                if constexpr (halves == 2) begin = of_offset<f.offset, halves, half>(x.groups(m0 + m)[g]);
+                if constexpr (halves == 2) begin = offset_term<f.offset, halves, half>(x.groups(m0 + m)[g]);
                 for (int c = 0; c < C; c++) dots[m][c] = begin;
             }
             unrolled(std::make_integer_sequence<int, pairs>{}, [&](auto pair) TF_INLINED {
@@ -160,12 +162,12 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
             for (int c = 0; c < C; c++) {
                 const GroupScales s = group_scales<F>(w.block(c) + w.scales, g, w.part(c));
                 for (int m = 0; m < M; m++) {
-                    const GroupInput& of_row = x.groups(m0 + m)[g];
+                    const GroupInput& group_input = x.groups(m0 + m)[g];
                     Ints sum = dots[m][c];
-                    if constexpr (halves == 1 && f.offset != 0)  // late, as the chain of a whole group is long
-                        sum = sum + of_offset<f.offset, halves, half>(of_row);
-                    acc[m][c] = fma(s.scale[half], floats(sum) * set1_row(of_row.scale), acc[m][c]);
-                    if constexpr (f.minimum()) acc[m][c] = fma(s.minimum, set1_row(of_row.sum), acc[m][c]);
+                    if constexpr (halves == 1 && f.offset != 0)  // last, because the chain of a whole group is long
+                        sum = sum + offset_term<f.offset, halves, half>(group_input);
+                    acc[m][c] = fma(s.scale[half], floats(sum) * set1_row(group_input.scale), acc[m][c]);
+                    if constexpr (f.minimum()) acc[m][c] = fma(s.minimum, set1_row(group_input.sum), acc[m][c]);
                 }
             }
         });
@@ -174,7 +176,7 @@ void low_bit_tile(const Columns& w, const GroupedRows& x, int64_t m0, int64_t fi
         for (int c = 0; c < C; c++) store_row(sums + m * stride + c * lanes, acc[m][c]);
 }
 
-/// The same for M rows and all columns.
+/// `low_bit_tile` for M rows and all columns.
 template <Format F, int M>
 void low_bit_rows(Columns w, int columns, const GroupedRows& x, int64_t m0, int64_t first, int64_t last, float* sums,
                   int64_t stride) {
@@ -191,7 +193,7 @@ TF_INLINE void low_bit_rows(int rows, const Columns& w, int columns, const Group
     low_bit_rows<F, M>(w, columns, x, m0, first, last, sums, stride);
 }
 
-/// The sums of `rows` rows and some blocks, (rows, blocks * 16).
+/// Writes the sums of `rows` rows and some blocks, (rows, blocks * 16).
 template <Format F>
 void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, float* sums) {
     constexpr FormatParts f = parts(F);
@@ -208,7 +210,7 @@ void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int bloc
         }
 }
 
-/// The same for the format of the weights.
+/// `low_bit_sum` for the format of the weights.
 inline void sum_low_bit(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool, float* sums) {
     switch (l.weights.format) {
 #define TF_SUM(format) \

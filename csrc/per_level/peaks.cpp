@@ -6,14 +6,15 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-// As many chains as hide the latency of an addition, all of them in registers: those of `Ints` may be half as large.
+// Independent chains, as many as hide the latency of an addition, all in registers. Registers of `Ints` may be half as
+// large.
 #if TF_SIMD_AVX512
 constexpr int chains = 12, int16_chains = 12;
 #else
 constexpr int chains = 5, int16_chains = 10;
 #endif
 
-// The compiler does not know of a hidden operand that it is the same as before.
+// Hides an operand from the compiler, which then cannot assume that it is unchanged.
 #if TF_SIMD_AVX512
 template <class X>
 TF_INLINE void hide(X& x) {
@@ -35,7 +36,7 @@ TF_INLINE void hide(X& x) {
 }
 #endif
 
-/// Products of x. `dot` adds one to a sum.
+/// Runs `count` chains of `rounds` steps: acc = dot(acc, x).
 template <int count = chains, class Acc, class X, class Dot>
 TF_INLINE void run_chains(int64_t rounds, Acc start, X x, Dot dot) {
     constexpr auto each = std::make_integer_sequence<int, count>{};
@@ -43,7 +44,7 @@ TF_INLINE void run_chains(int64_t rounds, Acc start, X x, Dot dot) {
     unrolled(each, [&](auto i) TF_INLINED { hide(start), acc[i] = start; });
     for (int64_t round = 0; round < rounds; round++)
         unrolled(each, [&](auto i) TF_INLINED { hide(x), acc[i] = dot(acc[i], x); });
-    Acc sums[count];  // a copy, so that those of the loop stay in registers
+    Acc sums[count];  // a copy, so that the sums of the loop stay in registers
     unrolled(each, [&](auto i) TF_INLINED { sums[i] = acc[i]; });
     asm volatile("" : : "r"(sums) : "memory");
 }

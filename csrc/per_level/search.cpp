@@ -5,8 +5,8 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-constexpr float least = 1e-30f;       // size of a key: zero says that there is no sketch
-constexpr float largest_sum = 32000;  // of a query's codes, so that no sum of some of them overflows int16
+constexpr float least_size = 1e-30f;  // least size of a key; a size of 0 means that there is no sketch
+constexpr float largest_sum = 32000;  // of the magnitudes of a query's codes, so that partial sums fit int16
 
 /// The keys of a page as floats, [dim][16 tokens].
 template <class P>
@@ -24,9 +24,9 @@ void unpack(const Pages& pages, int head, int64_t page, float* to) {
 
 TF_INLINE F16 magnitude(F16 x) { return max(x, zero() - x); }
 
-constexpr int at_once = 8;  // channels of a sketch
+constexpr int at_once = 8;  // channels that are rotated together
 
-/// Channels of a page's keys from `first` on, of heads that are rotated.
+/// Writes `at_once` channels of a page's keys from `first` on, rotated.
 void rotated_channels(const Pages& pages, const float* channels, int first, F16* rotated) {
     const int dim = pages.dim;
     if (!pages.sketches.rotation) {
@@ -55,7 +55,7 @@ void sketch(const Pages& pages, int head, int64_t page) {
             total = total + magnitude(rotated[i]);
         }
     }
-    store(pages.sizes_of(head, page), max(total * set1(1.0f / static_cast<float>(dim)), set1(least)));
+    store(pages.sizes_of(head, page), max(total * set1(1.0f / static_cast<float>(dim)), set1(least_size)));
 }
 
 template <class T>
@@ -73,7 +73,7 @@ float encode(const Pages& pages, const void* q, int16_t* codes) {
         for (int to = 0; to < dim; to += 16)
             store(rotated + to, add_product(load(rotated + to), load(row + to), channel));
     }
-    float total = least;
+    float total = least_size;
     for (int d = 0; d < dim; d++) total += rotated[d] < 0 ? -rotated[d] : rotated[d];
     const float scale = total / largest_sum;
     for (int d = 0; d < dim; d++) {
@@ -84,7 +84,7 @@ float encode(const Pages& pages, const void* q, int16_t* codes) {
     return scale;
 }
 
-/// The scores of one page by `count` queries.
+/// Writes the scores of one page for `count` queries.
 template <int count>
 TF_INLINE void score_page(const uint16_t* signs, F16 sizes, int dim, const int16_t* codes, const F16* sums,
                           const float* scales, float* scores, int64_t stride) {

@@ -1,9 +1,9 @@
 // Sixteen float lanes, the same interface at each level, for files that are compiled once per level. Stores of bf16
 // round to nearest even.
 //
-// Everything here lives in the level's own namespace: an inline function of one level that the linker took for all of
-// them would run AVX-512 on a CPU without it. For the same reason code in per_level/ keeps away from inline functions
-// of std.
+// Everything here lives in the level's own namespace. The linker could otherwise pick one level's inline function for
+// all levels, and run AVX-512 on a CPU without it. For the same reason code in per_level/ avoids inline functions of
+// std.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@
 #endif
 
 #define TF_INLINE inline __attribute__((always_inline))
-#define TF_INLINED __attribute__((always_inline))  // of a lambda
+#define TF_INLINED __attribute__((always_inline))  // for lambdas
 
 namespace triforce::TF_LEVEL {
 
-/// Four int8 or two bf16, wherever they lie in an array of such.
+/// Four neighbouring int8 or two neighbouring bf16 of an array.
 struct __attribute__((may_alias)) PackedWord {
     uint32_t bits;
 };
@@ -38,23 +38,23 @@ struct __attribute__((may_alias)) PackedWord {
 namespace triforce::TF_LEVEL {
 
 #if !TF_SIMD_AVX512
-/// What is left of x, within 2^22 of 0, beside the nearest integer.
+/// x minus its nearest integer, for |x| below 2^22.
 TF_INLINE F16 from_nearest(F16 x) {
     const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: beyond it floats are integers
     return x - ((x + rounder) - rounder);
 }
 #endif
 
-/// Numbers as words.
+/// Stores numbers as words of products.
 TF_INLINE void store_words(float* to, F16 x) { store(to, x); }
 #if !TF_SIMD_AVX512BF16
-/// The halves of sixteen pairs of bf16: part 0 the higher ones.
+/// One half of each of sixteen pairs of bf16, as floats: part 0 is the higher half, part 1 the lower half.
 template <int part>
 TF_INLINE F16 load_pairs(const bf16* at) {
-    asm volatile("" : "+r"(at));  // both parts are read from memory: in registers one would take the place of sums
+    asm volatile("" : "+r"(at));  // both parts are read from memory: a part in registers would take the place of sums
     return part ? load_lower(at) : load_higher(at);
 }
-/// Two numbers of bf16 that multiply such pairs, as floats, so that a broadcast from memory suffices.
+/// Two bf16 numbers that multiply such pairs. They are stored as floats, so that a broadcast from memory suffices.
 struct PairWord {
     float lower, higher;
 };
@@ -62,7 +62,7 @@ template <int part>
 TF_INLINE F16 set1_pair(const PairWord& x) {
     return set1(part ? x.lower : x.higher);
 }
-/// Sixteen numbers from 0 up, rounded to bf16, as eight words.
+/// Stores sixteen numbers >= 0, rounded to bf16, as eight words.
 TF_INLINE void store_words(PairWord* to, F16 x) { store(reinterpret_cast<float*>(to), nearest_bf16(x)); }
 #endif
 
@@ -90,14 +90,15 @@ TF_INLINE F16 silu(F16 x) {
     return x / (set1(1.0f) + exp(zero() - x));
 }
 
-// Numbers rounded to integers with one scale: each is the nearest multiple of it, and the largest is the largest code.
+// Rounding of numbers to integer codes with one scale. A number becomes the nearest multiple of the scale; the largest
+// magnitude has the largest code.
 
 template <class Code>
 constexpr float largest_code = sizeof(Code) == 1 ? int8_largest : int16_largest;
 TF_INLINE void store_codes(int8_t* to, F16 x) { store_int8(to, x); }
 TF_INLINE void store_codes(int16_t* to, F16 x) { store_int16(to, x); }
 
-/// The scale of n numbers, a multiple of 16: NaN if one of them is not finite, 0 if all are 0.
+/// The scale of n numbers, where n is a multiple of 16. NaN if a number is not finite, 0 if all numbers are 0.
 template <class Code, class T>
 float scale_of(const T* x, int64_t n) {
     F16 top = zero(), poison = zero();

@@ -22,13 +22,14 @@ TF_INLINE F16 operator-(F16 x, F16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_
 TF_INLINE F16 operator*(F16 x, F16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
 TF_INLINE F16 operator/(F16 x, F16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
 TF_INLINE F16 fma(F16 x, F16 y, F16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
-/// fma(x, y, acc) in the place of acc: of sixteen registers none is left for a copy, which compilers make at times.
+/// fma(x, y, acc), computed in the register of acc. Compilers copy acc at times, and none of the sixteen registers is
+/// free for a copy.
 TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) {
     asm("vfmadd231ps %2, %1, %0" : "+x"(acc.a) : "x"(x.a), "x"(y.a));
     asm("vfmadd231ps %2, %1, %0" : "+x"(acc.b) : "x"(x.b), "x"(y.b));
     return acc;
 }
-/// The second operand where either is NaN.
+/// Lanes have the second operand if either operand is NaN.
 TF_INLINE F16 max(F16 x, F16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
 TF_INLINE F16 min(F16 x, F16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
 
@@ -41,7 +42,7 @@ TF_INLINE F16 first_n(int n, F16 x, F16 y) {
     return {_mm256_blendv_ps(y.a, x.a, _mm256_castsi256_ps(first8(n))),
             _mm256_blendv_ps(y.b, x.b, _mm256_castsi256_ps(first8(n - 8)))};
 }
-/// Memory beyond the first n is not touched; the lanes are zero.
+/// `load_n` and `store_n` do not touch memory beyond the first n numbers. Other loaded lanes are zero.
 TF_INLINE F16 load_n(const float* from, int n) {
     return {_mm256_maskload_ps(from, first8(n)), _mm256_maskload_ps(from + 8, first8(n - 8))};
 }
@@ -50,7 +51,7 @@ TF_INLINE void store_n(float* to, F16 x, int n) {
     _mm256_maskstore_ps(to + 8, first8(n - 8), x.b);
 }
 
-/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+/// Adds halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The tree is the same at each level.
 TF_INLINE float reduce_add(F16 x) {
     const __m256 y = _mm256_add_ps(x.a, x.b);
     __m128 z = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
@@ -148,12 +149,12 @@ TF_INLINE void store(void* to, I16 x) {
 }
 TF_INLINE F16 floats(I16 x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 
-/// Lane i's sign at bit i.
+/// Bit i is the sign of lane i.
 TF_INLINE uint16_t sign_bits(F16 x) {
     return static_cast<uint16_t>(_mm256_movemask_ps(x.a) | _mm256_movemask_ps(x.b) << 8);
 }
 
-/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+/// Sixteen sums of 16-bit words.
 struct Words {
     __m256i v;
 };
@@ -163,7 +164,7 @@ TF_INLINE __m256i words_where(uint32_t bits, const int16_t* x) {
     const __m256i set = _mm256_and_si256(_mm256_set1_epi16(static_cast<int16_t>(bits)), each);
     return _mm256_and_si256(_mm256_cmpeq_epi16(set, each), _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x)));
 }
-/// Adds 32 words in the lanes whose bits are set.
+/// Adds the words of x (32) whose bits are set: word i to sum i % 16.
 TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
     return {_mm256_add_epi16(acc.v, _mm256_add_epi16(words_where(bits, x), words_where(bits >> 16, x + 16)))};
 }
@@ -172,13 +173,13 @@ TF_INLINE F16 floats(Words x) {
             _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(_mm256_extracti128_si256(x.v, 1)))};
 }
 
-/// Adds eight sums of two products of int16.
+/// Adds two products of int16 to each of eight sums.
 TF_INLINE __m256i dot2(__m256i sum, __m256i x, __m256i y) {
 #if TF_SIMD_AVXVNNI
     return _mm256_dpwssd_avx_epi32(sum, x, y);
 #else
     sum = _mm256_add_epi32(sum, _mm256_madd_epi16(x, y));
-    asm("" : "+x"(sum));  // or the compiler makes many products before it adds them up, and spills
+    asm("" : "+x"(sum));  // else the compiler makes many products before it adds them, and spills
     return sum;
 #endif
 }
@@ -198,8 +199,9 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return {both, both};
 }
-/// x within [0, 128] and w within [-127, 127]: words of two products, at most 2 * 128 * 127 = 32,512, do not saturate.
-/// With VNNI there are no such words: all bytes do.
+/// Adds four products of x and w to each sum. x lies in [0, 128] and w in [-127, 127], so that 16-bit sums of two
+/// products, at most 2 * 128 * 127 = 32,512, do not saturate. With VNNI there are no 16-bit sums, and x may be any
+/// byte.
 TF_INLINE __m256i dot4_unsigned(__m256i acc, __m256i x, __m256i w) {
 #if TF_SIMD_AVXVNNI
     return _mm256_dpbusd_avx_epi32(acc, x, w);
@@ -220,7 +222,7 @@ TF_INLINE Quads times_sign(Quads w, Signed x) {
 }
 
 TF_INLINE __m256 lower(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-/// With a mask from memory: in a register it would take the place of a sum.
+/// The mask is read from memory, because a mask in a register would take the place of a sum.
 TF_INLINE __m256 higher(__m256i x) {
     alignas(32) static const uint16_t mask[16] = {0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff,
                                                   0, 0xffff, 0, 0xffff, 0, 0xffff, 0, 0xffff};

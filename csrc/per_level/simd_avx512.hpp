@@ -20,7 +20,7 @@ TF_INLINE F16 operator*(F16 a, F16 b) { return {_mm512_mul_ps(a.v, b.v)}; }
 TF_INLINE F16 operator/(F16 a, F16 b) { return {_mm512_div_ps(a.v, b.v)}; }
 TF_INLINE F16 fma(F16 a, F16 b, F16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) { return fma(x, y, acc); }
-/// The second operand where either is NaN.
+/// Lanes have the second operand if either operand is NaN.
 TF_INLINE F16 max(F16 a, F16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 TF_INLINE F16 min(F16 a, F16 b) { return {_mm512_min_ps(a.v, b.v)}; }
 
@@ -28,11 +28,11 @@ TF_INLINE __mmask16 first(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static
 
 /// Lanes [0, n) of a, the others of b.
 TF_INLINE F16 first_n(int n, F16 a, F16 b) { return {_mm512_mask_blend_ps(first(n), b.v, a.v)}; }
-/// Memory beyond the first n is not touched; the lanes are zero.
+/// `load_n` and `store_n` do not touch memory beyond the first n numbers. Other loaded lanes are zero.
 TF_INLINE F16 load_n(const float* from, int n) { return {_mm512_maskz_loadu_ps(first(n), from)}; }
 TF_INLINE void store_n(float* to, F16 x, int n) { _mm512_mask_storeu_ps(to, first(n), x.v); }
 
-/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+/// Adds halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The tree is the same at each level.
 TF_INLINE float reduce_add(F16 x) {
     const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.v), _mm512_extractf32x8_ps(x.v, 1));
     __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -79,26 +79,26 @@ struct I16 {
 };
 TF_INLINE I16 load_ints(const void* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE void store(void* to, I16 x) { _mm512_storeu_si512(to, x.v); }
-/// Adds sixteen sums of two products of int16.
+/// Adds two products of int16 to each of sixteen sums.
 TF_INLINE __m512i dot2(__m512i sum, __m512i x, __m512i y) {
 #if TF_SIMD_AVX512VNNI
     return _mm512_dpwssd_epi32(sum, x, y);
 #else
     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(x, y));
-    asm("" : "+v"(sum));  // or the compiler makes many products before it adds them up, and spills
+    asm("" : "+v"(sum));  // else the compiler makes many products before it adds them, and spills
     return sum;
 #endif
 }
 TF_INLINE F16 floats(I16 x) { return {_mm512_cvtepi32_ps(x.v)}; }
 
-/// Lane i's sign at bit i.
+/// Bit i is the sign of lane i.
 TF_INLINE uint16_t sign_bits(F16 x) { return _mm512_movepi32_mask(_mm512_castps_si512(x.v)); }
 
-/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+/// Sixteen sums of 16-bit words. Sum i is kept in two halves, words i and i + 16.
 struct Words {
     __m512i v;
 };
-/// Adds 32 words in the lanes whose bits are set.
+/// Adds the words of x (32) whose bits are set: word i to sum i % 16.
 TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
     return {_mm512_mask_add_epi16(acc.v, bits, acc.v, _mm512_loadu_si512(x))};
 }
@@ -113,8 +113,9 @@ struct Quads {
 TF_INLINE Quads load_quads(const int8_t* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE void store(int8_t* to, Quads x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE Quads set1_quad(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
-/// x within [0, 128] and w within [-127, 127]: words of two products, at most 2 * 128 * 127 = 32,512, do not saturate.
-/// With VNNI there are no such words: all bytes do.
+/// Adds four products of x and w to each sum. x lies in [0, 128] and w in [-127, 127], so that 16-bit sums of two
+/// products, at most 2 * 128 * 127 = 32,512, do not saturate. With VNNI there are no 16-bit sums, and x may be any
+/// byte.
 TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
 #if TF_SIMD_AVX512VNNI
     return {_mm512_dpbusd_epi32(acc.v, x.v, w.v)};

@@ -43,8 +43,8 @@ TF_INLINE F16 operator/(F16 a, F16 b) {
 TF_INLINE F16 fma(F16 a, F16 b, F16 c) {
     return each([&](int i) { return fma(a.v[i], b.v[i], c.v[i]); });
 }
-/// acc + x * y of hot loops. Without the instruction it rounds twice, but for products that are floats: those of two bf16,
-/// or of a bf16 and a half.
+/// acc + x * y in hot loops. Without an FMA instruction it rounds twice, unless the product is a float: the product of
+/// two bf16, or of a bf16 and a half.
 TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) {
 #ifdef __FP_FAST_FMAF
     return fma(x, y, acc);
@@ -52,7 +52,7 @@ TF_INLINE F16 add_product(F16 acc, F16 x, F16 y) {
     return acc + x * y;
 #endif
 }
-/// The second operand where either is NaN.
+/// Lanes have the second operand if either operand is NaN.
 TF_INLINE F16 max(F16 a, F16 b) {
     return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
@@ -65,7 +65,7 @@ TF_INLINE F16 first_n(int n, F16 a, F16 b) {
     const I4 lane = {0, 1, 2, 3};
     return each([&](int i) { return lane + 4 * i < n ? a.v[i] : b.v[i]; });
 }
-/// Memory beyond the first n is not touched; the lanes are zero.
+/// `load_n` and `store_n` do not touch memory beyond the first n numbers. Other loaded lanes are zero.
 TF_INLINE F16 load_n(const float* from, int n) {
     F16 x = zero();
     if (n > 0) std::memcpy(&x, from, sizeof(float) * (n < 16 ? n : 16));
@@ -75,7 +75,7 @@ TF_INLINE void store_n(float* to, F16 x, int n) {
     if (n > 0) std::memcpy(to, &x, sizeof(float) * (n < 16 ? n : 16));
 }
 
-/// Halves are folded: 8 + 8, 4 + 4, 2 + 2, 1 + 1; the same tree at each level.
+/// Adds halves: 8 + 8, 4 + 4, 2 + 2, 1 + 1. The tree is the same at each level.
 TF_INLINE float reduce_add(F16 x) {
     const V4 y = (x.v[0] + x.v[2]) + (x.v[1] + x.v[3]);
     return (y[0] + y[2]) + (y[1] + y[3]);
@@ -150,18 +150,18 @@ TF_INLINE F16 floats(I16 x) {
     return each([&](int i) { return __builtin_convertvector(x.v[i], V4); });
 }
 
-/// Lane i's sign at bit i.
+/// Bit i is the sign of lane i.
 TF_INLINE uint16_t sign_bits(F16 x) {
     uint16_t bits = 0;
     for (int i = 0; i < 16; i++) bits |= static_cast<uint16_t>(((I4)x.v[i / 4])[i % 4] < 0) << i;
     return bits;
 }
 
-/// Sixteen sums, each of the halves of a pair of words that lie sixteen apart.
+/// Sixteen sums of 16-bit words.
 struct Words {
     I8 v[2];
 };
-/// Adds 32 words in the lanes whose bits are set.
+/// Adds the words of x (32) whose bits are set: word i to sum i % 16.
 TF_INLINE Words add_where(Words acc, uint32_t bits, const int16_t* x) {
     const U8 each = {1, 2, 4, 8, 16, 32, 64, 128};
     for (int i = 0; i < 4; i++, bits >>= 8) {
@@ -192,7 +192,8 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const I8 all = (I8)(U4{x, x, x, x});
     return {{all, all, all, all}};
 }
-/// By the bytes of the lower halves of words, and those of the upper ones; a pair of products fits into a word.
+/// Adds four products of x and w to each sum: products of the lower bytes of 16-bit words, and of the upper bytes. A
+/// sum of two products fits into a word.
 TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {
     for (int i = 0; i < 4; i++) {
         const I8 low_x = (I8)((U8)x.v[i] << 8) >> 8, low_w = (I8)((U8)w.v[i] << 8) >> 8;
@@ -215,7 +216,7 @@ TF_INLINE F16 nearest_bf16(F16 x) {
     });
 }
 
-// Little-endian, like all that checkpoints hold.
+// Pairs are little-endian, as in checkpoints.
 TF_INLINE F16 load_lower(const bf16* pairs) {
     const F16 x = load(reinterpret_cast<const float*>(pairs));
     return each([&](int i) { return (V4)((U4)x.v[i] << 16); });

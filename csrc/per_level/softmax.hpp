@@ -9,7 +9,7 @@ namespace triforce::TF_LEVEL {
 template <class T>
 constexpr int steps_of_page = page_size / numbers_of_word<T>;
 
-/// 2^x within 1e-7 for x up to 100, 1 at 0, at least 2^-126; NaN for what arithmetic makes NaN.
+/// 2^x within 1e-7, for x up to 100: 1 at 0, at least 2^-126, NaN for the NaN that arithmetic makes.
 TF_INLINE F16 exp2(F16 x) {
     const F16 rounder = set1(12582912.0f);  // 1.5 * 2^23: a sum with it ends in the nearest integer
     x = max(set1(-125.0f), x);
@@ -23,7 +23,7 @@ TF_INLINE F16 exp2(F16 x) {
     return add_to_exponent(p, n);
 }
 
-/// The sum of each of four registers, by the tree of reduce_add.
+/// Stores the sum of each of four registers, by the tree of reduce_add.
 TF_INLINE void store_sums(float* to, const F16 (&x)[block_pages]) {
 #if TF_SIMD_AVX512
     const auto low = [](__m512 a, __m512 b) { return _mm512_shuffle_f32x4(a, b, 0x44); };

@@ -1,4 +1,4 @@
-// One split of up to queries_at_once queries: its blocks in ascending order, each against tiles of queries.
+// The scan of one split for up to queries_at_once queries: blocks in ascending order, each against tiles of queries.
 #pragma once
 
 #include "code_block.hpp"
@@ -6,19 +6,20 @@
 
 namespace triforce::TF_LEVEL {
 
-// A list of at most this number of splits is taken to be in the caches; a longer one is in memory.
+// Lists of at most this number of splits are assumed to be in the caches, longer lists in memory.
 constexpr int64_t splits_in_cache = 4;
-// Up to this number of tiles, each tile joins codes from their nibbles by itself: with few tiles memory is the limit.
+// Up to this number of tiles, each tile joins codes from their nibbles by itself, because few tiles are limited by
+// memory. With more tiles codes are joined once (see `whole_codes`).
 constexpr int tiles_of_nibbles = 4;
 
-/// Query i of some queries, in an array (B, T, H, D).
+/// Query i of `queries`, in an array q (B, T, H, D).
 template <class T>
 const T* query(const Attention& call, const void* q, const Queries& queries, int i) {
     const int64_t token = queries.b * call.width + (queries.first + i) / call.group();
     return static_cast<const T*>(q) + (token * call.heads + call.head(queries, i)) * call.pages->dim;
 }
 
-/// The last key that query i sees: its own token's.
+/// The last key that query i sees: the key of its own token.
 inline int64_t last_key(const Attention& call, const Queries& queries, int i) {
     return call.starts[queries.b] + (queries.first + i) / call.group();
 }
@@ -28,7 +29,7 @@ inline int clamp_to_page(int64_t token) {
     return static_cast<int>(token < 0 ? 0 : token > page_size ? page_size : token);
 }
 
-/// Queries in the order in which a tile reads them: [steps][height].
+/// Packs queries in the order in which a tile reads them: words [steps][height].
 template <class T>
 void pack(const Attention& call, const void* q, const Queries& queries, int first, int height, Word<T>* words) {
     const int dim = call.pages->dim;
@@ -39,7 +40,7 @@ void pack(const Attention& call, const void* q, const Queries& queries, int firs
     }
 }
 
-/// Queries rounded to int8, and the scale and the sum of each.
+/// Packs queries as int8, words [dim / 4][height], and writes the scale and the sum of each query.
 template <class T>
 void pack_integers(const Attention& call, const void* q, const Queries& queries, int first, int height,
                    PackedWord* words, IntegerQuery* to) {
@@ -55,8 +56,8 @@ void pack_integers(const Attention& call, const void* q, const Queries& queries,
     }
 }
 
-/// The scan of one split by queries T of pages P. Partials are complete after `run`, but for their sums, which `sum`
-/// adds up.
+/// The scan of one split, with queries of type T and pages of type P. `run` completes partials except their sums; `sum`
+/// completes these.
 template <class T, class P = T>
 class SplitScan {
   public:
@@ -95,11 +96,11 @@ class SplitScan {
     float sum(int i) const { return reduce_add(load(lane_sums_ + i * 16)); }
 
   private:
-    struct LastKeys {  // that the first and the last of some queries see
+    struct LastKeys {  // the last keys that the first query and the last query of a tile or a group see
         int64_t first, last;
     };
 
-    /// Where pages have codes, as integers, whose scales are multiplied with `scale`.
+    /// Packs queries; if pages have codes, as integers with scales that are multiplied by `scale`.
     void pack_queries(const void* q, int first, int height, Word<P>* words, IntegerQuery* integers, float scale) const {
         words += first * call_.pages->dim / numbers_of_word<P>;
         if constexpr (is_code<P>) {
@@ -131,7 +132,8 @@ class SplitScan {
         return block;
     }
 
-    /// Tiles share out the pages of the next block, the earlier ones taking the pages that are read first.
+    /// Sets the pages of the next block that a tile prefetches. Each tile has some of them: earlier tiles have earlier
+    /// pages.
     template <class N>
     void set_prefetch(int tile, const KeyBlock<N>& next, KeyBlock<N>& block) const {
         for (int p = 0; p < block_pages; p++) {
@@ -161,7 +163,7 @@ class SplitScan {
         return visible;
     }
 
-    /// Pages of a block that meet the queries rotated for sinks.
+    /// Number of a block's first pages whose keys meet the queries rotated for sinks.
     int sink_pages(int64_t token) const {
         if (!call_.q_sinks || token >= call_.sinks) return 0;
         return static_cast<int>(call_.sinks - token < block_tokens ? (call_.sinks - token) / page_size : block_pages);
@@ -191,7 +193,7 @@ class SplitScan {
         });
     }
 
-    /// All queries see the block whole: it lies before the first of them.
+    /// All queries see the whole block, because it lies before the first query.
     void attend(int i, const KeyBlock<int8_t>& block, int64_t page) {
         const Int8Queries queries{quads_ + first_[i] * call_.pages->dim / 4, integers_ + first_[i]};
         PageScales scales[block_pages];
@@ -229,10 +231,10 @@ class SplitScan {
     const Attention& call_;
     const Queries& queries_;
     const int32_t* list_;
-    int64_t first_page_, coarse_page_, last_page_;  // before coarse_page_ copies or upper nibbles are read
+    int64_t first_page_, coarse_page_, last_page_;  // before coarse_page_: int8 copies or upper nibbles
     int tiles_ = 0;
     Tile<P> tile_[group_queries];
-    int first_[group_queries + 1];  // query of each tile
+    int first_[group_queries + 1];  // first query of each tile
     alignas(64) float lane_sums_[group_queries * 16] = {};
     alignas(64) Word<P> words_[group_floats / numbers_of_word<P>];
     alignas(64) Word<P> sink_words_[group_floats / numbers_of_word<P>];

@@ -1,8 +1,9 @@
-// One step of a product, by the type of numbers: 64 bytes of weights or of a page, times one word for all lanes. Of half
-// a step is 32 bytes, and the word a float; of codes in nibbles it is 32 bytes of each plane.
+// One step of a product: 64 bytes of weights or of a page, times one word for all lanes. A step of half weights has 32
+// bytes and a float as its word. A step of codes in nibbles has 32 bytes of upper nibbles and 32 bytes of lower
+// nibbles.
 //
 // Without vdpbf16ps a step of bf16 has two parts, each multiplied as floats: first the higher half of each pair, then
-// the lower one, as vdpbf16ps does.
+// the lower half, as vdpbf16ps does.
 #pragma once
 
 #include <type_traits>
@@ -24,7 +25,8 @@ template <class T>
 constexpr int parts = std::is_same_v<T, bf16> ? 2 : 1;
 #endif
 
-// Rows of the tallest tile whose sums and operands are in registers: beyond that a step is read once more.
+// Rows of the tallest tile whose sums and operands fit in registers. More rows take several tiles, and each tile reads
+// a step again.
 #if TF_SIMD_AVX512
 constexpr int tallest_tile = 8;
 #elif TF_SIMD_AVX2
@@ -33,8 +35,9 @@ constexpr int tallest_tile = 6;
 constexpr int tallest_tile = 4;
 #endif
 
-/// Rows of the next tile when `left` rows remain. AVX2 needs ten chains and more to hide the latency of a sum, and a tile
-/// of two rows has as many as one of six, because it takes more steps at once.
+/// Rows of the next tile when `left` rows remain. Tiles are equally tall, except with AVX2. There at least ten chains
+/// are needed to hide the latency of a sum. A tile of two rows has as many chains as a tile of six, because it takes
+/// more steps at once.
 constexpr int next_tile(int left) {
 #if TF_SIMD_AVX2
     return left < tallest_tile ? left : tallest_tile;
@@ -47,11 +50,11 @@ constexpr int next_tile(int left) {
 template <class T>
 using Sum = std::conditional_t<sizeof(T) == 1, I16, F16>;
 
-/// The type of what weights of type T are multiplied with.
+/// The type of the inputs of weights of type T.
 template <class T>
 using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
 
-/// One or more numbers in memory, for all lanes: four int8, two bf16, one float.
+/// A word in memory that is broadcast to all lanes: four int8, two bf16 or one float.
 template <class T>
 using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
 
@@ -79,14 +82,14 @@ TF_INLINE auto spread(const Word<T>& word) {
         return set1_pair<part>(word);
 }
 
-// dot(acc, step, word): sixteen sums of the products of a step and a word. Those of int8, all within [-127, 127], are
-// exact; dot4_unsigned wants x without signs, as the instructions want one side, so the other side takes the signs.
+// dot(acc, step, word): adds the products of a step and a word to sixteen sums. Sums of int8, all within [-127, 127],
+// are exact. dot4_unsigned needs one unsigned factor, so the signs of the word move to the step.
 TF_INLINE F16 dot(F16 acc, F16 step, F16 word) { return add_product(acc, step, word); }
 TF_INLINE I16 dot(I16 acc, Quads step, Signed word) {
     return dot4_unsigned(acc, word.magnitude, times_sign(step, word));
 }
 
-/// Adds the products of R words, `stride` apart, and one step at each of C places.
+/// Adds the products of R words, `stride` apart, and the steps at C places.
 template <class T, int R, int C, int part = 0>
 TF_INLINE void multiply(Sum<T> (&acc)[R][C], const Word<Input<T>>* words, int64_t stride, const At<T> (&at)[C]) {
     decltype(load_step<T, part>(at[0])) step[C];
@@ -98,7 +101,7 @@ TF_INLINE void multiply(Sum<T> (&acc)[R][C], const Word<Input<T>>* words, int64_
     if constexpr (part + 1 < parts<T>) multiply<T, R, C, part + 1>(acc, words, stride, at);
 }
 
-/// The words of n numbers, a multiple of 16.
+/// Writes the words of n numbers; n is a multiple of 16.
 template <class T>
 void make_words(const T* from, int64_t n, Word<T>* to) {
     if constexpr (parts<T> == 1)

@@ -7,8 +7,8 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-// Blocks of a register tile, by its rows: as many as registers hold, which also makes enough chains to hide the latency
-// of an addition. A step of int8 takes the signs of each word in turn, and so two registers.
+// Blocks of a register tile, by its number of rows: as many as registers hold. These are also enough chains to hide the
+// latency of an addition. A step of int8 takes two registers, because it gets the signs of each word in turn.
 #if TF_SIMD_AVX512
 template <class T>
 constexpr int wide(int rows) {
@@ -20,9 +20,9 @@ constexpr int wide(int rows) {
     return rows == 1 ? 4 : rows == 2 ? 2 : 1;
 }
 #endif
-constexpr int widest = 8;        // blocks of a group where the rows are few enough for a tile of them
+constexpr int widest = 8;        // blocks of a group if the rows are few enough for a tile of this width
 constexpr int group = 4;         // blocks of a group otherwise: their part of a panel stays in L2 for all rows
-constexpr int64_t panel = 1024;  // inputs
+constexpr int64_t panel = 1024;  // inputs of a panel
 
 template <class T>
 TF_INLINE Sum<T> load_sum(const float* from) {
@@ -32,10 +32,12 @@ TF_INLINE Sum<T> load_sum(const float* from) {
         return load(from);
 }
 
-/// Inputs ahead of what is read, which a tile of few streams prefetches: memory does not keep up with it otherwise.
+/// Distance of prefetches in inputs, for tiles that read few streams. Without prefetches memory does not keep up with
+/// them.
 template <class T>
 constexpr int64_t inputs_ahead = 64 * numbers_of_word<Input<T>>;
-/// Into which cache: the second one has room for more requests, which counts where memory limits; int8 computes longer.
+/// Cache level of a prefetch. The second level takes more requests, which matters if memory limits a product. Products
+/// of int8 are limited by arithmetic.
 template <class T>
 constexpr int closeness = sizeof(T) == 1 ? 3 : 2;
 
@@ -47,11 +49,12 @@ struct Panel {
     const T* w;
     int64_t w_stride;
     int64_t k;
-    bool begin;  // of the chains: their sums are still zero
+    bool begin;  // whether the chains begin with this panel
     int blocks;
 };
 
-/// Adds to the sums of M rows and B blocks, in registers, and prefetches two blocks from `ahead` meanwhile.
+/// Adds the products of a panel to the sums of M rows and B blocks, in registers. If B is `group`, two blocks from
+/// `ahead` on are prefetched meanwhile.
 template <class T, int M, int B>
 void tile(const Panel<T>& p, int64_t row, int first, const T* ahead, float* sums) {
     const Word<Input<T>>* x = p.x + row * p.x_stride;
@@ -92,7 +95,7 @@ TF_INLINE void add_rows(int rows, const Panel<T>& p, int64_t row, const T* ahead
     if constexpr (M < tallest_tile) add_rows<T, M + 1>(rows, p, row, ahead, sums);
 }
 
-/// The sums of `rows` rows and some blocks. A panel of k continues each chain from its sum so far.
+/// Writes the sums of `rows` rows and some blocks. A panel continues each chain from its sum so far.
 template <class T>
 void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums) {
     const int64_t stride = block_size * l.weights.inputs;
@@ -105,7 +108,7 @@ void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool
                          blocks};
         for (int row = 0, next, t = 0; row < rows; row = next, t++) {
             next = row + next_tile(rows - row);
-            // All but the first tile find their weights in L2. The first two prefetch the next panel meanwhile.
+            // All tiles but the first find their weights in L2. The first two tiles prefetch the next panel meanwhile.
             const T* ahead = next - row < rows && t < 2 && to_next ? p.w + to_next + 2 * t * stride : p.w;
             add_rows<T>(next - row, p, row, ahead, sums);
         }
@@ -114,7 +117,7 @@ void sum(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool
 
 }  // namespace
 
-/// The same of half weights.
+/// `sum` for half weights.
 void sum_half(const Linear& l, int64_t top, int rows, int64_t first, int blocks, bool last, float* sums);
 
 }  // namespace triforce::TF_LEVEL

@@ -56,16 +56,16 @@ double peak(const T* values, int n) {
 
 template <class T>
 void scores(const T* logits, int n, double peak, double temperature, double* scores) {
-    // The peak goes first: then a tiny temperature cannot overflow.
+    // The peak is subtracted first, so that a tiny temperature cannot overflow.
     if (temperature == 1)
         for (int i = 0; i < n; i++) scores[i] = static_cast<double>(logits[i]) - peak;
     else
         for (int i = 0; i < n; i++) scores[i] = (static_cast<double>(logits[i]) - peak) / temperature;
 }
 
-/// e^x for x <= 0: x = n ln 2 + r, and 1 + r + r^2 (1/2! + r/3! + ...) to 4e-18.
+/// e^x for x <= 0. x = n ln 2 + r, and e^r = 1 + r + r^2 (1/2! + r/3! + ...) within 4e-18.
 TF_INLINE D exp(D x) {
-    x = x < -746.0 ? D{} - 746.0 : x;  // below it all is 0, and n stays in range
+    x = x < -746.0 ? D{} - 746.0 : x;  // below -746 e^x is 0; the bound keeps n in range
     const D shifted = x * 1.4426950408889634 + 0x1.8p52, n = shifted - 0x1.8p52;
     const D r = (x - n * 0x1.62e42feep-1) - n * 0x1.a39ef35793c76p-33;
     D q = r * (1.0 / 6227020800) + 1.0 / 479001600;
@@ -79,7 +79,7 @@ TF_INLINE D exp(D x) {
     q = q * r + 1.0 / 24;
     q = q * r + 1.0 / 6;
     q = q * r + 0.5;
-    // 2^n in two factors: the result may be subnormal. 2048 keeps what is shifted above 0.
+    // 2^n in two factors, because the result may be subnormal. Adding 2048 keeps the shifted numbers above 0.
     const U k = (U)shifted - 0x4338000000000000 + 2048, half = k >> 1;
     return (1.0 + (r + r * r * q)) * (D)((half - 1) << 52) * (D)((k - half - 1) << 52);
 }
@@ -118,7 +118,7 @@ void strided_maxima(const double* values, int n, double* maxima, int count) {
     }
 }
 
-/// Words 0 and 2 of Philox blocks.
+/// Computes words 0 and 2 of Philox blocks, in c0 and c2.
 TF_INLINE void philox(W& c0, W c1, W& c2, W c3, uint64_t seed) {
     uint32_t k0 = static_cast<uint32_t>(seed), k1 = static_cast<uint32_t>(seed >> 32);
     for (int round = 0; round < 10; round++, k0 += 0x9E3779B9, k1 += 0xBB67AE85) {
@@ -147,7 +147,8 @@ void upper_bits(const NoiseKey& key, int first_pair, int pairs, uint32_t* bits) 
 }
 
 bool any_rival(const double* weights, const uint32_t* bits, int n, double best) {
-    // An exponential -log u is at least 1 - u, and u is below (upper + 1) / 2^32. One bit less, to convert as signed.
+    // An exponential -log u is at least 1 - u, and u is below (upper + 1) / 2^32. The last bit is dropped, so that the
+    // number converts as a signed integer.
     const double bound = best * 0x1p-31 * (1 - 1e-12);
     int64_t found = 0;
     for (int i = 0; i < n; i++) {

@@ -5,7 +5,7 @@
 namespace triforce::TF_LEVEL {
 namespace {
 
-/// Numbers of a token's keys of a head, or of its values: behind codes lies their scale.
+/// Numbers of a row: the key or the value of a token and head. A scale of two bytes follows codes.
 template <class P>
 constexpr int row_numbers(int dim) { return is_code<P> ? dim + static_cast<int>(sizeof(bf16)) : dim; }
 constexpr int longest_row = row_numbers<Code>(largest_dim);
@@ -15,7 +15,7 @@ void round_row(const float* x, int dim, T* to) {
     for (int d = 0; d < dim; d += 16) store(to + d, load(x + d));
 }
 
-/// The scale is rounded up, so that no code is above the largest; NaN stays so.
+/// The scale is rounded up to bf16, so that no code exceeds the largest code. A NaN stays NaN.
 void round_row(const float* x, int dim, Code* to) {
     const float exact = scale_of<int8_t>(x, dim);
     uint32_t bits;
@@ -25,7 +25,7 @@ void round_row(const float* x, int dim, Code* to) {
     __builtin_memcpy(to + dim, &scale, sizeof scale);
 }
 
-/// Rotates channel i with channel i + dim / 2, then all where pages want it, and rounds.
+/// Rotates channel i with channel i + dim / 2, then all channels if pages.hadamard, and rounds.
 template <class T>
 void rotate(const float* x, const Rotation& rotation, int64_t position, const Pages& pages, T* to) {
     alignas(64) float rotated[largest_dim];
@@ -48,13 +48,13 @@ void round_values(const float* x, const Pages& pages, T* to) {
     round_row(rotated, pages.dim, to);
 }
 
-/// Numbers of a page by their indices, to be read and written.
+/// Access to the numbers of a page by their indices.
 template <class T>
 struct Numbers {
     T* at;
     TF_INLINE T get(int index) const { return at[index]; }
     TF_INLINE void set(int index, T x) const { at[index] = x; }
-    /// Numbers that lie side by side, at once.
+    /// Writes neighbouring numbers at once.
     TF_INLINE void set_word(int index, const T* x) const {
         __builtin_memcpy(at + index, x, packed_numbers<T> * sizeof(T));
     }
@@ -85,7 +85,7 @@ Slot<T> slot_of(const Pages& pages, int head, int64_t slot) {
         return {{pages.keys_of<T>(head, page)}, {pages.values_of<T>(head, page)}, at};
 }
 
-/// Stores `count` tokens, one after another in a page from `slot` on. From a row of k or v to the next: `stride` numbers.
+/// Stores `count` tokens, one after another in a page from `slot` on. Rows of k and v are `stride` numbers apart.
 template <class T>
 void store_tokens(const Pages& pages, int head, int64_t slot, int count, const T* k, const T* v, int64_t stride) {
     constexpr int pack = packed_numbers<T>;
@@ -152,7 +152,7 @@ void read(const Pages& pages, const int64_t* slots, int64_t count, void* k, void
     }
 }
 
-/// Tokens from `first` on, before `count`, that lie one after another in the page of its slot.
+/// The number of tokens, from `first` on, whose slots follow one another in one page.
 int in_one_page(const int64_t* slots, int64_t first, int64_t count) {
     int run = 1;
     while (first + run < count && slots[first + run] == slots[first] + run && slots[first + run] % page_size) run++;
@@ -174,7 +174,8 @@ void write(const Pages& pages, HeadRange heads, const int64_t* slots, int64_t co
     }
 }
 
-/// Interleaves `rows` * 4 / n rows of `columns` words of n numbers to `rows` rows of `columns` quads; n is 1 or 2.
+/// Interleaves words of n numbers, [rows * 4 / n][columns], to quads [rows][columns]; n is 1 or 2. A quad joins the
+/// words of 4 / n neighbouring rows.
 template <class T>
 void interleave(const int8_t* from, int rows, int columns, int8_t* to) {
     constexpr int word = sizeof(uint32_t) / sizeof(T), words = 4 / word;
@@ -184,6 +185,7 @@ void interleave(const int8_t* from, int rows, int columns, int8_t* to) {
                 __builtin_memcpy(to, from + ((row * words + i) * columns + column) * word, word);
 }
 
+/// Writes numbers as int8, as `rows` rows of quads. Returns their scale.
 template <class T>
 float copy(const T* numbers, int count, int rows, int8_t* to) {
     alignas(64) int8_t plain[page_size * largest_dim];

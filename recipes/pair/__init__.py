@@ -1,1 +1,1 @@
-"""From the corpus archives to the shipped target and draft in one resumable command: `python -m recipes.pair small`."""
+"""Trains the shipped target and draft from a corpus, in one resumable command: `python -m recipes.pair small`."""

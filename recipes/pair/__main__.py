@@ -1,4 +1,4 @@
-"""The whole run: `python -m recipes.pair small [--corpus DIR] [--work DIR] [--out DIR] [--pictures DIR] ...`."""
+"""Makes a whole pair: `python -m recipes.pair small [--corpus DIR] [--work DIR] [--out DIR] [--pictures DIR] ...`."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ HERE = Path(__file__).parent
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs every stage that is not done yet."""
+    """Run every step that is not done yet."""
     parser = argparse.ArgumentParser(prog="python -m recipes.pair", description=__doc__)
     parser.add_argument("size", help="small, base, smoke, or the path of a .toml file")
     parser.add_argument("--corpus", type=Path, default=Path("../shared/corpus"), help="folder of the .tar.xz archives")
     parser.add_argument("--work", type=Path, default=Path("build/pair"), help="folder of tokens and checkpoints")
     parser.add_argument("--out", type=Path, default=Path("src/triforce/assets/pair"), help="folder of the shipped pair")
     parser.add_argument("--pictures", type=Path, default=Path("docs/pair"), help="folder of the card's pictures")
-    parser.add_argument("--max-seconds", type=float, default=float("inf"), help="stop at a checkpoint after this long")
+    parser.add_argument(
+        "--max-seconds", type=float, default=float("inf"), help="seconds after which the run stops at a checkpoint"
+    )
     options = parser.parse_args(arguments)
     path = Path(options.size) if options.size.endswith(".toml") else HERE / f"{options.size}.toml"
     settings = config.load(path)
     folders = options.corpus, options.work / settings.name, options.out, options.pictures
     done = run(settings, *folders, options.max_seconds)
-    print("done" if done else "paused: run the same command again to go on")
+    print("done" if done else "paused: run the same command again to continue")
 
 
 def run(
@@ -52,7 +54,7 @@ def run(
 
 
 def prepare(settings: Config, corpus: Path, work: Path) -> None:
-    """Trains the tokenizer and packs the corpus, each part once."""
+    """Train the tokenizer and pack the corpus. Finished parts are not made again."""
     tokens = work / "tokens"
     vocabulary = work / "tokenizer"
     tokens.mkdir(parents=True, exist_ok=True)
@@ -68,7 +70,7 @@ def prepare(settings: Config, corpus: Path, work: Path) -> None:
 
 
 def train(settings: Config, work: Path, out_of_time: Deadline) -> bool:
-    """Runs the stages in order; False when one of them ran out of time."""
+    """Run the stages of training in order. Returns False if time ran out in a stage."""
     for stage in settings.stages:
         if not weights_path(work, stage.name).exists() and not Trainer(settings, stage, work).run(out_of_time):
             return False

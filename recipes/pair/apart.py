@@ -1,6 +1,6 @@
-"""The evaluation texts are not trained on: windows of 50 tokens that are in both are cut from the training set.
+"""Keeps evaluation texts out of the training set: shared windows of 50 tokens are cut from training texts.
 
-Code bases share licence headers and helpers, so that names alone do not keep texts apart.
+Different names do not suffice, because code bases share licence headers and helpers.
 
 Shapes: N tokens, M = N - 49 windows.
 """
@@ -21,9 +21,9 @@ FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def run(work: Path) -> None:
-    """Writes `apart.json`, once: how much of each evaluation text was trained on.
+    """Write `apart.json`, once: the share of each evaluation text that is in the training set.
 
-    Raises ValueError if that is anything.
+    Raises ValueError if the two sets share a window.
     """
     if (work / "apart.json").exists():
         return
@@ -37,7 +37,7 @@ def run(work: Path) -> None:
 
 
 def cut(tokens_N: np.ndarray, evaluation: list[np.ndarray]) -> np.ndarray:
-    """Return `tokens_N` without windows that an evaluation text shares, nor shared ones that arise across a cut."""
+    """Return `tokens_N` without windows of evaluation texts. Such windows that arise across a cut are cut, too."""
     evaluation_hashes = np.unique(np.concatenate([hashes(text_N) for text_N in evaluation]))
     while (found_M := np.concatenate([_in(part, evaluation_hashes) for part in _parts(tokens_N)])).any():
         tokens_N = tokens_N[~_covered(len(tokens_N), found_M)]
@@ -45,7 +45,7 @@ def cut(tokens_N: np.ndarray, evaluation: list[np.ndarray]) -> np.ndarray:
 
 
 def compare(evaluation: dict[str, np.ndarray], training: list[np.ndarray]) -> dict[str, Any]:
-    """Name to windows in all, windows found in training and tokens in those."""
+    """Return for each evaluation text the count of its windows, of shared windows, and of tokens in shared windows."""
     text_hashes = {name: hashes(tokens_N) for name, tokens_N in evaluation.items()}
     evaluation_hashes = np.unique(np.concatenate(list(text_hashes.values())))
     shared_hashes = [part[_in(part, evaluation_hashes)] for tokens_N in training for part in _parts(tokens_N)]
@@ -54,9 +54,9 @@ def compare(evaluation: dict[str, np.ndarray], training: list[np.ndarray]) -> di
 
 
 def hashes(tokens_N: np.ndarray) -> np.ndarray:
-    """A 64-bit hash of each window of 50 tokens, uint64 (M,): a polynomial in random images of the tokens.
+    """Return a 64-bit hash of each window of 50 tokens, uint64 (M,): a polynomial in random images of the tokens.
 
-    Different windows have the same one with a chance of about 2**-64: a hit is to be looked at, a miss is certain.
+    Equal windows have equal hashes. Different windows have the same hash with a probability of about 2**-64.
     """
     images = np.random.default_rng(0).integers(0, 2**64, 1 << 16, dtype=np.uint64)[tokens_N]
     count = max(0, len(tokens_N) - WINDOW + 1)
@@ -77,7 +77,7 @@ def _shared(tokens_N: np.ndarray, found_M: np.ndarray) -> dict[str, Any]:
 
 
 def _in(part_M: np.ndarray, known_K: np.ndarray) -> np.ndarray:
-    """Return which hashes are among the sorted `known_K`: `np.isin` would sort them again for each part."""
+    """Return which hashes are in the sorted `known_K`. `np.isin` would sort `known_K` again for each part."""
     return known_K[np.searchsorted(known_K, part_M).clip(max=len(known_K) - 1)] == part_M
 
 

@@ -1,8 +1,7 @@
-"""Batches that depend on (seed, stage, step) alone, so that a resumed run sees what an unbroken one would have.
+"""Training batches. They depend on seed, stage and step alone, so a resumed run has the batches of an unbroken run.
 
-Where a stage has a `span`, its windows are made of pieces of one stretch of text, each at its true position in it:
-distances of the whole span are learnt at the cost of a short window (the idea of PoSE, Zhu et al. 2023, with the real
-text at its place).
+If a stage has a `span`, its windows consist of pieces of one stretch of text, each at its true position. So the model
+learns distances of the whole span at the cost of a short window (PoSE, Zhu et al. 2023, with the true positions).
 
 Shapes: R rows, T tokens of context, W = T + 1 tokens of a window.
 """
@@ -20,16 +19,18 @@ from recipes.pair.config import Stage
 from recipes.pair.plants import AVOIDED, Plant, Records, plant_copies, plant_echoes, plant_loops
 
 IGNORED = -100
-ANYTHING_BUT = -1000
+"""Label of a position without a loss."""
+AVOIDED_BASE = -1000
+"""Base of labels of tokens to avoid: the label of token x is this number less x."""
 
 Row = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class Batches:
-    """Draws windows from the packed sources, and plants repetitions in a share of them."""
+    """Batches of windows from the packed sources. A share of the windows has planted repetitions."""
 
     def __init__(self, folder: Path, words: Tokenizer, stage: Stage, seed: int) -> None:
-        """Maps the training tokens of each source of `stage.mix`."""
+        """Map the training tokens of each source of `stage.mix` into memory."""
         self.stage = stage
         self.seed = seed
         self.tokens = {source: np.load(folder / f"{source}.train.npy", mmap_mode="r") for source in stage.mix}
@@ -41,15 +42,15 @@ class Batches:
         }
 
     def __call__(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Returns int64 inputs_RT, positions_RT and labels_RT of one step.
+        """Return int64 inputs_RT, positions_RT and labels_RT of one step.
 
-        Labels that cannot be predicted are -100; -1000 - x stands for any token but x.
+        A label is a token to predict, `IGNORED`, or `AVOIDED_BASE` less a token to avoid.
         """
         rng = np.random.default_rng([self.seed, crc32(self.stage.name.encode()), step])
-        windows, positions, known_rows = zip(*(self._row(rng) for _ in range(self.stage.rows)), strict=True)
+        windows, positions, mark_rows = zip(*(self._row(rng) for _ in range(self.stage.rows)), strict=True)
         windows_RW = np.stack(windows)
-        known_RW = np.stack(known_rows)
-        labels_RW = np.select([known_RW == 1, known_RW == AVOIDED], [windows_RW, ANYTHING_BUT - windows_RW], IGNORED)
+        marks_RW = np.stack(mark_rows)
+        labels_RW = np.select([marks_RW == 1, marks_RW == AVOIDED], [windows_RW, AVOIDED_BASE - windows_RW], IGNORED)
         return (
             torch.from_numpy(windows_RW[:, :-1]),
             torch.from_numpy(np.stack(positions)[:, :-1]),
@@ -63,17 +64,18 @@ class Batches:
         positions_W = places(self.stage.length + 1, span, self.stage.pieces, rng)
         start = rng.integers(len(tokens) - positions_W[-1])
         window_W = tokens[start + positions_W].astype(np.int64)
-        known_W = (np.diff(positions_W, prepend=-1) == 1).astype(np.int8)
+        marks_W = (np.diff(positions_W, prepend=-1) == 1).astype(np.int8)
         kinds, shares = zip(("", 1.0 - sum(self.stage.planted.values())), *self.stage.planted.items(), strict=True)
         if kind := rng.choice(kinds, p=shares):
-            self.plants[kind](window_W, known_W, rng)
-        return window_W, positions_W, known_W
+            self.plants[kind](window_W, marks_W, rng)
+        return window_W, positions_W, marks_W
 
 
 def places(size: int, span: int, pieces: int, rng: np.random.Generator) -> np.ndarray:
-    """Positions of `size` tokens: consecutive, or in up to `pieces` pieces with gaps that add up to `span` at most.
+    """Return the positions of `size` tokens: consecutive ones, or up to `pieces` pieces within at most `span` tokens.
 
-    The stretch that the pieces lie in is log-uniform in length, so that each order of distance is seen as often.
+    The length from the first piece to the last is log-uniform, so each order of magnitude of distances is equally
+    frequent.
     """
     positions_W = np.arange(size)
     if span > size:

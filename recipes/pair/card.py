@@ -18,25 +18,25 @@ MIB = 1024 * 1024
 Figures = dict[str, Any]
 Licences = dict[str, Counter[str]]
 INTRODUCTION = """\
-Two Llamas with one tokenizer, trained from nothing by `python -m recipes.pair {name}`, so that every example and \
-every test of this project has real weights, real long texts and real agreement between a target and its draft, on \
-any machine and without a download."""
+Two Llamas with one tokenizer, trained from random weights by `python -m recipes.pair {name}`. With them, examples and \
+tests of this project have trained weights, long texts, and a draft that agrees with its target, on any machine and \
+without a download."""
 
 
-def run(config: Config, folder: Path, work: Path, out: Path, drawn_in: Path) -> None:
-    """Writes `README.md` under `out`, and its pictures to `drawn_in`; `folder` holds the archives."""
+def run(config: Config, folder: Path, work: Path, out: Path, pictures_folder: Path) -> None:
+    """Write `README.md` to `out`, and its pictures to `pictures_folder`. folder: the folder of the archives."""
     figures = json.loads((work / "figures.json").read_text(encoding="utf-8"))
     figures["far"] = json.loads((work / "far.json").read_text(encoding="utf-8"))
     figures["eval"]["results"]["far"] = figures["far"]["results"]["far"]
-    drawn = pictures.draw(figures["eval"]["results"], drawn_in)
-    links = [f"![{caption}]({relpath(drawn_in / name, out)})" for name, caption in drawn]
+    drawn = pictures.draw(figures["eval"]["results"], pictures_folder)
+    links = [f"![{caption}]({relpath(pictures_folder / name, out)})" for name, caption in drawn]
     sizes = {name: folder_bytes(out / name) for name in ("target", "draft")}
     card = text(config, figures, sizes, sources.counts(folder), links)
     (out / "README.md").write_text(card, encoding="utf-8")
 
 
 def text(config: Config, figures: Figures, sizes: dict[str, int], licences: Licences, links: Sequence[str]) -> str:
-    """Markdown; `sizes` are the bytes of the shipped folders."""
+    """Return the card as Markdown. sizes: bytes of the shipped folders."""
     results = figures["eval"]["results"]
     parts = [
         "# The shipped pair: a small target and its draft",
@@ -45,11 +45,11 @@ def text(config: Config, figures: Figures, sizes: dict[str, int], licences: Lice
         _shapes(config, figures["parameters"], sizes),
         "## Data and licences",
         _data(licences),
-        _apart(figures["apart"]),
+        _overlap(figures["apart"]),
         "## Training",
         _training(config, figures["training"]),
         "## Figures",
-        _setting(figures["eval"], figures["far"]),
+        _measurement(figures["eval"], figures["far"]),
         *links,
         *(table.markdown() for name in MEASUREMENTS for table in tables(name, results[name])),
         "## A sample at temperature 0.8",
@@ -78,19 +78,21 @@ def _data(licences: Licences) -> str:
     header = ["licence", *sources.PARTS.values()]
     rows = [[licence, *(str(count[part] or "") for part in sources.PARTS)] for licence, count in licences.items()]
     return (
-        "Trained on books, Python code bases and documentation; the evaluation texts were kept apart. `SOURCES.tsv` "
-        "beside the corpus archives names the source, commit and licence of each text. The weights and the tokenizer "
-        "come under the licence of this project.\n\n" + _table(header, rows)
+        "The pair was trained on books, Python code bases and documentation, but not on the evaluation texts. "
+        "`SOURCES.tsv` beside the corpus archives names the source, commit and licence of each text. The weights and "
+        "the tokenizer have the licence of this project.\n\n" + _table(header, rows)
     )
 
 
-def _apart(apart: dict[str, Any]) -> str:
-    windows, shared = (sum(text[what] for text in apart.values()) for what in ("windows", "shared"))
-    named = [f"{name} {text['shared']:,} ({text['tokens']:,} tokens)" for name, text in apart.items() if text["shared"]]
+def _overlap(overlaps: dict[str, Any]) -> str:
+    windows, shared = (sum(text[what] for text in overlaps.values()) for what in ("windows", "shared"))
+    named = [
+        f"{name} {text['shared']:,} ({text['tokens']:,} tokens)" for name, text in overlaps.items() if text["shared"]
+    ]
     found = f": {', '.join(named)}" if named else ""
     return (
         f"Of the {windows:,} windows of 50 tokens of the evaluation texts, {shared:,} are also in the training or "
-        f"held-out texts{found}. Names of texts are checked too."
+        f"held-out texts{found}. The recipe also checks the names of texts."
     )
 
 
@@ -99,7 +101,7 @@ def _training(config: Config, training: dict[str, Any]) -> str:
     rows = [_stage(stage, training[stage.name]) for stage in config.stages]
     machine = f"{config.machine.threads} CPU cores" if config.machine.device == "cpu" else "one GPU"
     minutes = sum(stage["seconds"] for stage in training.values()) / 60
-    return f"On {machine}, {minutes:.0f} minutes in all.\n\n{_table(header, rows)}"
+    return f"Training took {minutes:.0f} minutes on {machine}.\n\n{_table(header, rows)}"
 
 
 def _stage(stage: Stage, done: dict[str, Any]) -> list[str]:
@@ -115,13 +117,14 @@ def _stage(stage: Stage, done: dict[str, Any]) -> list[str]:
     ]
 
 
-def _setting(found: Figures, far: Figures) -> str:
+def _measurement(evaluation: Figures, far: Figures) -> str:
+    longest_window, longest_far_window = (figures["plan"]["longest_window"] for figures in (evaluation, far))
     return (
-        "Measured by `triforce eval MODEL --draft DRAFT --texts FOLDER "
-        f"--max-context {found['plan']['deepest']}` on the {len(found['texts'])} evaluation texts, in "
-        f"{found['seconds'] / 60:.0f} minutes on {found['device']} ({found['dtype']}). Readings are of "
-        f"{found['plan']['span']:,} tokens from inside the texts; the longest ones, up to "
-        f"{positions.MAX_FAR_WINDOWS} of each kind, by `--only far --max-context {far['plan']['deepest']}`."
+        f"`triforce eval MODEL --draft DRAFT --texts FOLDER --max-context {longest_window}` measured the "
+        f"{len(evaluation['texts'])} evaluation texts in {evaluation['seconds'] / 60:.0f} minutes on "
+        f"{evaluation['device']} ({evaluation['dtype']}). Readings have {evaluation['plan']['span']:,} tokens from "
+        f"inside the texts. The longest readings, up to {positions.MAX_FAR_WINDOWS} of each kind of text, are by "
+        f"`--only far --max-context {longest_far_window}`."
     )
 
 
@@ -129,9 +132,9 @@ def _abilities(config: Config, figures: Figures) -> str:
     size, results = figures["parameters"]["target"] / 1e6, figures["eval"]["results"]
     return " ".join(
         [
-            f"It is a language model of {size:.1f} M parameters: it writes grammatical nonsense, knows no facts, "
-            "follows no instructions, has had no safety training and must not be used for anything but trying out and "
-            "testing this engine. English and Python only.",
+            f"The target is a language model of {size:.1f} M parameters, for English and Python only. It writes "
+            "grammatical nonsense, knows no facts, follows no instructions, and has had no safety training. Use it for "
+            "trials and tests of this engine only.",
             f"It was trained on positions up to {_trained(config):,}.",
             *(_gain(kind, found) for kind, found in results["gain"].get("model", {}).items()),
         ]
@@ -142,11 +145,11 @@ def _trained(config: Config) -> int:
     return max(max(stage.length, stage.span) for stage in config.stages if stage.model == "target")
 
 
-def _gain(kind: str, found: dict[str, Any]) -> str:
-    """Whether far context helps, as measured."""
-    if found["passes"]:
-        return f"It uses far context on {kind}: {found['mean']:.3f} nats per token better than with the last 2K only."
+def _gain(kind: str, gain: dict[str, Any]) -> str:
+    """Return a sentence on the measured gain of far context."""
+    if gain["passes"]:
+        return f"On {kind} it uses far context: {gain['mean']:.3f} nats per token better than with the last 2K only."
     return (
-        f"It does not use far context on {kind} as it should ({found['mean']:+.3f} nats per token, "
-        f"{found['least']:.2f} wanted)."
+        f"On {kind} it does not use far context as it should: {gain['mean']:+.3f} nats per token, and the goal is "
+        f"{gain['least']:.2f}."
     )

@@ -1,4 +1,4 @@
-"""Every number of a run, read from one TOML file per size."""
+"""All settings of a run, read from one TOML file per size of the pair."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class Machine:
-    """Where and how to compute; `threads` is for the CPU only, `slice` the positions whose logits exist at once."""
+    """Device and precision. threads: threads on a CPU. slice: positions whose logits are in memory at once."""
 
     device: str = "cpu"
     dtype: str = "bf16"
@@ -23,13 +23,16 @@ class Machine:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The autocast dtype of matrix products; weights and optimizer states stay in fp32."""
+        """The autocast dtype of matrix products. Weights and optimizer states stay in fp32."""
         return DTYPES[self.dtype]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The archive of each source, and the bytes of each text that train the tokenizer."""
+    """Corpus of a run. archives: archives of each source. sample_bytes: bytes of each text that train the tokenizer.
+
+    evaluation: archives of the evaluation texts. heldout_tokens: last tokens of each source, which are not trained on.
+    """
 
     archives: dict[str, list[str]]
     evaluation: list[str]
@@ -40,10 +43,10 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama with as many key-value heads as query heads and tied embeddings.
+    """Shape of a Llama with as many KV heads as query heads and with tied embeddings.
 
-    With a `yarn_factor` its rotation is YaRN's (Peng et al. 2023) for `max_positions`, from the start of training on.
-    With `circuits` it starts with heads that look things up (circuits.py).
+    yarn_factor: above 1, the rotation is YaRN's (Peng et al. 2023) for `max_positions` from the start of training on.
+    circuits: whether the initial weights have the induction circuit (circuits.py).
     """
 
     hidden: int
@@ -58,14 +61,17 @@ class Shape:
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of training: `steps` steps of `rows` sequences of `length` tokens, `micro_rows` at a time.
+    """One stage of training: `steps` steps of `rows` sequences of `length` tokens, with `micro_rows` rows per pass.
 
-    `mix` is the share of rows per source, `planted` the share of rows with repetitions of a kind (plants.py). With a
-    `span` a share `stretched` of the rows is made of 2 to `pieces` pieces over up to `span` positions (batches.py).
-    `lr` runs linearly from `lr` to `lr_end` after `warmup` steps; the embedding has `embedding_lr` of it, and the
-    attention of the first layers, where the circuits are, `circuit_lr`. The stage begins by multiplying all queries by
-    `sharpen`: among more keys than before, scores must lie further apart. `patience` counts held-out checks without
-    progress.
+    mix: share of rows per source. planted: share of rows with each kind of planted repetition (plants.py). With `span`,
+    a share `stretched` of the rows consists of 2 to `pieces` pieces within `span` positions (batches.py).
+
+    After `warmup` steps the learning rate falls linearly from `lr` to `lr_end`. The embedding has the factor
+    `embedding_lr`, and the attention of the first two layers, which have the circuits, the factor `circuit_lr`.
+
+    sharpen: factor of all queries at the start of the stage, because more keys need larger differences of scores.
+    teacher: model that the stage distils. kl_share: weight of KL in the distillation. patience: number of held-out
+    checks without progress after which the stage ends; 0: it never ends early.
     """
 
     name: str
@@ -96,8 +102,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class Measure:
-    """For the model card: tokens of the longest texts of all measurements of `triforce eval`, and of the longer texts
-    for loss by position alone; the prompt of the sample, and how many tokens follow it.
+    """Measurements of the model card. max_context: tokens of the longest texts of `triforce eval`.
+
+    far_context: tokens of the longest texts for loss by position. prompt: start of the card's sample text.
+    sample_tokens: tokens that follow the prompt.
     """
 
     max_context: int
@@ -108,7 +116,7 @@ class Measure:
 
 @dataclass(frozen=True)
 class Config:
-    """A whole run."""
+    """All settings of a run."""
 
     name: str
     seed: int
@@ -120,7 +128,7 @@ class Config:
 
 
 def load(path: Path) -> Config:
-    """Reads a run from a TOML file; unknown keys raise TypeError."""
+    """Return the settings in a TOML file. Raises TypeError for an unknown key."""
     raw = tomllib.loads(path.read_text(encoding="utf-8"))
     return Config(
         name=path.stem,

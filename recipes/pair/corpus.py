@@ -1,4 +1,4 @@
-"""Texts out of the corpus archives, in a fixed order."""
+"""Texts of the corpus archives, in a fixed order."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 
 
 def texts(folder: Path, archives: list[str], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yields (name, text) of the .txt files in a folder `prefix`, archive by archive, sorted by name."""
+    """Yield name and text of each .txt file below a folder `prefix`, archive by archive, sorted by name."""
     for archive in archives:
         yield from _archive_texts(folder / archive, prefix)
 
@@ -27,7 +27,7 @@ def _archive_texts(archive: Path, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 def check_apart(train: list[str], evaluation: list[str]) -> None:
-    """Raises ValueError when the name of an evaluation text is also that of a training text.
+    """Raise ValueError if a training text has the name of an evaluation text.
 
     Names are `author_title` for books and `owner-project` (with `code_` before it in the evaluation set) for code.
     """

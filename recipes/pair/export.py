@@ -1,4 +1,4 @@
-"""The shipped folders: bf16 safetensors in the layout of `LlamaForCausalLM`, and tokenizer files."""
+"""Writes the shipped folders: bf16 safetensors with the names of `LlamaForCausalLM`, and tokenizer files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SHARD = "15MB"
 
 
 def run(config: Config, work: Path, out: Path) -> None:
-    """Writes `target/` and `draft/` under `out`; again gives the same files."""
+    """Write `target/` and `draft/` to `out`. A second call writes the same files."""
     for name in ("target", "draft"):
         _export(config, work, name, out / name)
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files in a folder."""
+    """Return the bytes of all files in a folder."""
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
@@ -32,14 +32,14 @@ def _export(config: Config, work: Path, name: str, folder: Path) -> None:
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=True)
     model.save_pretrained(folder, max_shard_size=SHARD)
     for shard in folder.glob("*.safetensors"):
-        shard.chmod(0o644)  # safetensors writes for its owner alone, and a wheel keeps modes
+        shard.chmod(0o644)  # safetensors makes files that only their owner can read, and a wheel keeps modes
     _add_older_keys(folder / "config.json")
     for file in TOKENIZER_FILES:
         shutil.copyfile(work / "tokenizer" / file, folder / file)
 
 
 def _add_older_keys(path: Path) -> None:
-    """Adds what readers older than `rope_parameters` look for."""
+    """Add the keys `rope_theta` and `rope_scaling`, which transformers read before `rope_parameters` existed."""
     values = json.loads(path.read_text(encoding="utf-8"))
     rope = dict(values["rope_parameters"])
     older = {"rope_theta": rope.pop("rope_theta"), "rope_scaling": None if rope["rope_type"] == "default" else rope}

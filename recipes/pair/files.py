@@ -1,4 +1,4 @@
-"""Files that are either whole or absent, so that a killed run never leaves half of one."""
+"""Files that are written completely or not at all, even if the run is killed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def _commit(partial: Path, path: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes `value` as indented JSON."""
+    """Write `value` as indented JSON."""
     partial = path.with_name(path.name + ".partial")
     partial.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     _commit(partial, path)
 
 
 def write_array(path: Path, array: np.ndarray) -> None:
-    """Writes a .npy file."""
+    """Write a .npy file."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("wb") as stream:
         np.save(stream, array)
@@ -31,13 +31,13 @@ def write_array(path: Path, array: np.ndarray) -> None:
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
-    """Writes a torch checkpoint."""
+    """Write a torch checkpoint."""
     partial = path.with_name(path.name + ".partial")
     torch.save(state, partial)
     _commit(partial, path)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Reads what `write_state` wrote, onto the CPU."""
+    """Return a checkpoint of `write_state`, on the CPU."""
     state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state

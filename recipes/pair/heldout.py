@@ -1,4 +1,4 @@
-"""Loss on the held-out tail of the training texts, and when to stop for it."""
+"""Loss on held-out tokens of the training sources, and early stopping by it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers import LlamaForCausalLM
 
 from recipes.pair.config import Config, Stage
 
-TOKENS = 16_384  # per source and check: a check costs about two training steps
+TOKENS = 16_384  # per source and check, so a check takes the time of about two training steps
 
 
 @torch.inference_mode()
 def losses(model: LlamaForCausalLM, config: Config, stage: Stage, folder: Path) -> dict[str, float]:
-    """Mean nats per token of each source of the stage, in windows of the stage's length."""
+    """Return the mean nats per token of each source of the stage, in windows of the stage's length."""
     return {source: _loss(model, config, stage, folder / f"{source}.heldout.npy") for source in stage.mix}
 
 
@@ -34,6 +34,9 @@ def _loss(model: LlamaForCausalLM, config: Config, stage: Stage, path: Path) -> 
 
 
 def stalled(history: list[list[float]], patience: int) -> bool:
-    """Return whether the last `patience` checks, each [step, nats], brought no new best; never when `patience` is 0."""
+    """Return whether none of the last `patience` checks improved the best loss. history: pairs of step and nats.
+
+    With `patience` 0 a run never stalls.
+    """
     nats = [loss for _, loss in history]
     return 0 < patience < len(nats) and min(nats[-patience:]) >= min(nats[:-patience])

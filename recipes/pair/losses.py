@@ -1,6 +1,6 @@
-"""Losses over a large vocabulary, computed for a slice of positions at a time so that the logits stay in cache.
+"""Losses over a large vocabulary, computed for a slice of positions at a time, so that the logits stay in cache.
 
-Shapes: N positions, D hidden, V vocabulary, C positions of a slice.
+Shapes: N positions, D hidden size, V vocabulary, C positions of a slice, A positions with a token to avoid.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from recipes.pair.batches import ANYTHING_BUT, IGNORED
+from recipes.pair.batches import AVOIDED_BASE, IGNORED
 
 HeadLoss = Callable[[torch.Tensor, slice], torch.Tensor]
 
 
 def backward_in_slices(hidden_ND: torch.Tensor, head_loss: HeadLoss, size: int) -> torch.Tensor:
-    """Sums `head_loss(hidden_CD, where)` over slices of `size` positions and leaves its gradients.
+    """Sum `head_loss(hidden_CD, where)` over slices of `size` positions, and run its backward pass.
 
-    Each slice's logits are freed at once. Returns the sum as a scalar on the device, so that nothing waits for it.
+    The logits of a slice are freed after the slice. Returns the sum as a scalar on the device, without synchronisation.
     """
     gradients = []
     total = torch.zeros((), device=hidden_ND.device)
@@ -35,16 +35,16 @@ def backward_in_slices(hidden_ND: torch.Tensor, head_loss: HeadLoss, size: int) 
 
 
 def cross_entropy(head: torch.nn.Module, labels_N: torch.Tensor) -> HeadLoss:
-    """Nats summed over the labelled positions: -log p of a token wanted, -log(1 - p) of one that is not."""
+    """Return a loss in nats, summed over positions: -log p of a label, or -log(1 - p) of a token to avoid."""
 
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
         logits_CV = head(hidden_CD).float()
         labels_C = labels_N[where]
         label_loss = F.cross_entropy(logits_CV, labels_C.clamp_min(IGNORED), ignore_index=IGNORED, reduction="sum")
-        avoided = labels_C <= ANYTHING_BUT
+        avoided = labels_C <= AVOIDED_BASE
         if not avoided.any():
             return label_loss
-        tokens_A1 = (ANYTHING_BUT - labels_C[avoided])[:, None]
+        tokens_A1 = (AVOIDED_BASE - labels_C[avoided])[:, None]
         p_A1 = logits_CV[avoided].softmax(-1).gather(1, tokens_A1)
         return label_loss - torch.log1p(-p_A1.clamp_max(1 - 1e-4)).sum()
 
@@ -52,7 +52,7 @@ def cross_entropy(head: torch.nn.Module, labels_N: torch.Tensor) -> HeadLoss:
 
 
 SHARP = 0.6
-"""The temperature at which a draft is to agree with its target: below 1 that is a harder thing than a small KL."""
+"""Temperature at which a draft should agree with its target. Below 1, agreement needs more than a small KL."""
 
 
 def distillation(
@@ -62,11 +62,11 @@ def distillation(
     teacher_hidden_ND: torch.Tensor,
     kl_share: float,
 ) -> HeadLoss:
-    """Total variation of teacher and student at temperature `SHARP`, summed over the labelled positions.
+    """Return a loss whose value is the total variation of teacher and student at temperature `SHARP`.
 
-    That is the chance that the target refuses a drafted token (Leviathan et al. 2023, theorem 3.5). What descends is
-    `kl_share` of KL(teacher || student) at temperature 1 and the rest of the total variation; the gradients of both are
-    written out, as a vocabulary is long.
+    The value is summed over the labelled positions. It is the probability that the target rejects a draft token
+    (Leviathan et al. 2023, theorem 3.5). The gradient is that of another loss: `kl_share` times KL(teacher || student)
+    at temperature 1, and 1 - `kl_share` times the total variation. Its closed form is faster than autograd.
     """
 
     def loss(hidden_CD: torch.Tensor, where: slice) -> torch.Tensor:
@@ -91,7 +91,7 @@ def distillation(
 
 
 class _Descent(torch.autograd.Function):
-    """A value whose gradient for the logits is given."""
+    """A function of the logits with a given value and a given gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits_CV: torch.Tensor, slope_CV: torch.Tensor, value: torch.Tensor) -> torch.Tensor:

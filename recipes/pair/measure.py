@@ -1,4 +1,4 @@
-"""The figures of a finished pair: what `triforce eval` says of it on texts that neither model has seen, and the log."""
+"""Figures of a finished pair: results of `triforce eval` on evaluation texts, and of the training log."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from triforce.eval import MEASUREMENTS
 
 
 def run(config: Config, folder: Path, work: Path, out: Path) -> None:
-    """Writes `figures.json` and, of the longest readings, `far.json`: each once, from the shipped folders under `out`.
+    """Write `figures.json`, and `far.json` with the longest readings, if they do not exist yet.
 
-    `folder` holds the archives.
+    folder: the folder of the archives. out: the folder of the shipped pair.
     """
     if not (work / "figures.json").exists():
         _figures(config, folder, work, out)
@@ -44,7 +44,7 @@ def _figures(config: Config, folder: Path, work: Path, out: Path) -> None:
 
 
 def unpack(config: Config, folder: Path, work: Path) -> Path:
-    """Writes the evaluation texts to a folder of their own."""
+    """Write the evaluation texts to a folder. Returns the folder."""
     texts = work / "texts"
     texts.mkdir(exist_ok=True)
     for name, text in corpus.texts(folder, config.corpus.evaluation):
@@ -53,7 +53,7 @@ def unpack(config: Config, folder: Path, work: Path) -> Path:
 
 
 def training(work: Path) -> dict[str, Any]:
-    """Tokens, seconds and held-out nats per token by stage, from the log of the run; a repeated step counts once."""
+    """Return tokens, seconds and held-out nats per token by stage, from the log. A repeated step counts once."""
     stages: dict[str, Any] = {}
     for text in (work / "training.jsonl").read_text(encoding="utf-8").splitlines():
         line = json.loads(text)
@@ -70,12 +70,12 @@ def _evaluate(config: Config, texts: Path, out: Path, path: Path, max_context: i
     models = [str(out / "target"), "--draft", str(out / "draft"), "--texts", str(texts), "--only", ",".join(names)]
     options = ["--max-context", str(max_context), "--device", config.machine.device, "--json", str(partial)]
     if main(["eval", *models, *options]) != 0:
-        raise RuntimeError("triforce eval has failed; its message stands above")
+        raise RuntimeError("triforce eval has failed; its message is printed above")
     return json.loads(partial.replace(path).read_text(encoding="utf-8"))
 
 
 def _sample(config: Config, out: Path) -> str:
-    """A continuation of the prompt at temperature 0.8."""
+    """Return the prompt with its continuation at temperature 0.8."""
     llm = LLM(out / "target", out / "draft", device=config.machine.device)
     settings = config.measure
     params = SamplingParams(temperature=0.8, max_tokens=settings.sample_tokens, seed=config.seed, ignore_eos=True)

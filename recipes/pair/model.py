@@ -1,4 +1,4 @@
-"""The two Llamas, random or started from another's embedding."""
+"""Builds Llamas, with random weights or with an embedding from a teacher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from recipes.pair.config import Shape
 
 
 def build(shape: Shape, vocab: int, seed: int) -> LlamaForCausalLM:
-    """A Llama with the weights that `seed` draws; outputs of each block start at zero, so that depth costs nothing."""
+    """Return a Llama with random weights of `seed`. Output projections are 0, so depth does not hinder training."""
     torch.manual_seed(seed)
     model = LlamaForCausalLM(llama_config(shape, vocab))
     for name, weight in model.named_parameters():
@@ -24,7 +24,7 @@ def build(shape: Shape, vocab: int, seed: int) -> LlamaForCausalLM:
 
 
 def llama_config(shape: Shape, vocab: int) -> LlamaConfig:
-    """The configuration in Hugging Face's terms; id 0 both begins and ends a text."""
+    """Return the configuration for transformers. Id 0 both begins and ends a text."""
     return LlamaConfig(
         vocab_size=vocab,
         hidden_size=shape.hidden,
@@ -43,7 +43,7 @@ def llama_config(shape: Shape, vocab: int) -> LlamaConfig:
 
 
 def rope_parameters(shape: Shape) -> dict[str, Any]:
-    """The rotation in Hugging Face's terms."""
+    """Return the rotation for transformers."""
     if shape.yarn_factor == 1:
         return {"rope_type": "default", "rope_theta": shape.rope_theta}
     original = int(shape.max_positions / shape.yarn_factor)
@@ -52,9 +52,9 @@ def rope_parameters(shape: Shape) -> dict[str, Any]:
 
 
 def hidden(model: LlamaForCausalLM, inputs_RT: torch.Tensor, positions_RT: torch.Tensor) -> torch.Tensor:
-    """Last hidden states (R, T, C) of tokens at any ascending positions, each seeing all before it in its row.
+    """Return the last hidden states (R, T, C) of tokens at ascending positions. Attention is causal in each row.
 
-    Calls the parts of the model, as the whole takes a jump of positions for the start of another text.
+    The layers are called separately, because the whole model treats a gap in positions as the start of another text.
     """
     trunk = model.model
     states_RTC = trunk.embed_tokens(inputs_RT)
@@ -67,14 +67,14 @@ def hidden(model: LlamaForCausalLM, inputs_RT: torch.Tensor, positions_RT: torch
 
 @torch.no_grad()
 def sharpen(model: LlamaForCausalLM, factor: float) -> None:
-    """Multiplies the attention scores of every layer."""
+    """Multiply the attention scores of every layer by `factor`."""
     for layer in model.model.layers:
         layer.self_attn.q_proj.weight.mul_(factor)
 
 
 @torch.no_grad()
 def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None:
-    """Starts the embedding of `model` as the leading principal directions of `teacher`'s, at its own scale."""
+    """Set the embedding of `model` to the teacher's in its leading principal directions, at the scale of `model`."""
     wide = teacher.get_input_embeddings().weight
     narrow = model.get_input_embeddings().weight
     _, _, directions = torch.linalg.svd(wide.float(), full_matrices=False)
@@ -83,5 +83,5 @@ def borrow_embedding(model: LlamaForCausalLM, teacher: LlamaForCausalLM) -> None
 
 
 def count(model: LlamaForCausalLM) -> int:
-    """Number of parameters, tied ones once."""
+    """Return the number of parameters. Tied parameters count once."""
     return sum(weight.numel() for weight in model.parameters())

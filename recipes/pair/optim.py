@@ -1,4 +1,4 @@
-"""Muon for the matrices of the blocks, AdamW for embeddings and norms, one linear schedule for both."""
+"""Optimizers: Muon for the matrices of the layers, AdamW for embeddings and norms, with one linear schedule."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from recipes.pair.config import Stage
 
 
 def build(model: LlamaForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
-    """Both optimizers; with `match_rms_adamw` one learning rate suits both. A group has a `share` of it."""
+    """Return both optimizers. `match_rms_adamw` makes one rate suit both; a group has its `share` of the rate."""
     matrices = [weight for name, weight in model.named_parameters() if ".layers." in name and weight.ndim == 2]
     embedding = model.get_input_embeddings().weight
     norms = [weight for weight in model.parameters() if weight.ndim == 1]
-    looking = {id(weight) for weight in circuits.parameters(model)}
+    circuit_ids = {id(weight) for weight in circuits.parameters(model)}
     groups = [
-        {"params": [weight for weight in matrices if id(weight) not in looking], "share": 1.0},
-        {"params": [weight for weight in matrices if id(weight) in looking], "share": stage.circuit_lr},
+        {"params": [weight for weight in matrices if id(weight) not in circuit_ids], "share": 1.0},
+        {"params": [weight for weight in matrices if id(weight) in circuit_ids], "share": stage.circuit_lr},
     ]
     muon = torch.optim.Muon(
         groups, lr=stage.lr, weight_decay=stage.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw"
@@ -27,7 +27,7 @@ def build(model: LlamaForCausalLM, stage: Stage) -> list[torch.optim.Optimizer]:
 
 
 def rate(stage: Stage, step: int) -> float:
-    """Learning rate of `step`: linear from 0 to `lr` over the warmup, then linear to `lr_end` at the last step."""
+    """Return the learning rate of `step`: linear from 0 to `lr` in the warmup, then linear to `lr_end` at the end."""
     if step < stage.warmup:
         return stage.lr * (step + 1) / stage.warmup
     done = (step - stage.warmup) / max(1, stage.steps - stage.warmup)

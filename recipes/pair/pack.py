@@ -1,4 +1,4 @@
-"""The corpus as flat uint16 token files: one for training, one held out, per source, and one per evaluation text."""
+"""Packs the corpus into files of uint16 tokens: training and held-out tokens per source, and each evaluation text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXTS_AT_ONCE = 8
 
 
 def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
-    """Yields the uint16 ids of each text, `<|endoftext|>` first."""
+    """Yield the uint16 ids of each text, after `<|endoftext|>`."""
     end = tokenizer.token_to_id(END)
     texts = iter(texts)
     while group := list(islice(texts, TEXTS_AT_ONCE)):
@@ -26,9 +26,9 @@ def encode(tokenizer: Tokenizer, texts: Iterable[str]) -> Iterator[np.ndarray]:
 
 
 def pack_source(tokenizer: Tokenizer, settings: Corpus, source: str, folder: Path, out: Path) -> None:
-    """Writes `<source>.heldout.npy` (the last tokens) and then `<source>.train.npy` (all others).
+    """Write `<source>.heldout.npy` with the last tokens, and then `<source>.train.npy` with all other tokens.
 
-    What the evaluation texts, which must be packed before, have in common with the source is cut from it.
+    Windows of the evaluation texts, which must be packed before, are cut from the source.
     """
     texts = corpus.texts(folder, settings.archives[source], source)
     evaluation = [np.load(path) for path in sorted((out / "eval").glob("*.npy"))]
@@ -39,7 +39,7 @@ def pack_source(tokenizer: Tokenizer, settings: Corpus, source: str, folder: Pat
 
 
 def pack_evaluation(tokenizer: Tokenizer, settings: Corpus, folder: Path, out: Path) -> None:
-    """Writes `eval/<name>.npy` for each evaluation text, and `eval/bytes.json` with their sizes in bytes."""
+    """Write `eval/<name>.npy` for each evaluation text, and `eval/bytes.json` with their sizes in bytes."""
     (out / "eval").mkdir(exist_ok=True)
     sizes = {}
     for name, text in corpus.texts(folder, settings.evaluation):
@@ -50,7 +50,7 @@ def pack_evaluation(tokenizer: Tokenizer, settings: Corpus, folder: Path, out: P
 
 
 def sample(settings: Corpus, folder: Path) -> Iterator[str]:
-    """Yields the start of each training text, for the tokenizer; no evaluation text may be among them."""
+    """Yield the start of each training text, for the tokenizer. Raises ValueError if it is an evaluation text."""
     evaluation = [name for name, _ in corpus.texts(folder, settings.evaluation)]
     for source, archives in settings.archives.items():
         for name, text in corpus.texts(folder, archives, source):

@@ -1,4 +1,4 @@
-"""The figures of the model card as small SVG files. Needs matplotlib (`make install-dev`)."""
+"""Draws the pictures of the model card as small SVG files. Needs matplotlib (`make install-dev`)."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from triforce.eval.tables import tokens
+from triforce.tables import tokens
 
 Results = dict[str, Any]
 
 
 def draw(results: Results, folder: Path) -> list[tuple[str, str]]:
-    """Writes what can be drawn from the results of `triforce eval`; file names and captions."""
+    """Draw the pictures whose results of `triforce eval` exist. Returns their file names and captions."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -23,7 +23,10 @@ def draw(results: Results, folder: Path) -> list[tuple[str, str]]:
 
 
 def _positions(results: Results, path: Path) -> bool:
-    """Loss over position, a line for each kind of text; the longest readings dashed."""
+    """Draw loss over position, with a line for each kind of text. Lines of the longest readings are dashed.
+
+    Returns whether the picture was drawn.
+    """
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(6, 3), layout="constrained")
@@ -41,7 +44,7 @@ def _positions(results: Results, path: Path) -> bool:
 
 
 def _needles(results: Results, path: Path) -> bool:
-    """Share of right answers, by depth and length."""
+    """Draw the share of right answers by depth and length. Returns whether the picture was drawn."""
     from matplotlib import pyplot
 
     cells = results["needle"].get("cells", [])

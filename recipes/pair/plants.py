@@ -1,8 +1,8 @@
-"""Repetitions planted in windows of text, so that heads which look things up form early, reach far, and let go.
+"""Plants repetitions in windows of text, so that look-up heads form early, reach far, and stop in time.
 
-Copies and records cut a window in two parts: what is planted in the early part comes back in the late one. In windows
-made of distant pieces (see batches.py) the parts lie up to the whole span of positions apart. Echoes are short and
-near. Shapes: W tokens of a window.
+Copies and records divide a window into an early and a late part; the late part repeats tokens of the early part. In
+windows of distant pieces (see batches.py) the parts are up to `span` positions apart. Echoes are short and near, and
+loops are a passage that repeats itself at once. Shapes: W tokens of a window.
 """
 
 from __future__ import annotations
@@ -15,15 +15,32 @@ import numpy as np
 from tokenizers import Tokenizer
 
 Plant = Callable[[np.ndarray, np.ndarray, np.random.Generator], None]
-"""Changes the tokens of a window in place, and what is known of each: it counts (1), it does not (0), or `AVOIDED`."""
+"""Function that changes tokens of a window in place, and their marks: 1 for a label, 0 for no loss, or `AVOIDED`."""
 
 AVOIDED = -1
+"""Mark of a token whose probability the loss lowers."""
 
-FEWEST, MOST = 12, 256  # tokens of a copied span
-ECHO_MOST, ECHO_REACH, ECHO_EVERY, ECHOES_FROM = 32, 384, 48, 32  # tokens: longest, furthest, one in this number, first
-LOOP_REACH, LOOP_MEAN, LOOP_EVERY = 40, 8, 64  # tokens of a circle at most; beyond its second round; one in this number
-ROUND = 4  # tokens that may be said again whatever the circle
-COPIED = 0.6  # of the late part, so that a row with copies teaches as much as it can
+MIN_COPY = 12
+"""Least tokens of a copied span."""
+MAX_COPY = 256
+MAX_ECHO = 32
+"""Most tokens of an echo."""
+ECHO_REACH = 384
+"""Most tokens between a passage and its echo."""
+ECHO_SPACING = 48
+"""Tokens per echo."""
+FIRST_ECHO = 32
+"""First position of an echo or a loop."""
+MAX_LOOP_PERIOD = 40
+"""Most tokens of one round of a loop."""
+MEAN_LOOP_TAIL = 8
+"""Mean tokens of a loop after its second round."""
+LOOP_SPACING = 64
+"""Tokens per loop."""
+MIN_ALLOWED_REPEAT = 4
+"""Tokens that may always be repeated, even in a loop with a shorter period."""
+COPIED_SHARE = 0.6
+"""Share of the late part that copies fill: most of it, so that a row with copies teaches much."""
 TEMPLATES = (
     "\nThe {thing} of {name} is {value}.\n",
     "\n{name}'s {thing} is {value}.\n",
@@ -32,66 +49,66 @@ TEMPLATES = (
 THINGS = ("secret number", "code", "key", "number", "address", "price", "password", "weight", "account", "score")
 
 
-def plant_copies(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
-    """Fills much of the late part with spans of the early one, in any order; one early part in four is shuffled."""
+def plant_copies(window_W: np.ndarray, marks_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Fill much of the late part with spans of the early part, in any order. One early part in four is shuffled."""
     middle = len(window_W) // 2
     end = len(window_W)
     if rng.random() < 0.25:
         rng.shuffle(window_W[:middle])
-        known_W[:middle] = False
+        marks_W[:middle] = False
     at = middle
-    while at < end - FEWEST:
-        length = int(min(np.exp(rng.uniform(np.log(FEWEST), np.log(MOST))), end - at, middle))
+    while at < end - MIN_COPY:
+        length = int(min(np.exp(rng.uniform(np.log(MIN_COPY), np.log(MAX_COPY))), end - at, middle))
         start = int(rng.integers(0, middle - length + 1))
         window_W[at : at + length] = window_W[start : start + length]
-        known_W[at : at + 1] = False
-        at += length  # the window's own text goes on, for about as long as `COPIED` leaves
-        at += int(length * rng.uniform(0, 2 * (1 - COPIED) / COPIED))
+        marks_W[at : at + 1] = False
+        at += length  # then a stretch of the window's own text follows
+        at += int(length * rng.uniform(0, 2 * (1 - COPIED_SHARE) / COPIED_SHARE))
 
 
-def plant_echoes(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
-    """Says a few of the last tokens again here and there, and counts only what follows: repetitions end.
+def plant_echoes(window_W: np.ndarray, marks_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Repeat short recent passages. Only the tokens after an echo have labels, so the model learns that echoes end.
 
-    A model that has seen repetitions go on alone does not leave its own: sampled at a low temperature, it goes round
-    in circles (LOG.md).
+    A model that has seen only repetitions that continue does not end its own: at a low temperature it generates loops
+    (LOG.md).
     """
-    starts = rng.integers(ECHOES_FROM, len(window_W), len(window_W) // ECHO_EVERY)
+    starts = rng.integers(FIRST_ECHO, len(window_W), len(window_W) // ECHO_SPACING)
     for at in np.sort(starts):
-        length = min(int(np.exp(rng.uniform(np.log(3), np.log(ECHO_MOST)))), len(window_W) - at)
+        length = min(int(np.exp(rng.uniform(np.log(3), np.log(MAX_ECHO)))), len(window_W) - at)
         back = int(rng.integers(length, min(at, ECHO_REACH) + 1))
         window_W[at : at + length] = window_W[at - back : at - back + length]
-        known_W[at : at + length] = False
+        marks_W[at : at + length] = False
 
 
-def plant_loops(window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
-    """Goes round in small circles here and there: a model must find its way out, and not into a third round.
+def plant_loops(window_W: np.ndarray, marks_W: np.ndarray, rng: np.random.Generator) -> None:
+    """Plant short loops of more than two rounds, so that the model learns to end a loop before its third round.
 
-    The tokens of that round are marked `AVOIDED`: unlikelihood training (Welleck et al. 2020), on repetitions that are
-    planted instead of sampled.
+    The tokens of the third round are marked `AVOIDED`. This is unlikelihood training (Welleck et al. 2020) on planted
+    instead of sampled repetitions.
     """
-    for at in np.sort(rng.integers(ECHOES_FROM, len(window_W), len(window_W) // LOOP_EVERY)):
-        back = int(np.exp(rng.uniform(np.log(1), np.log(LOOP_REACH))))
-        length = min(int(back + rng.geometric(1 / LOOP_MEAN)), len(window_W) - at)
+    for at in np.sort(rng.integers(FIRST_ECHO, len(window_W), len(window_W) // LOOP_SPACING)):
+        back = int(np.exp(rng.uniform(np.log(1), np.log(MAX_LOOP_PERIOD))))
+        length = min(int(back + rng.geometric(1 / MEAN_LOOP_TAIL)), len(window_W) - at)
         window_W[at : at + length] = np.resize(window_W[max(0, at - back) : at], length)
-        known_W[at : at + length] = False
-        known_W[at + max(back, ROUND) : at + length] = AVOIDED
+        marks_W[at : at + length] = False
+        marks_W[at + max(back, MIN_ALLOWED_REPEAT) : at + length] = AVOIDED
 
 
 @dataclass(frozen=True)
 class Records:
-    """Sentences that give each of some names a number, scattered over the early part and asked for in the late one."""
+    """Sentences that give numbers to names in the early part, and repeat the same sentences in the late part."""
 
     tokenizer: Tokenizer
     names: list[str]
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> Records:
-        """Names are the capitalised words among the tokens."""
+        """Return records whose names are the capitalised words in the vocabulary."""
         words = sorted(word[1:] for word in tokenizer.get_vocab() if re.fullmatch("Ġ[A-Z][a-z]{3,}", word))
         return Records(tokenizer, words or ["Ada", "Bob", "Cid", "Dot"])
 
-    def __call__(self, window_W: np.ndarray, known_W: np.ndarray, rng: np.random.Generator) -> None:
-        """Replaces the tokens of the window in place; only the numbers asked for count, not those given."""
+    def __call__(self, window_W: np.ndarray, marks_W: np.ndarray, rng: np.random.Generator) -> None:
+        """Replace tokens of the window in place. Only the numbers in the late part have labels."""
         middle = len(window_W) // 2
         end = len(window_W)
         count = max(1, min(24, end // 96))
@@ -102,11 +119,11 @@ class Records:
             for slot, (cue, value) in zip(slots * size + start, asked, strict=False):
                 stop = slot + len(cue) + len(value)
                 window_W[slot:stop] = [*cue, *value]
-                known_W[slot:stop] = False
-                known_W[stop - len(value) : stop] = answers
+                marks_W[slot:stop] = False
+                marks_W[stop - len(value) : stop] = answers
 
     def _record(self, rng: np.random.Generator) -> tuple[list[int], list[int]]:
-        """The tokens before a number, and those of the number with what ends the sentence."""
+        """Return the tokens of a sentence up to its number, and the tokens from the number on."""
         words = {"thing": str(rng.choice(THINGS)), "name": str(rng.choice(self.names)), "value": ""}
         cue, tail = str(rng.choice(TEMPLATES)).format_map(words | {"value": "\0"}).split("\0")
         number = "".join(map(str, rng.integers(0, 10, 5)))

@@ -1,4 +1,4 @@
-"""Contents of the corpus by licence, from the table beside its archives."""
+"""Counts of the corpus's texts by licence, from the table beside its archives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PARTS = {"books": "books", "code": "code bases", "docs": "documentation sets", "
 
 
 def counts(folder: Path) -> dict[str, Counter[str]]:
-    """Licence to number of texts by part; `SOURCES.tsv` has the columns file, bytes, repo, commit, licence."""
+    """Return counts of texts by licence and part, from `SOURCES.tsv` (columns file, bytes, repo, commit, licence)."""
     path = folder / "SOURCES.tsv"
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     licence_counts: dict[str, Counter[str]] = {}

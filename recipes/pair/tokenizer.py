@@ -27,7 +27,7 @@ def train(texts: Iterable[str], vocab: int) -> Tokenizer:
 
 
 def save(tokenizer: Tokenizer, folder: Path, max_positions: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json, loadable offline by `AutoTokenizer`; the config comes last."""
+    """Write tokenizer.json and then tokenizer_config.json. `AutoTokenizer` can load them offline."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
@@ -43,5 +43,5 @@ def save(tokenizer: Tokenizer, folder: Path, max_positions: int) -> None:
 
 
 def load(folder: Path) -> Tokenizer:
-    """Reads the tokenizer that `save` wrote."""
+    """Return the tokenizer that `save` wrote."""
     return Tokenizer.from_file(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""One stage of training, resumable at any step: the checkpoint holds model, optimizers, step and held-out history."""
+"""One stage of training, resumable at any step from a checkpoint of model, optimizers, step and held-out history."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ Deadline = Callable[[], bool]
 
 
 class Trainer:
-    """Trains the model of one stage."""
+    """Training of one stage."""
 
     def __init__(self, config: Config, stage: Stage, work: Path) -> None:
-        """Builds the model as the previous stage left it, or as the last checkpoint of this stage did."""
+        """Load the model from the last checkpoint of this stage, or else from the previous stage."""
         self.config = config
         self.stage = stage
         self.work = work
@@ -41,11 +41,11 @@ class Trainer:
 
     @property
     def checkpoint(self) -> Path:
-        """Where an unfinished stage keeps its state."""
+        """File with the state of an unfinished stage."""
         return self.work / f"{self.stage.name}.checkpoint.pt"
 
     def run(self, out_of_time: Deadline) -> bool:
-        """Trains to the last step and writes the final weights; False when time ran out before, with a checkpoint."""
+        """Train to the last step and write the final weights. If time runs out, write a checkpoint and return False."""
         stage = self.stage
         while self.step < stage.steps and not heldout.stalled(self.history, stage.patience):
             if out_of_time():
@@ -60,7 +60,7 @@ class Trainer:
         return True
 
     def _train_step(self) -> torch.Tensor:
-        """Make one update. Returns the mean loss per labelled token, in nats, still on the device."""
+        """Make one update. Returns the mean loss per labelled token in nats, as a tensor on the device."""
         device = self.config.machine.device
         rows = self.stage.micro_rows
         batch = self.batches(self.step)
@@ -100,7 +100,7 @@ class Trainer:
             self.history.append([self.step, sum(nats.values()) / len(nats)])
             self._log(heldout=nats)
         if is_last or self.step % 10 == 0:
-            self._log(loss=loss.item())  # the only wait for the device
+            self._log(loss=loss.item())  # the only synchronisation with the device
         if self.step % stage.save_every == 0:
             self._save()
 
@@ -127,18 +127,18 @@ class Trainer:
 
 
 def weights_path(work: Path, stage: str) -> Path:
-    """The final weights of a stage; the stage is done when they exist."""
+    """Return the file of a stage's final weights. The stage is done if the file exists."""
     return work / f"{stage}.weights.pt"
 
 
 def autocast(machine: Machine) -> AbstractContextManager[Any]:
-    """Matrix products in the machine's dtype; without the cast cache, which slices of one graph cannot share."""
+    """Return autocast to the machine's dtype, without the cast cache, which slices of one graph cannot share."""
     enabled = machine.torch_dtype != torch.float32
     return torch.autocast(machine.device, dtype=machine.torch_dtype, enabled=enabled, cache_enabled=False)
 
 
 def start(config: Config, stage: Stage, work: Path) -> LlamaForCausalLM:
-    """The model as the last finished stage of the same model left it, else new."""
+    """Return the model after the last finished stage of the same model, or a new one."""
     earlier_stages = config.stages[: config.stages.index(stage)]
     if any(earlier.model == stage.model for earlier in earlier_stages):
         return load_model(config, stage.model, work, earlier_stages)
@@ -149,7 +149,7 @@ def start(config: Config, stage: Stage, work: Path) -> LlamaForCausalLM:
 
 
 def load_model(config: Config, name: str, work: Path, stages: list[Stage] | None = None) -> LlamaForCausalLM:
-    """The model `name` after the last of its finished `stages` (default: all)."""
+    """Return the model `name` after the last finished stage of `stages`, by default of all stages."""
     candidates = [stage for stage in (stages or config.stages) if stage.model == name]
     done = [stage for stage in candidates if weights_path(work, stage.name).exists()]
     loaded = model.build(config.shapes[name], config.corpus.vocab, config.seed)

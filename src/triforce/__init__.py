@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-TYPE_CHECKING = False  # as type checkers know it: typing takes longer to import than all else before Ctrl-C is heard
+TYPE_CHECKING = False  # type checkers take it as True; an import of `typing` would delay the handler of Ctrl-C
 if TYPE_CHECKING:
     from triforce.engine.engine import OutputChunk
     from triforce.errors import (
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Loaded when first used: torch takes a second to import, and `triforce --help` needs none of it.
-_NAMES = {
+# A name is imported when it is first used: torch takes a second to import, and `triforce --help` does not need torch.
+_NAMES_BY_MODULE = {
     "triforce.llm": ["LLM"],
     "triforce.session": ["Session"],
     "triforce.interface.sampling_params": ["SamplingParams"],
@@ -60,7 +60,7 @@ _NAMES = {
         "RankError",
     ],
 }
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
 
 __all__ = [
     "LLM",
@@ -95,9 +95,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module 'triforce' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -8,13 +8,13 @@ import signal
 import sys
 
 TYPE_CHECKING = False
-if TYPE_CHECKING:  # no import that Python has not made itself, as Ctrl-C would end it with a traceback
+if TYPE_CHECKING:  # Ctrl-C in an import ends with a traceback, so only modules that Python has loaded are imported
     from types import FrameType
     from typing import NoReturn
 
 
 def main() -> int:
-    """Run the command of this process; return its exit code. On Ctrl-C that is 130, from the first import on."""
+    """Run the command of this process; return its exit code: 130 on Ctrl-C, from the first import on."""
     signal.signal(signal.SIGINT, interrupt)
     try:
         from triforce.cli import main as run
@@ -27,17 +27,20 @@ def main() -> int:
 
 
 def interrupt(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, or end at once: a second time, and inside an import, where it may be lost or renamed."""
-    if _imports(frame):
+    """Raise KeyboardInterrupt at the first Ctrl-C; end the process at the second, and at one that would be swallowed.
+
+    An import may swallow KeyboardInterrupt, or raise another exception in its place. A finalizer prints it and goes on.
+    """
+    if _swallows_exceptions(frame):
         _leave(number, frame)
     signal.signal(signal.SIGINT, _leave)
     raise KeyboardInterrupt
 
 
-def _imports(frame: FrameType | None) -> bool:
-    """Whether a frame runs for an import: Python's own importer is among its callers."""
+def _swallows_exceptions(frame: FrameType | None) -> bool:
+    """Whether a frame runs for an import or a finalizer: one of them is among the frame and its callers."""
     while frame:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
+        if frame.f_code.co_filename.startswith("<frozen importlib") or frame.f_code.co_name == "__del__":
             return True
         frame = frame.f_back
     return False

@@ -1,13 +1,20 @@
 """Errors that a user can correct. The command line prints the text of any of them and exits with code 2.
 
-An error is raised once and names an argument by `argument`. The entry point formats the argument as its users write
-it: `context=64` in Python, `--context 64` on the command line.
+The text of an error marks each argument with the function `argument`. The entry point then formats the argument as
+its own users write it: `context=64` in Python, `--context 64` on the command line.
 
-A request is checked in this order by: the server (`server/http_server.py`, `server/security.py`: connections, host,
-key, size of the body; `server/body_parser.py`: JSON; `server/request_base.py`, `server/schemas.py`: fields;
-`server/service.py`: features of the model, sizes of answers), `interface/sampling_params.py` (values),
-`engine/inputs.py` (the prompt: empty, beyond the context, ids), `server/engine_thread.py` (a full queue), and
-`engine/scheduler.py: Scheduler.add` (KV capacity). `server/errors.py: refusal_for` maps each error to a status.
+The modules that check a request, in their order:
+
+- `server/http_server.py`, `server/security.py`: connections, host, key, and size of the body.
+- `server/body_parser.py`: JSON.
+- `server/request_base.py`, `server/schemas.py`: fields.
+- `server/service.py`: features of the model, and sizes of answers.
+- `interface/sampling_params.py`: values.
+- `engine/inputs.py`: the prompt, which may be empty, too long or of invalid ids.
+- `server/engine_thread.py`: the length of the queue.
+- `engine/scheduler.py: Scheduler.add`: KV capacity.
+
+`server/errors.py: refusal_for` maps each error to a status.
 """
 
 from __future__ import annotations
@@ -20,21 +27,24 @@ from numbers import Integral
 from pathlib import Path
 from unicodedata import category
 
-LONGEST = 900
-"""Maximal length of a message in characters. Longer messages lose their middle, as the end says what to do."""
+MAX_MESSAGE_CHARACTERS = 900
+"""Maximal length of a message in characters. Longer messages are cut in the middle: their end says what to do."""
 SIMILARITY = 0.75
 """Minimal similarity of a suggested name to the typed one: one letter in four may differ."""
 UNPRINTABLE = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Unicode categories of characters that a terminal may interpret or not display."""
-Wording = Callable[[str, str | None], str]
-"""Formats an argument as users write it: from its name in Python, and the `repr` of its value or None."""
+ArgumentFormat = Callable[[str, str | None], str]
+"""Function from the Python name of an argument, and the `repr` of its value or None, to the text that users write."""
 OPTIONS = {"grammar": "--json-schema, --regex or --choice", "ranks": "--tp", "stop_token_ids": "--stop-token-id"}
 """Command line options by argument, where the names differ."""
 _ARGUMENT = re.compile("\x02(\\w+)(?:=([^\x03]*))?\x03")
 
 
 def argument(name: str, *value: object) -> str:
-    """Return a marked argument of `LLM`, its methods or `SamplingParams`, with an optional value, for an error text."""
+    """Return an argument of `LLM`, its methods or `SamplingParams` for an error text, with its value if one is given.
+
+    The argument stands between two marks, by which `format_arguments` finds it.
+    """
     return f"\x02{name}{''.join(f'={setting!r}' for setting in value)}\x03"
 
 
@@ -50,29 +60,29 @@ def as_option(name: str, value: str | None) -> str:
     return flag + shown.get(value, f" {value}".replace("'", ""))
 
 
-_wording: Wording = as_keyword
+_argument_format: ArgumentFormat = as_keyword
 
 
 @contextmanager
-def wording(words: Wording) -> Iterator[None]:
-    """Format arguments in error texts with `words`, in the whole process, until the context ends."""
-    global _wording
-    outer_wording = _wording
-    _wording = words
+def use_argument_format(argument_format: ArgumentFormat) -> Iterator[None]:
+    """Format arguments in error texts with `argument_format`, in the whole process, until the context ends."""
+    global _argument_format
+    outer_format = _argument_format
+    _argument_format = argument_format
     try:
         yield
     finally:
-        _wording = outer_wording
+        _argument_format = outer_format
 
 
-def worded(text: str, words: Wording | None = None) -> str:
-    """Return `text` with its arguments formatted by `words`; None is the formatter of the process."""
-    words = words or _wording
-    return _ARGUMENT.sub(lambda match: words(match[1], match[2]), text)
+def format_arguments(text: str, argument_format: ArgumentFormat | None = None) -> str:
+    """Return `text` with its arguments formatted by `argument_format`; None is the format of the process."""
+    format_argument = argument_format or _argument_format
+    return _ARGUMENT.sub(lambda match: format_argument(match[1], match[2]), text)
 
 
 def escaped(text: str) -> str:
-    """Return a text with untrusted parts as one line without control characters."""
+    """Return a text, which may have untrusted parts, as one line without control characters."""
     text = _shortened(text)
     if text.isprintable():
         return text
@@ -80,21 +90,25 @@ def escaped(text: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST * 2 // 3]} ... {text[-LONGEST // 3 :]}"
+    return (
+        text
+        if len(text) <= MAX_MESSAGE_CHARACTERS
+        else f"{text[: MAX_MESSAGE_CHARACTERS * 2 // 3]} ... {text[-MAX_MESSAGE_CHARACTERS // 3 :]}"
+    )
 
 
 class TriforceError(Exception):
     """A user's mistake. The text is one line: the problem and its remedy (see `escaped`)."""
 
     def __str__(self) -> str:
-        return self.worded()
+        return self.message_text()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self)!r})"
 
-    def worded(self, words: Wording | None = None) -> str:
-        """Return the text with its arguments formatted by `words`; None is the formatter of the process."""
-        return escaped(worded(super().__str__(), words))
+    def message_text(self, argument_format: ArgumentFormat | None = None) -> str:
+        """Return the text with its arguments formatted by `argument_format`; None is the format of the process."""
+        return escaped(format_arguments(super().__str__(), argument_format))
 
     @property
     def arguments(self) -> list[str]:
@@ -144,7 +158,7 @@ def require_integer(name: str, value: object, minimum: int, maximum: int | None 
 
 
 @contextmanager
-def placed(place: str) -> Iterator[None]:
+def error_prefix(place: str) -> Iterator[None]:
     """Prefix the text of a TriforceError or TypeError with `place`, such as the index of a prompt."""
     try:
         yield

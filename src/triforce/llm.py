@@ -12,8 +12,8 @@ from weakref import WeakSet
 from triforce.backends.kernel_api import pages_for
 from triforce.disk_cache.write_queue import DiskCacheSettings
 from triforce.distributed.group import TPGroup, required_group
-from triforce.engine import MAX_ITL, MOST_ROWS, inputs
-from triforce.engine.engine import Engine, EngineLender, OutputChunk, OutputStream, Request, collected
+from triforce.engine import MAX_ITL, MAX_ROWS, inputs
+from triforce.engine.engine import Engine, EngineLender, OutputChunk, OutputStream, Request, collect_outputs
 from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.inputs import LLMInputs, Prompt, conversations, known, one_of, one_or_many, params_of_each
 from triforce.engine.model_loader import load_pair, trim_heap
@@ -30,7 +30,7 @@ from triforce.kvcache import PAGE, FullView, OffloadConfig, RetrievalConfig
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler
 
 TURN = 256
-"""Steps (some hundred to a thousand tokens) after which a running text yields its place to waiting requests."""
+"""Engine steps, of some hundred to a thousand tokens, after which a running text yields its row to waiting requests."""
 
 
 CLOSED = "this LLM is closed; make another LLM"
@@ -46,7 +46,7 @@ class LLMLifetime:
     engines: EngineLender
 
     def __init__(self) -> None:
-        _LIVING.add(self)
+        _LIVE_LLMS.add(self)
 
     def __del__(self) -> None:
         self._end(CLOSED)
@@ -79,7 +79,7 @@ class LLMLifetime:
     if not TYPE_CHECKING:  # with `__getattr__` a type checker accepts every misspelt attribute
 
         def __getattr__(self, name: str) -> NoReturn:
-            if name in self.__dict__.get("_lost", ()):
+            if name in self.__dict__.get("_ended_attributes", ()):
                 raise RequestError(self._end_reason)
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -93,17 +93,17 @@ class LLMLifetime:
         if not self._end_reason:
             attribute_names = frozenset(self.__dict__)
             self.__dict__.clear()
-            self.__dict__.update(_reason=reason, _lost=attribute_names)
+            self.__dict__.update(_reason=reason, _ended_attributes=attribute_names)
 
 
-_LIVING: WeakSet[LLMLifetime] = WeakSet()
-_INHERITED: list[dict[str, Any]] = []
+_LIVE_LLMS: WeakSet[LLMLifetime] = WeakSet()
+_PARENT_ATTRIBUTES: list[dict[str, Any]] = []
 """Attributes of the parent process's LLMs, never freed in a child: freeing them waits for threads that do not exist."""
 
 
 def _end_in_child() -> None:
-    for llm in list(_LIVING):
-        _INHERITED.append(dict(llm.__dict__))
+    for llm in list(_LIVE_LLMS):
+        _PARENT_ATTRIBUTES.append(dict(llm.__dict__))
         if engines := llm.__dict__.get("engines"):
             engines.abandon(FORKED)
         llm._end(FORKED)
@@ -120,15 +120,15 @@ class LLM(LLMInputs, LLMLifetime):
     - draft: a folder or hub name; "auto" is the draft known to fit the target, None or "none" is no draft.
     - device: "auto" is cuda where present.
     - context: positions in tokens; None is the context that the model was trained for.
-    - dtype, kv_dtype: of weights, and of keys and values. "int8" halves their size and changes the model's output.
-      "auto" is what fits.
+    - dtype: of the weights; "auto" is bfloat16, or float32 without native kernels.
+    - kv_dtype: of keys and values; "auto" is `dtype`. "int8" halves the size of KV and changes the model's output.
     - mode: one of `MODES`; `auto` chooses among the available tiers while it generates.
-    - coupling: `seeded`, `rejection` or `block`. With `seeded` the text of a seed is identical to that of plain
-      decoding. With the others its distribution is identical; the text depends on the mode, and in `auto` on timing.
-    - draft_tokens, speculative_tokens: tokens that the lowest tier proposes at a time, and that the middle tier gathers
-      for one verification by the full tier (gamma_1 and gamma_2 of the paper). `auto` chooses both itself.
-    - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048, of
-      which mode `auto` may use half or twice where KV is not offloaded.
+    - coupling: `seeded`, `rejection` or `block`. With `seeded` a seed gives the same text as plain decoding.
+      With the others only the distribution is the same. A seed's text then depends on the mode, in `auto` on timing.
+    - draft_tokens, speculative_tokens: gamma_1 and gamma_2 of the paper. The lowest tier proposes draft_tokens at a
+      time. The middle tier gathers speculative_tokens for one verification by the full tier. `auto` chooses both.
+    - retrieval_budget: KV tokens that the retrieval tier reads, or a share of the context ("3%"). "auto" is 2,048.
+      Mode `auto` may also choose 1,024 or 4,096, unless KV is offloaded.
     - retrieval_chunk, retrieval_policy: tokens that are selected together, and the selection policy, one of `POLICIES`.
     - retrieval_refresh: verifications between selections; 0 selects once, "auto" selects after a rejection.
     - searched_layers: layers that search the whole context for each token; "auto" finds the layers that need it. Named
@@ -143,6 +143,20 @@ class LLM(LLMInputs, LLMLifetime):
     - disk_cache: a folder that stores KV of prompts and answers, up to disk_cache_size bytes ("20GiB"), for reuse by
       this and other processes. Its files reveal the texts. disk_cache_network allows a network file system.
     - ranks: processes that share the target (see `distributed`). Each makes the same calls and gets the same answers.
+
+    Attributes, which callers read and do not set:
+
+    - target, draft: the loaded models, each a `Checkpoint`; draft is None without a draft model.
+    - eagle_head: the EAGLE head with its path and fingerprint; None without one.
+    - tokenizer: the `Tokenizer` of the target; None in a folder without one, where prompts are token ids.
+    - names: display names of the target and of its draft; the second is None without a draft.
+    - mode, coupling: names, as passed.
+    - speculation: the checked settings of tiers, selection and offload.
+    - sampling_defaults: values of the model's own files by field of `SamplingParams`.
+    - break_even: a function without parameters. It returns the `BreakEvenPoint` of these models on this machine.
+    - fingerprint: hex digest. Engines with equal digests generate the same text from a seed.
+    - load_seconds: seconds of reading the files onto the device.
+    - models, grammars, engines: decoders of the tiers, compiled grammars and idle engines, as the methods use them.
 
     Raises ModelError, RequestError, CacheError, RankError or TypeError.
     """
@@ -226,11 +240,11 @@ class LLM(LLMInputs, LLMLifetime):
         """Continue one prompt or several (text or token ids), with one set of parameters or one for each prompt.
 
         params: None is `sampling_params()`, the defaults of the model's files. save_cache: a file to write the KV of
-        the first prompt to. load_cache: such a file; each prompt reuses the KV of the prefix that it shares with it.
+        the first prompt to. load_cache: such a file; a prompt reuses the KV of its common prefix with the saved prompt.
         on_prefill: called with the number of prompt tokens read so far, and their total. use_tqdm: whether to show a
-        progress bar over prompts; None shows it for several prompts, on a terminal or in a notebook. Prefixes that
-        prompts share with those of the previous call are not read again. Returns one output for each prompt. Raises
-        TriforceError, TypeError, or Interruption, which holds the finished outputs.
+        progress bar over prompts; None shows it for several prompts, on a terminal or in a notebook. A prefix
+        that a prompt shares with a prompt of the previous call is not read again. Returns one output for each prompt.
+        Raises TriforceError, TypeError, or Interruption, which holds the finished outputs.
         """
         prompt_batch = one_or_many(prompts)
         batch_params = params_of_each(params, len(prompt_batch))
@@ -240,7 +254,7 @@ class LLM(LLMInputs, LLMLifetime):
                 requests.append(self.request(prompt, prompt_params, mode))
         if not requests:
             return []
-        return collected(requests, self.engines.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
+        return collect_outputs(requests, self.engines.run(requests, on_prefill, save_cache, load_cache), use_tqdm)
 
     def chat(
         self,
@@ -256,10 +270,11 @@ class LLM(LLMInputs, LLMLifetime):
 
         Messages are parsed as the server parses them: content may be a list of text parts, and turns may have
         `tool_calls` or the role tool. The model's chat template formats them, with `tools` that the model may call.
-        params: None is `sampling_params(chat=True)`. To change single values of these defaults call `llm.chat(messages,
-        llm.sampling_params(chat=True, max_tokens=40))`: `SamplingParams(max_tokens=40)` samples all tokens at
-        temperature 1. Other arguments are as in `generate`. Returns one output for each conversation. Raises
-        TriforceError, TypeError, or Interruption.
+        Fields of messages that the template does not read are refused, except fields that clients add to answers.
+        params: None is `sampling_params(chat=True)`. `llm.sampling_params(chat=True, max_tokens=40)` changes one value
+        of these defaults. `SamplingParams(max_tokens=40)` drops the defaults: it samples at temperature 1. Other
+        arguments are as in `generate`. Returns one output for each conversation. Raises TriforceError, TypeError, or
+        Interruption.
         """
         prompts = list[list[int]]()
         conversation_batch = conversations(messages)
@@ -284,7 +299,8 @@ class LLM(LLMInputs, LLMLifetime):
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue one prompt. Yields chunks of text as they are ready, then the whole output.
 
-        `"".join(map(str, llm.stream(prompt)))` is the text: the `str` of a chunk is its text, that of the output empty.
+        `"".join(map(str, llm.stream(prompt)))` is the text: the `str` of a chunk is its text, and the `str` of the
+        output is empty.
         memory: a view of the target's KV to continue from, as `Session` passes it, for n = 1. Closing the generator, or
         an error from `on_prefill`, ends the text at once and frees its KV. Raises TriforceError or TypeError.
         """
@@ -298,7 +314,7 @@ class LLM(LLMInputs, LLMLifetime):
 
     def open(
         self,
-        rows: int = MOST_ROWS,
+        rows: int = MAX_ROWS,
         kv_tokens: int | None = None,
         turn: int | None = TURN,
         max_itl: float = MAX_ITL,
@@ -306,10 +322,10 @@ class LLM(LLMInputs, LLMLifetime):
         """Return an engine with continuous batching. It allocates its KV once, and serves one thread at a time.
 
         rows: sequences decoded at a time. kv_tokens: capacity of their KV in tokens; None is the model's context.
-        turn: steps after which a running request yields its place to waiting ones; None: never. max_itl: inter-token
-        latency in seconds, up to which other prompts are read between two steps of a text. Where several ranks share
-        the model each rank opens an engine and makes the same calls (see `server.engine_thread`). Raises RequestError,
-        CacheError or RankError.
+        turn: steps after which a running request yields its place to waiting ones; None: never. max_itl: limit of
+        the inter-token latency in seconds; the prefill of other prompts delays a running text at most that long. Where
+        several ranks share the model each rank opens an engine and makes the same calls (see `server.engine_thread`).
+        Raises RequestError, CacheError or RankError.
         """
         require_integer("rows", rows, 1)
         for name, limit in (("kv_tokens", kv_tokens), ("turn", turn)):
@@ -349,4 +365,5 @@ class LLM(LLMInputs, LLMLifetime):
             TokenSequence(ids, params, seed, i, stop_ids, scope, matcher) for i, matcher in enumerate(matchers)
         ]
         streams = [OutputStream(sequence, self.tokenizer) for sequence in sequences]
-        return Request(ids, streams, mode, self.coupling, text=prompt if isinstance(prompt, str) else None)
+        text = prompt if isinstance(prompt, str) else None
+        return Request(self.engines.parts, ids, streams, mode, self.coupling, text=text)

@@ -1,18 +1,15 @@
 """Index arithmetic of ragged batches: on the host, in numpy, where an operation costs half a microsecond.
 
-B rows.
+Shape suffix: B rows of a batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -24,13 +21,8 @@ def columns(start_B: Ints, width: int) -> Ints:
 
 
 def rows(count: int) -> Ints:
-    """Return (B, 1): the row index of each cell, to index together with its column."""
+    """Return (B, 1): 0, 1, ..., `count` - 1, which indexes the rows of an array together with `columns`."""
     return _counting(count)[:, None]
-
-
-def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Copy numbers of the host to a tensor of their shape on a device, without waiting for work under way there."""
-    return torch.from_numpy(values).to(device, non_blocking=True)
 
 
 def ints(values: list[int]) -> Ints:

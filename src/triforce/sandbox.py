@@ -1,8 +1,8 @@
 """Sandbox: untrusted input is tried in a separate process with limits on time and memory. The process may crash.
 
-Some inputs overflow a stack, some keep a parser busy for hours, some take all memory or end the process that reads
-them; and a thread cannot be stopped. Run as a program, this module is such a process. It imports nothing of triforce
-but the module of the function that it calls, so that it starts as fast as that module.
+An input may overflow a stack, keep a parser busy for hours, take all memory, or end the process that reads it. A
+thread is no remedy, as it cannot be stopped. The separate process runs this module as a program. The program imports
+nothing of triforce but the module of the function that it calls, so it starts fast.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class TrialLimits:
     cpu_seconds: int = 2
     memory_bytes: int = 2 << 30
     stack_bytes: int = 2 << 20
-    """A quarter of a thread's usual stack, so that inputs that pass here fit there."""
+    """A quarter of a thread's usual stack, so that an input that passes a trial fits the stack of a thread."""
     wall_seconds: float = 60.0
-    """Limit of elapsed time, as a busy machine gives CPU time late."""
+    """Limit of elapsed time. It exceeds `cpu_seconds`, as a process on a busy machine waits for CPU time."""
 
 
 class TrialError(Exception):
@@ -50,7 +50,10 @@ class TrialLimitError(TrialError):
 
 
 def working_folder() -> str | None:
-    """Return a child's working folder: None for the current one; the root if it was deleted, as imports fail there."""
+    """Return a child's working folder: None for the current one; the root if the current folder was deleted.
+
+    Imports fail in a deleted folder.
+    """
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -132,7 +135,7 @@ def attempt(function: Callable[[Any], Any], task: Any, limits: TrialLimits) -> s
         output = json.dumps([True, function(task)])
         if len(output) > LARGEST_ANSWER:
             raise ValueError("its answer is too long")
-    except MemoryError:  # memory for another answer is not certain
+    except MemoryError:  # the text of an error may need memory that is not there
         return ""
     except BaseException as error:  # libraries of other languages raise types outside Exception
         output = json.dumps([False, str(error)[:LARGEST_REASON] or type(error).__name__])

@@ -24,10 +24,15 @@ from triforce.ragged import common_prefix, ints
 
 @advised
 class Session:
-    """One row of target KV for the model's whole context. Each turn passes the whole text; only its new end is read.
+    """A conversation that keeps its KV: one row of the target's KV, as long as the context of `llm`.
 
-    Layers with a window keep the windows before the end of the latest text and before the end of the latest prompt. A
-    turn that leaves out the answer reads only new tokens; a turn that changes earlier tokens reads everything.
+    Each turn passes the whole text, and only its new end is read. The row stays allocated until the session is dropped.
+    `LLM` chooses dtype, device and mode. Raises TypeError unless `llm` is an LLM, and CacheError if the KV does not
+    fit.
+
+    A layer with a window keeps two windows of KV: the one before the end of the latest answer, and the one before the
+    end of the latest prompt. So a conversation may go on from either end, and reads only its new tokens. A
+    conversation that changes earlier tokens is read from its start.
     """
 
     def __init__(self, llm: LLM) -> None:
@@ -54,9 +59,10 @@ class Session:
     ) -> Generator[OutputChunk | RequestOutput, None, None]:
         """Continue a conversation: its whole text so far, or token ids such as `llm.encode_chat(messages)`.
 
-        Yields what `LLM.stream` yields; n must be 1. params: None is `LLM.sampling_params()`. A session gives one
-        answer at a time: read the earlier answer to its end, close it or drop it before the next call. Raises
-        TriforceError or TypeError.
+        Yields chunks of the answer, then its `RequestOutput`, as `LLM.stream` does. params: n must be 1; None is
+        `LLM.sampling_params()`. on_prefill: called with the number of prompt tokens read so far, and their total. A
+        session gives one answer at a time: read the earlier answer to its end, close it or drop it before the next
+        call. Raises TriforceError or TypeError.
         """
         params = params_of_one(params) or self.llm.sampling_params()
         if params.n != 1:
@@ -80,7 +86,7 @@ class Session:
         # The pool may hold tokens past the end of the last answer, which were verified but cut off.
         cached_tokens = min(common_prefix(self._cached_ids, ids), reusable, int(self._memory.lengths_B[0]))
         self._window_snapshot.restore(0, cached_tokens)
-        self._memory.rewind(ints([self._memory.rewindable(0, cached_tokens)]))
+        self._memory.rewind(ints([self._memory.rewind_length(0, cached_tokens)]))
         self._cached_ids = list(ids)
         with closing(self.llm.stream(ids, params, on_prefill=on_prefill, memory=self._memory)) as pieces:
             for piece in pieces:

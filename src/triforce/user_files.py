@@ -1,4 +1,4 @@
-"""Bytes of users' files: at most a text's size, read in pieces, so that Ctrl-C takes effect between them."""
+"""Contents of users' files, up to MOST_BYTES, and their decoding. Ctrl-C takes effect between two pieces of a read."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ PIECE = 1 << 20
 
 
 def read_file(file: str | Path, advice: str = "give a text file", pipes: bool = True) -> bytes:
-    """Return a file's content. pipes: whether pipes and terminals are read, too. Other devices may have no end.
+    """Return a file's content. pipes: whether pipes and terminals are read, too.
 
-    Raises RequestError if the file cannot be read, is of another kind, or is larger than MOST_BYTES.
+    Other devices are refused, as reading them may never end. Raises RequestError if the file cannot be read, is of
+    another kind, or is larger than MOST_BYTES.
     """
     try:
         with open_file(file, advice, pipes) as opened:
@@ -83,8 +84,8 @@ def _size(opened: BinaryIO) -> int:
         return 0
 
 
-MARKS = {
-    codecs.BOM_UTF32_LE: "utf-32-le",  # precedes UTF-16, whose mark is its prefix
+ENCODINGS_BY_MARK = {
+    codecs.BOM_UTF32_LE: "utf-32-le",  # before UTF-16, whose mark is a prefix of this one
     codecs.BOM_UTF32_BE: "utf-32-be",
     codecs.BOM_UTF16_LE: "utf-16-le",
     codecs.BOM_UTF16_BE: "utf-16-be",
@@ -98,13 +99,13 @@ KINDS = {
     b"GIF8": "a GIF picture",
     b"II*\0": "a TIFF picture",
     b"MM\0*": "a TIFF picture",
-    b"%PDF-": "a PDF document, whose text pdftotext extracts",
-    b"PK\x03\x04": "a ZIP archive, which .docx, .xlsx, .odt and .epub files are, too",
+    b"%PDF-": "a PDF document (pdftotext extracts its text)",
+    b"PK\x03\x04": "a ZIP archive (as are .docx, .xlsx, .odt and .epub files)",
     b"\xd0\xcf\x11\xe0": "a document of an old office program",
-    b"\x1f\x8b": "compressed by gzip",
-    b"BZh": "compressed by bzip2",
-    b"\xfd7zXZ": "compressed by xz",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"\x1f\x8b": "a file compressed by gzip",
+    b"BZh": "a file compressed by bzip2",
+    b"\xfd7zXZ": "a file compressed by xz",
+    b"\x28\xb5\x2f\xfd": "a file compressed by zstd",
     b"7z\xbc\xaf": "a 7z archive",
     b"Rar!": "a RAR archive",
     b"\x7fELF": "a program",
@@ -129,7 +130,7 @@ CONVERT = "convert it: "
 
 
 class NotTextError(ValueError):
-    """Bytes are no text, or have an unsupported encoding. The message continues the name of the file."""
+    """Bytes are no text, or have an unsupported encoding. The message follows the name of the file in a sentence."""
 
     @property
     def conversion(self) -> str:
@@ -140,7 +141,7 @@ class NotTextError(ValueError):
 def decode(data: bytes) -> str:
     """Return a file's text without its byte order mark. Raises NotTextError naming the kind of the bytes."""
     mark = byte_order_mark(data)
-    encoding = MARKS.get(mark, "utf-8")
+    encoding = ENCODINGS_BY_MARK.get(mark, "utf-8")
     try:
         text = str(memoryview(data)[len(mark) :], encoding)
     except UnicodeDecodeError as error:
@@ -152,7 +153,7 @@ def decode(data: bytes) -> str:
 
 def byte_order_mark(data: bytes) -> bytes:
     """Return the byte order mark at the start of `data`; empty bytes if there is none."""
-    return next((mark for mark in MARKS if data.startswith(mark)), b"")
+    return next((mark for mark in ENCODINGS_BY_MARK if data.startswith(mark)), b"")
 
 
 def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: UnicodeDecodeError) -> str:
@@ -161,9 +162,11 @@ def _describe_undecodable(data: bytes, mark: bytes, encoding: str, error: Unicod
     if description := binary_kind(data) or ("" if mark else _unmarked_utf16(data)):
         return description
     if encoding != "utf-8":
-        return f"begins as {encoding[:6].upper()} and is not ({fault}); save it as UTF-8"
+        name = encoding[:6].upper()
+        return f"has the byte order mark of {name}, but is not {name} ({fault}); save it as UTF-8"
     if error.reason == "unexpected end of data":
-        return f"is not UTF-8 text ({fault}): it ends within a character; end it behind a whole one"
+        cut = f"is not UTF-8 text ({fault}): the last character is cut off; complete or remove it"
+        return f"{cut}; if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"
     if CONTROLS & set(data[:SNIFFED_BYTES]):
         return f"is not UTF-8 text ({fault}) but holds binary data; give a text file"
     return f"is not UTF-8 text ({fault}); if it is in the usual encoding of Western Europe, {CONVERT}{_advice(data)}"

@@ -29,9 +29,9 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def why_unwritable(path: Path) -> str:
     """Return why a folder or a file cannot be written; empty if it can."""
-    folder = path.is_dir()
-    if os.access(path, os.W_OK | (os.X_OK if folder else 0)):
+    is_folder = path.is_dir()
+    if os.access(path, os.W_OK | (os.X_OK if is_folder else 0)):
         return ""
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return "the file system is read-only"
-    return f"permission denied in the folder {path}" if folder else "permission denied"
+    return f"permission denied in the folder {path}" if is_folder else "permission denied"

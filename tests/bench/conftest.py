@@ -8,9 +8,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
+from triforce.backends.dispatch import has_torch
+
+if has_torch():
+    import torch
+
+    torch.set_num_threads(1)
 
 POSITIONS = 2048
 
@@ -27,11 +31,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a book and some code."""
     folder = tmp_path_factory.mktemp("texts")
-    dice = random.Random(1)
+    generator = random.Random(1)
     words = ["cat", "hat", "mat", "sat", "on", "the", "naive", "and", "then", "saw", "a", "small", "dog", "run"]
-    sentences = [" ".join(dice.choices(words, k=dice.randint(5, 11))).capitalize() + "." for _ in range(600)]
+    sentences = [" ".join(generator.choices(words, k=generator.randint(5, 11))).capitalize() + "." for _ in range(600)]
     (folder / "book.txt").write_text(" ".join(sentences), encoding="utf-8")
-    lines = [f"def {dice.choice(words)}_{n}(x):\n    return x + {dice.randint(0, 99)}\n" for n in range(300)]
+    lines = [f"def {generator.choice(words)}_{n}(x):\n    return x + {generator.randint(0, 99)}\n" for n in range(300)]
     (folder / "project.py").write_text("\n".join(lines), encoding="utf-8")
     return folder
 

@@ -17,6 +17,7 @@ from benchmarks.compare.engines import ENGINES
 from benchmarks.compare.on_folder import summary
 from benchmarks.compare.processes import speeds
 from benchmarks.compare.workers.clock import Clock, common_tokens
+from tests.helpers.extras import needs_torch
 
 ROOT = Path(__file__).parents[2]
 FEW = ["--contexts", "200", "--tokens", "8", "--threads", "1"]
@@ -47,6 +48,7 @@ def test_compare_runs_triforce_and_transformers_on_same_ids(
     assert "of plain" in capsys.readouterr().out
 
 
+@needs_torch
 def test_compare_missing_engine_row_names_extra(
     bench: Callable[..., int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +186,7 @@ def test_kept_tokens_end_before_last_one(read: list[int], ids: list[int], fresh_
     assert common_tokens(read, {"ids": ids, "fresh": fresh_prompt}) == kept_count
 
 
+@needs_torch
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -201,6 +204,7 @@ def test_compare_mistakes_exit_2(
     assert message in error and "Traceback" not in error
 
 
+@needs_torch
 def test_compare_missing_interpreter_is_reported(bench: Callable[..., int], tmp_path: Path) -> None:
     file = tmp_path / "compare.json"
     options = ["--engines", "llamacpp", "--python", "llamacpp=/no/such/python", "--json", str(file)]
@@ -208,6 +212,7 @@ def test_compare_missing_interpreter_is_reported(bench: Callable[..., int], tmp_
     assert "/no/such/python" in json.loads(file.read_text())["rows"][0]["failed"]
 
 
+@needs_torch
 def test_gguf_export_permutes_rotary_heads(pair: Path, tmp_path: Path) -> None:
     gguf = pytest.importorskip("gguf")
     import numpy as np

@@ -9,13 +9,13 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from benchmarks.compare import crew, on_file_tables
+from benchmarks.compare import on_file_tables, worker_pool
 from benchmarks.compare.build import lacking
-from benchmarks.compare.crew import Contender
 from benchmarks.compare.engines import Load
 from benchmarks.compare.hf_folder import LLAMA3, bits_per_weight, config_of, unpacked
 from benchmarks.compare.processes import EngineTrouble, turn_of
 from benchmarks.compare.texts import PLACES, choose, prompt
+from benchmarks.compare.worker_pool import Contender
 from benchmarks.compare.workers import llamacpp_worker
 from tests.helpers import fake_llama_cpp
 from tests.helpers.gguf_models import write_model
@@ -45,7 +45,7 @@ def taken_by_three() -> list[str]:
             raise EngineTrouble(failed="no more")
         return {"turn": turn}
 
-    takes = crew.in_turns(contenders("a", "b", "c"), 3, ask)
+    takes = worker_pool.in_turns(contenders("a", "b", "c"), 3, ask)
     lines = [f"{engine.engine}: {len(mine.turns)} {mine.trouble.get('failed')}" for engine, mine in takes.items()]
     return order + lines
 
@@ -58,7 +58,7 @@ def test_turns_go_there_and_back_without_who_failed() -> None:
 
 
 def test_turns_end_when_they_take_long() -> None:
-    takes = crew.in_turns(contenders("a"), 3, lambda *_: {}, lambda: False)
+    takes = worker_pool.in_turns(contenders("a"), 3, lambda *_: {}, lambda: False)
     assert [len(mine.turns) for mine in takes.values()] == [1]
 
 
@@ -70,7 +70,7 @@ def fastest() -> dict[str, str]:
         for part in (["prefill_"] if kind == "prefill" else [""])
     ]
     failed = {"engine": "e", "kind": "lookup", "load": LOAD, "way": "", "failed": "no lookup"}
-    return {best_row.kind: best_row.variant for best_row in crew.best([*rows, failed])}
+    return {best_row.kind: best_row.variant for best_row in worker_pool.best([*rows, failed])}
 
 
 def test_best_setting_is_fastest_of_each_kind() -> None:
@@ -179,7 +179,7 @@ def test_unpacked_folder_is_model_in_float16(tmp_path: Path, family: str) -> Non
 
 def test_unpacked_config_knows_scaling_of_llama_3(tmp_path: Path) -> None:
     hf = open_model(write_model(tmp_path, "Q8_0", num_hidden_layers=1).gguf).config
-    scaled = LLAMA3.__class__(32.0, LLAMA3.original_positions, LLAMA3.low, LLAMA3.high)
+    scaled = LLAMA3.__class__(32.0, LLAMA3.original_positions, LLAMA3.low_turns, LLAMA3.high_turns)
     frequencies, _ = scaled.frequencies(500_000.0, 64, 0)
     divisors = (1.0 / wavelengths(500_000.0, 64) / frequencies).tolist()
     vars_ = {name: getattr(hf, name) for name in hf.__dataclass_fields__}
@@ -193,7 +193,7 @@ def test_unpacked_config_knows_scaling_of_llama_3(tmp_path: Path) -> None:
 
 
 def test_llamacpp_worker_makes_one_text_in_all_ways(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache holds a text with guesses, another prompt, or nothing before."""
+    """The cache holds a text with draft tokens, another prompt, or nothing before."""
     state = fake_llama_cpp.install(monkeypatch)
     (tmp_path / "it.gguf").touch()
     settings = {"flash": True, "ubatch": 512}

@@ -50,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, float]) -> None:
     model = MeasuredModel(name, CONTEXT + 64)
-    view = filled_view(PagePool(model.config, 1, pages_for(CONTEXT + 64), torch.bfloat16), CONTEXT)
+    view = filled_view(PagePool(model.config, 1, pages_for(CONTEXT + 64), "bfloat16"), CONTEXT)
     for width, wanted in unions.items():
         assert model.union(view, width) == pytest.approx(wanted, rel=0.08)
     assert model.union(view, 1) == 1
@@ -71,13 +71,12 @@ def test_shared_experts_and_layers_without_any_are_counted(tmp_path: Path) -> No
     checkpoint = load(save(family_model("glm-4.5"), tmp_path), device="cpu", dtype="float32")
     config, names = checkpoint.config, FAMILIES["glm4_moe"].names
     weights = read_weights(
-        tmp_path, checkpoint.files.archives(packed=False), config, rows=97, device=torch.device("cpu"),
-        dtype=torch.float32, names=names,
-    )  # fmt: skip
-    multiplied = [numbers(weight) for weight in weights.multiplied()]
+        tmp_path, checkpoint.files.archives(packed=False), config, rows=97, dtype="float32", names=names
+    )
+    multiplied = [numbers(weight) for weight in weights.product_matrices()]
     routers = 3 * 12 * 64
-    assert config.parameters == sum(numbers(weight).numel() for weight in weights.tensors())
-    assert config.matrix_weights == sum(weight.numel() for weight in multiplied) + routers
+    assert config.parameters == sum(numbers(weight).size for weight in weights.tensors())
+    assert config.matrix_weights == sum(weight.size for weight in multiplied) + routers
     assert int8_weights(config, 0) == config.matrix_weights + 4 * sum(len(weight) for weight in multiplied)
     one, more = ModelWork(config, weights).pass_work(1, 0), ModelWork(config, weights).pass_work(2, 0, union=1.5)
     assert one.bytes == 4 * (config.weights_read - routers)

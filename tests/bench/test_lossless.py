@@ -12,6 +12,7 @@ import pytest
 from benchmarks.acceptance.h2o import HeavyHitters
 from benchmarks.quality import EVICTIONS, EvictingDecoder
 from tests.helpers.mutants.registry import caught_in
+from triforce.backends.torch.tensors import as_tensor
 from triforce.bench import lossless
 from triforce.bench.prompts import Sources, generate_batch, prompts, variant_of
 from triforce.engine.sequence_batch import SequenceBatch
@@ -156,7 +157,7 @@ def test_h2o_keeps_heavy_hitters_and_never_restores(llm: LLM, sources: Sources) 
     full = EvictingDecoder(llm.target.decoder, [prompt], 1)
     policy = HeavyHitters(full.mass_LGU)
     first = policy.pick(full.full, 0, 16, range(1, 20), 6)
-    mass_LGN = full.mass_LGU[..., 1:20]
+    mass_LGN = as_tensor(full.mass_LGU)[..., 1:20]
     assert first.tolist() == (mass_LGN.topk(6).indices.sort(-1).values + 1).tolist()
     second = policy.pick(full.full, 0, 16, range(1, 22), 8)
     kept = [[set(old) | {20, 21} for old in heads] for heads in first.tolist()]

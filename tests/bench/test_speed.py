@@ -71,6 +71,12 @@ def test_speed_resumes_after_interruption(
     assert json.loads(file.read_text())["rows"][: len(first)] == first
     assert bench("speed", *asked[:-6], "--tokens", "7", "--json", str(file)) == 2
     assert "was measured otherwise (tokens" in capsys.readouterr().err
+    assert bench("speed", *asked, "--dtype", "bfloat16") == 2
+    assert "was measured otherwise (dtype)" in capsys.readouterr().err
+    report = json.loads(file.read_text())
+    file.write_text(json.dumps(report | {"level": "another"}))
+    assert bench("speed", *asked) == 2
+    assert "was measured otherwise (level)" in capsys.readouterr().err
     file.write_text("[1, 2")
     assert bench("speed", *asked) == 2 and "not a file of results" in capsys.readouterr().err
 

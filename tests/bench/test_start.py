@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from triforce.bench import shapes, start
 from triforce.cli import main
@@ -66,7 +65,7 @@ def test_start_shape_makes_a_checkpoint_folder(tmp_path: Path) -> None:
     shapes.write("thin32", tmp_path, context=512)
     model = load(tmp_path, device="cpu")
     assert (model.config.layers, model.config.context, model.tokenizer) == (32, 512, None)
-    assert model.config.tied and model.decoder.dtype in (torch.bfloat16, torch.float32)
+    assert model.config.tied and model.decoder.dtype in ("bfloat16", "float32")
 
 
 @pytest.mark.parametrize(

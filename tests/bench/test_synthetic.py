@@ -1,4 +1,4 @@
-"""Decoding at a given acceptance: that guesses are kept as asked, in every mode there is."""
+"""Decoding at a given acceptance: draft tokens are accepted at the requested rates in every mode."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-import torch
 
 from triforce.backends import dispatch
 from triforce.backends.cuda import graphs
@@ -27,8 +26,8 @@ from triforce.ragged import ints
 from triforce.speculation import Draft, SequenceState
 
 PAPER = {"retrieval": 0.977, "draft": 0.35}
-SIX_GUESSES = (1 - 0.977**7) / (1 - 0.977)
-"""Tokens to expect of a verification of six guesses: 6.54."""
+SIX_DRAFT_TOKENS = (1 - 0.977**7) / (1 - 0.977)
+"""Expected tokens of a verification of six draft tokens: 6.54."""
 
 setting = SpeculativeConfig(2, 6, retrieval=RetrievalConfig(Budget(64)))
 
@@ -39,7 +38,7 @@ def models() -> ModelSet:
 
 
 def text_of_old_bench(models: ModelSet, mode: str, tokens: int) -> list[int]:
-    """Tokens of each verification as version 1 of the benches decoded: dice of seed 1, the text cut at its length."""
+    """Return tokens of each verification as version 1 of the benches counted them: seed 1, the text cut at `tokens`."""
     batch = synthetic.prefilled_batch(models, mode, setting, 256, tokens)
     for sequence in batch.sequences:
         sequence.params = replace(sequence.params, max_tokens=tokens)
@@ -56,15 +55,15 @@ def test_old_bench_counts_too_few_tokens_of_a_verification(models: ModelSet) -> 
     per_verification, plain, verification = sum(counted) / len(counted), 1.072, 1.106
     assert per_verification == 4.5
     assert per_verification * plain / verification == pytest.approx(4.36, abs=0.005), "the speedup that it recorded"
-    assert SIX_GUESSES * plain / verification == pytest.approx(6.33, abs=0.005)
+    assert SIX_DRAFT_TOKENS * plain / verification == pytest.approx(6.33, abs=0.005)
     verifications, deviation = 10 * len(counted), synthetic._expected(0.977, ints([6]))[1] ** 0.5
-    luck = (10 * sum(counted) - verifications * SIX_GUESSES) / (deviation * verifications**0.5)
-    assert luck < -3, "the same dice in ten turns are beyond what chance makes"
+    luck = (10 * sum(counted) - verifications * SIX_DRAFT_TOKENS) / (deviation * verifications**0.5)
+    assert luck < -3, "the same random numbers in ten turns are beyond what chance makes"
 
 
 @pytest.mark.parametrize("mode", ["retrieval", "triforce"])
 def test_ten_turns_make_tokens_to_expect(models: ModelSet, mode: str) -> None:
-    """Six guesses in mode retrieval. In mode triforce some more, as the last of the draft's may go beyond them."""
+    """Mode retrieval drafts six tokens. Mode triforce drafts some more, as the draft's last tokens may exceed six."""
     turns = [
         synthetic.decode(synthetic.prefilled_batch(models, mode, setting, 256, 64), PAPER, turn, 64)
         for turn in range(10)
@@ -73,8 +72,8 @@ def test_ten_turns_make_tokens_to_expect(models: ModelSet, mode: str) -> None:
     made, expected = row["tokens_per_verification"], row["expected_tokens_per_verification"]
     assert abs(made - expected) < 2 * row["deviation"] < 0.35
     assert all(turn.tokens >= 64 and abs(turn.z_score) < 3 for turn in turns)
-    assert len({(turn.tokens, turn.verifications) for turn in turns}) > 3, "each turn has dice of its own"
-    assert expected == pytest.approx(SIX_GUESSES) if mode == "retrieval" else SIX_GUESSES < expected < 7
+    assert len({(turn.tokens, turn.verifications) for turn in turns}) > 3, "each turn has a generator of its own"
+    assert expected == pytest.approx(SIX_DRAFT_TOKENS) if mode == "retrieval" else SIX_DRAFT_TOKENS < expected < 7
 
 
 def test_first_step_stands_apart(models: ModelSet) -> None:
@@ -95,7 +94,7 @@ def test_steps_that_capture_a_graph_are_left_out(models: ModelSet, monkeypatch: 
 
 @pytest.mark.parametrize(("outer", "inner", "tokens_a_pass"), [(1.0, 1.0, 7), (0.0, 0.0, 1)])
 def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_a_pass: int) -> None:
-    """Draft tokens 2, speculative tokens 6: twice two guesses and a bonus token make 6, and one is the full tier's."""
+    """Two draft tokens, 6 speculative tokens: twice two and a bonus token make 6, and one token is the full tier's."""
     rows = list(bench_synthetic.rows("30m", [256], (outer, inner), setting, tokens=32, repeats=1))
     plain, two, three, auto = rows
     assert [row["mode"] for row in rows] == ["ar", "retrieval", "triforce", "auto"]
@@ -104,7 +103,7 @@ def test_synthetic_acceptance_equals_request(outer: float, inner: float, tokens_
     assert all(row["workload"] == "synthetic" and "synthetic" in line(row) for row in rows)
     for fast in (two, three):
         assert 32 / fast["full_passes"] == pytest.approx(tokens_a_pass)
-        note = f"{tokens_a_pass}.00 tokens a verification, {tokens_a_pass}.00 +- 0.00 to expect"
+        note = f"{tokens_a_pass}.00 tokens per verification, {tokens_a_pass}.00 +- 0.00 expected"
         assert note in verification_note(fast)
 
 
@@ -147,13 +146,13 @@ def test_synthetic_drafts_are_fused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made and all(made)
 
 
-def test_synthetic_guesses_of_ngrams_are_never_kept() -> None:
+def test_synthetic_draft_tokens_of_ngrams_are_never_accepted() -> None:
     tiers = [SimpleNamespace(name=name) for name in ("ngram", "draft", "retrieval", "full")]
-    step = Draft(np.ones((1, 3), dtype=np.int64), torch.zeros(1, 3, 0), np.full((1, 3), 3), np.array([3]))
+    step = Draft(np.ones((1, 3), dtype=np.int64), np.zeros((1, 3, 0)), np.full((1, 3), 3), np.array([3]))
     real = SimpleNamespace(verify=lambda *given: step)
     batch = cast(SequenceBatch, SimpleNamespace(sampling=real, tiers=tiers))
     sampling = synthetic.SyntheticSampler(batch, {"retrieval": 1.0, "draft": 1.0}, 0)
     prefix, live_B = SequenceState(ints([0] * 8)[None], ints([4])), np.array([True])
     for origin, kept in ((0, 1), (1, 3), (2, 3)):
-        guess = Draft(step.tokens_BK[:, :2], torch.zeros(1, 2, 0), np.array([[0, origin]]), np.array([2]))
-        assert sampling.verify(guess, torch.zeros(1, 3, 8), prefix, live_B, 3).counts_B.tolist() == [kept]
+        draft = Draft(step.tokens_BK[:, :2], np.zeros((1, 2, 0)), np.array([[0, origin]]), np.array([2]))
+        assert sampling.verify(draft, np.zeros((1, 3, 8), np.float32), prefix, live_B, 3).counts_B.tolist() == [kept]

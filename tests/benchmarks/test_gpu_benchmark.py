@@ -13,7 +13,6 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-import torch
 
 from benchmarks import gpu, study
 from benchmarks.gpu import FIGURES
@@ -29,7 +28,7 @@ from triforce.cli.parser import parse
 from triforce.engine import model_loader
 
 ROOT = Path(__file__).parents[2]
-HOSTED = [
+OFFLOADED = [
     "full pass, width 1, offloaded", "full pass, width 8, offloaded", "triforce, paper acceptance, offloaded",
     "triforce, ours acceptance, offloaded", "transformers generate, offloaded cache", "DeepSpeed ZeRO-Inference",
 ]  # fmt: skip
@@ -79,7 +78,7 @@ def test_gpu_benchmark_batches_have_rows(tmp_path: Path) -> None:
 def test_gpu_benchmark_offloaded_kv_has_rows(tmp_path: Path) -> None:
     """The figure's second shape would be the same one here, and is not measured twice."""
     rows = measure("f", tmp_path, "--kv-memory", "2MiB")
-    assert [row["what"] for row in rows] == HOSTED
+    assert [row["what"] for row in rows] == OFFLOADED
     assert all(set(row) >= FIELDS for row in rows)
     assert all(row["seconds"] > 0 for row in rows[:5])  # type: ignore[operator]
     assert rows[5]["seconds"] or rows[5]["error"]
@@ -130,8 +129,8 @@ def test_gpu_benchmark_kernels_have_rows(what: str, tmp_path: Path, monkeypatch:
 @pytest.mark.skipif(find_spec("triton") is None, reason="there is no Triton")
 def test_gpu_benchmark_tries_each_tile_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """One piece of each width is the tile that `attend` takes, in a GPU's type."""
-    monkeypatch.setattr(DeviceClock, "dtype", torch.bfloat16)
-    pieces = FIGURES["g"](Setup(torch.device("cpu"), None, None, None, 1))
+    monkeypatch.setattr(DeviceClock, "dtype", "bfloat16")
+    pieces = FIGURES["g"](Setup("cpu", None, None, None, 1))
     names = [piece.what for piece in pieces if piece.shape == "llama-3.1-8b" and piece.what.startswith("attention")]
     tried = [what.removesuffix(", our own") for what in names]
     assert len(set(tried)) == len(tried) == 3 * (8 + 2)
@@ -141,7 +140,7 @@ def test_gpu_benchmark_tries_each_tile_once(monkeypatch: pytest.MonkeyPatch) -> 
 def test_gpu_page_names_packages_of_its_tests() -> None:
     """Packages that tests/backends/cuda and the modules behind it import, or that those packages bring."""
     brought = {"numpy", "tokenizers", "safetensors", "huggingface_hub", "tqdm", "jinja2", "torch"}
-    page = (ROOT / "docs" / "gpu.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "contributing" / "gpu-runs.md").read_text(encoding="utf-8")
     named = {name.replace("-", "_") for name in page.partition("torch's CUDA build, ")[2].partition(" (the")[0].replace(
         " and ", ", ").replace("\n", " ").split(", ")}  # fmt: skip
     files = [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / "backends" / "cuda").glob("*.py")]
@@ -173,13 +172,13 @@ def packages(files: list[Path]) -> set[str]:
 
 
 def test_gpu_benchmark_paper_cards_match_paper() -> None:
-    pieces = list(FIGURES["c"](Setup(torch.device("cpu"), None, None, None, 128)))
-    assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in HOSTED]
+    pieces = list(FIGURES["c"](Setup("cpu", None, None, None, 128)))
+    assert [piece.what for piece in pieces] == [f"{what}, {cap} GiB" for cap in (24, 48) for what in OFFLOADED]
     assert {piece.shape for piece in pieces} == {"llama-2-7b-128k", "llama-2-13b-128k"}
 
 
 def pieces_of(figure: str) -> Iterator[Piece]:
-    setup = Setup(torch.device("cpu"), None, None, None, 128)
+    setup = Setup("cpu", None, None, None, 128)
     if figure != gpu.LEASE:
         return FIGURES[figure](setup)
     return chain.from_iterable(part.pieces(setup) for part in PARTS)
@@ -203,7 +202,7 @@ def test_gpu_run_list_commands_parse() -> None:
             assert all((ROOT / path).exists() for path in arguments if path.startswith("tests/"))
     assert set(asked) == {gpu.LEASE, *FIGURES}
     measured = [what for what in asked["c"] if "48" not in what]
-    assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in HOSTED)
+    assert sorted(measured) == sorted(f"{what}, 24 GiB" for what in OFFLOADED)
 
 
 SMALL = ["--device", "cpu", "--shape", "small", "--draft", "small-draft", "--contexts", "512"]

@@ -86,7 +86,7 @@ def test_lease_rehearsal_writes_file_of_each_part(
     fields = {"what", "shape", "context", "seconds", "command", *results_file.FIELDS}
     assert all(set(row) >= fields and "error" not in row for rows in part_rows.values() for row in rows)
     assert part_rows["int8_tests"][0]["passed"] == 2 and part_rows["int8_tests"][0]["exit_code"] == 0
-    assert all(row["verifications"] for row in part_rows["hosted"])
+    assert all(row["verifications"] for row in part_rows["offloaded"])
     mtimes_before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}
     assert leased(tmp_path, "--contexts", "64", "--kv-memory", "3MiB") == 0
     assert mtimes_before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("*.json")}, "measured again"
@@ -95,7 +95,7 @@ def test_lease_rehearsal_writes_file_of_each_part(
 def first(part: Part) -> Callable[[Setup], Iterator[Piece]]:
     def pieces(setup: Setup) -> Iterator[Piece]:
         all_pieces = [*part.pieces(setup)]
-        yield from all_pieces[:: 2 if part.name == "hosted" else 8]
+        yield from all_pieces[:: 2 if part.name == "offloaded" else 8]
 
     return pieces
 
@@ -124,13 +124,13 @@ def test_lease_goes_on_behind_piece_that_fails(
 ) -> None:
     """A piece may fail for want of memory. One more run tries it, later ones do not."""
     calls = parts(
-        doctor=[measured], hosted=[raising(torch.cuda.OutOfMemoryError("2 GiB")), measured], states=[measured]
+        doctor=[measured], offloaded=[raising(torch.cuda.OutOfMemoryError("2 GiB")), measured], states=[measured]
     )
     for _ in range(3):
         assert leased(tmp_path) == 1
         assert "1 pieces failed" in capsys.readouterr().out
-    assert calls == ["doctor 0", "hosted 0", "hosted 1", "states 0", "hosted 0"]
-    broken, whole_rows = rows(tmp_path, "hosted")
+    assert calls == ["doctor 0", "offloaded 0", "offloaded 1", "states 0", "offloaded 0"]
+    broken, whole_rows = rows(tmp_path, "offloaded")
     assert broken["error"] == "OutOfMemoryError: 2 GiB" and broken["tries"] == 2 and whole_rows["seconds"]
 
 
@@ -155,26 +155,26 @@ def test_lease_stops_at_lost_device_and_goes_on(
             synchronize(device)
 
         monkeypatch.setattr(torch.cuda, "synchronize", synchronized)
-        calls = parts(doctor=[measured], hosted=[measured, lose, measured], states=[measured])
+        calls = parts(doctor=[measured], offloaded=[measured, lose, measured], states=[measured])
         assert leased(tmp_path, device="cuda") == LOST
-        assert calls == ["doctor 0", "hosted 0", "hosted 1"]
-        assert [("error" in row) for row in rows(tmp_path, "hosted")] == [False, True]
+        assert calls == ["doctor 0", "offloaded 0", "offloaded 1"]
+        assert [("error" in row) for row in rows(tmp_path, "offloaded")] == [False, True]
         assert "illegal memory access was encountered); rows are kept" in capsys.readouterr().out
         answers[0] = True  # a process of its own
-        calls = parts(doctor=[measured], hosted=[measured] * 3, states=[measured])
+        calls = parts(doctor=[measured], offloaded=[measured] * 3, states=[measured])
         assert leased(tmp_path, device="cuda") == 0
-        assert calls == ["hosted 1", "hosted 2", "states 0"] and len(rows(tmp_path, "hosted")) == 3
+        assert calls == ["offloaded 1", "offloaded 2", "states 0"] and len(rows(tmp_path, "offloaded")) == 3
         monkeypatch.undo()
 
 
 def test_lease_leaves_part_whose_time_is_over(
     tmp_path: Path, parts: PutParts, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calls = parts(doctor=[measured], hosted=[measured, measured], states=[measured])
-    lease.PARTS[1] = Part("hosted", -1, lease.PARTS[1].pieces)
+    calls = parts(doctor=[measured], offloaded=[measured, measured], states=[measured])
+    lease.PARTS[1] = Part("offloaded", -1, lease.PARTS[1].pieces)
     with machine():
         assert leased(tmp_path, device="cuda") == 0
-    assert calls == ["doctor 0", "states 0"] and "not yet: hosted, piece 0" in capsys.readouterr().out
+    assert calls == ["doctor 0", "states 0"] and "not yet: offloaded, piece 0" in capsys.readouterr().out
 
 
 def test_lease_part_without_its_package_has_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_rehearsal_stays_out_of_results(tmp_path: Path, capsys: pytest.CaptureFi
     for figure in ("lease", "a"):
         assert gpu.main([figure, "--device", "cpu", "--out", str(gpu.RESULTS)]) == 2
         assert "name another folder" in capsys.readouterr().err
-    setup = Setup(torch.device("cpu"), None, None, None, 8)
+    setup = Setup("cpu", None, None, None, 8)
     assert gpu._folder(None, setup) == gpu.RESULTS.parents[1] / "build" / "lease"
 
 
@@ -201,14 +201,14 @@ def test_tokens_of_one_graph_equal_single_passes(monkeypatch: pytest.MonkeyPatch
     from benchmarks.on_gpu import token_time
 
     monkeypatch.setitem(shapes.SHAPES, "tiny", shapes.ModelShape(32, 48, 2, 2, 1, 300, 16))
-    setup = lease.rehearsed(Setup(torch.device("cpu"), None, None, [64], 8))
+    setup = lease.rehearsed(Setup("cpu", None, None, [64], 8))
     with token_time._interpreted(setup):
         text = token_time.PlainDecoding(setup, lease.TINY, 64)
         graph_tokens = text.tokens_of(3)()[0].flatten().tolist()
         tokens = [0]
         prefix = text.prefix
         for _ in range(3):
-            logits_BJV = text.decoder(torch.tensor([tokens[-1:]]), ints([1]), text.view)
+            logits_BJV = text.decoder(ints(tokens[-1:])[None], ints([1]), text.view)
             drawn = text.sampling.verify(Draft.empty(1, 0), logits_BJV, prefix, np.ones(1, np.bool_), 0)
             prefix = prefix.append(drawn)
             tokens.append(int(drawn.tokens_BK[0, 0]))

@@ -157,10 +157,10 @@ def test_figures_of_a_command_say_where_they_come_from(monkeypatch: pytest.Monke
     origin = about("triforce bench speed")
     assert list(origin) == ["command", *results_file.FIELDS] and origin["command"] == "triforce bench speed"
     assert f"kernels {origin['level']}" in origin["machine"] and origin["bench"] == results_file.VERSION
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device.index}")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    on_gpu = results_file.provenance(torch.device("cuda", 1))
-    assert on_gpu | {"command": origin["command"]} == origin | {"machine": "GPU 1", "level": "sm_90"}
+    on_gpu = results_file.provenance("cuda:1")
+    assert on_gpu | {"command": origin["command"]} == origin | {"machine": "GPU cuda:1", "level": "sm_90"}
 
 
 @pytest.mark.skipif(which("git") is None, reason="there is no git here")

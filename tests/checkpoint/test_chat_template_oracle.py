@@ -181,7 +181,7 @@ def test_named_templates_are_read(tmp_path: Path, files: bool) -> None:
         expected = theirs.apply_chat_template(TALKS[0], tools, tokenize=False)
         assert ours.chat(TALKS[0], tools) == theirs.encode(expected, add_special_tokens=False)
     del ours.templates["default"]  # type: ignore[attr-defined]
-    with pytest.raises(RequestError, match="none called default, only "):
+    with pytest.raises(RequestError, match="no template is called default, only "):
         ours.chat(TALKS[0])
 
 

@@ -83,8 +83,8 @@ def test_draft_with_windows_raises(tmp_path: Path) -> None:
     target = load(folder, device="cpu")
     assert target.config.windows == [64, 64]
     with pytest.raises(RequestError, match="2 of 2 layers have a window of 64 tokens, and such a model cannot draft"):
-        load(folder, device="cpu", beside=target)
-    assert load(folder, device="cpu", context=64, beside=target).config.windows == [0, 0]
+        load(folder, device="cpu", target=target)
+    assert load(folder, device="cpu", context=64, target=target).config.windows == [0, 0]
 
 
 def test_config_qwen_windows_are_of_upper_layers(tmp_path: Path) -> None:
@@ -125,11 +125,11 @@ def test_tensors_missing_or_misshapen_raise(folder: Path) -> None:
     change(folder, Q, lambda t: poison(t, -torch.inf))
     refuses(folder, f"tensor {Q} holds NaN or Inf")
     change(folder, Q, lambda t: poison(t, 1e6))
-    refuses(folder, f"{folder}: tensor {Q} has numbers beyond torch.float16; change dtype", dtype="float16")
+    refuses(folder, f"{folder}: tensor {Q} has numbers beyond float16; change dtype", dtype="float16")
     change(folder, Q, lambda t: t[:-1].clone())
     refuses(folder, rf"tensor {Q} has shape \[63, 64\], but the config asks for \[64, 64\]")
     change(folder, Q, lambda t: torch.ones(64, 64, dtype=torch.int8))
-    refuses(folder, f"tensor {Q} is torch.int8")
+    refuses(folder, f"tensor {Q} is int8")
     change(folder, "lm_head.weight", lambda t: None)
     refuses(folder, r"lack the tensor lm_head.weight \(1 missing in all\); if the embedding is the head, set tie_word")
     change(folder, Q, lambda t: None)

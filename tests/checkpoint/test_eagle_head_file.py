@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -23,7 +24,7 @@ from triforce.eagle.head_files import (
     with_head,
     write_eagle_head,
 )
-from triforce.eagle.torch_passes import EagleHeadLayer, Entries
+from triforce.eagle.torch_passes import EagleHeadLayer, Entries, eagle_head_tensors
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError
 from triforce.model.config import ModelConfig
@@ -56,7 +57,7 @@ def published(folder: Path, **changes: Any) -> tuple[dict[str, Tensor], dict[str
 def test_published_checkpoint_gives_published_logits(
     changes: dict[str, Any], target: ModelConfig, tmp_path: Path
 ) -> None:
-    """A prompt of 12 tokens is one pass. Three guesses follow, each from the one before."""
+    """A prompt of 12 tokens is one pass. Three draft tokens follow, each from the one before."""
     tensors, config = published(tmp_path, **changes)
     draft = read_eagle_head(tmp_path, target, "any")
     draw = torch.Generator().manual_seed(5)
@@ -64,7 +65,7 @@ def test_published_checkpoint_gives_published_logits(
     states_TX = torch.randn(11, 3 * 64, generator=draw)
     embedding_VC = torch.randn(97, 64, generator=draw)
     reference = Eagle3(tensors, config, embedding_VC)
-    layer = EagleHeadLayer(draft.config, draft.weights)
+    layer = EagleHeadLayer(draft.config, eagle_head_tensors(draft.weights, "float32", "cpu"))
     hidden_C = reference.prefill(states_TX, ids_T[1:].tolist())
     slots_1T = torch.arange(1, 12)[None]
     fused_1TC = layer.fuse(states_TX[None])
@@ -74,15 +75,15 @@ def test_published_checkpoint_gives_published_logits(
     out_11C = out_1TC[:, -1:]
     fused_11C = next_1TC[:, -1:]
     chain = list[Entries]()
-    head_MC = draft.weights.head_MC
+    head_MC = layer.weights.head_MC
     last_11 = slots_1T[:, -1:]
     assert head_MC is not None and draft.weights.tokens_M.tolist() == tensors["t2d"].nonzero().flatten().tolist()
     for step in range(1, 4):
         wanted_M = reference.logits(hidden_C)
         torch.testing.assert_close((out_11C[0, 0] @ head_MC.T).double(), wanted_M, atol=2e-4, rtol=2e-4)
-        guess = int(draft.weights.tokens_M[wanted_M.argmax()])
-        hidden_C = reference.entry(reference.handed_on(hidden_C), guess)
-        embedded_11C = embedding_VC[guess][None, None]
+        draft_token = int(draft.weights.tokens_M[wanted_M.argmax()])
+        hidden_C = reference.entry(reference.handed_on(hidden_C), draft_token)
+        embedded_11C = embedding_VC[draft_token][None, None]
         out_11C, fused_11C, chain_entry = layer.step(
             fused_11C, embedded_11C, last_11 + step, prompt_entries, last_11, chain
         )
@@ -105,8 +106,10 @@ def random_draft(target: ModelConfig, seed: int = 0) -> EagleHeadFile:
     """Return a random draft of this project's own."""
     config = new_config(target, 24)
     draw = torch.Generator().manual_seed(seed)
-    named = {name: torch.randn(shape, generator=draw).bfloat16().float() for name, shape in shapes(config).items()}
-    weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values)
+    named = {
+        name: torch.randn(shape, generator=draw).bfloat16().float().numpy() for name, shape in shapes(config).items()
+    }
+    weights = EagleHeadWeights(**named, tokens_M=torch.randperm(97, generator=draw)[:24].sort().values.numpy())
     return EagleHeadFile(config, weights, "fingerprint", {"minutes": 1.5})
 
 
@@ -115,17 +118,21 @@ def test_written_draft_reads_back_whole(target: ModelConfig, tmp_path: Path) -> 
     write_eagle_head(tmp_path, draft)
     loaded = read_eagle_head(tmp_path, target, "fingerprint")
     assert loaded.card == draft.card and loaded.weights.head_MC is None
-    assert [name for name, _ in loaded.weights.trained()] == [name for name, _ in draft.weights.trained()]
-    for (_, loaded_weight), (_, draft_weight) in zip(loaded.weights.trained(), draft.weights.trained(), strict=True):
-        assert torch.equal(loaded_weight, draft_weight)
-    assert torch.equal(loaded.weights.tokens_M, draft.weights.tokens_M)
+    assert [name for name, _ in loaded.weights.trained_tensors()] == [
+        name for name, _ in draft.weights.trained_tensors()
+    ]
+    for (_, loaded_weight), (_, draft_weight) in zip(
+        loaded.weights.trained_tensors(), draft.weights.trained_tensors(), strict=True
+    ):
+        assert np.array_equal(loaded_weight, draft_weight)
+    assert np.array_equal(loaded.weights.tokens_M, draft.weights.tokens_M)
     rope = loaded.config.rope
     draft_rope = draft.config.rope
-    assert torch.equal(rope.inv_freq_RF, draft_rope.inv_freq_RF) and rope.scale == draft_rope.scale
+    assert np.array_equal(rope.inv_freq_RF, draft_rope.inv_freq_RF) and rope.scale == draft_rope.scale
     fields = [name for name in loaded.config.__dataclass_fields__ if name != "rope"]
     assert [getattr(loaded.config, name) for name in fields] == [getattr(draft.config, name) for name in fields]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
-    head_MC = torch.zeros(24, 64)
+    head_MC = np.zeros((24, 64), np.float32)
     assert with_head(loaded.weights, head_MC).head_MC is head_MC
 
 

@@ -157,13 +157,19 @@ def write_bin(folder: Path, state: dict[str, Tensor], shards: int) -> None:
     (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": files}))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_logits_close_to_float32(tmp_path: Path, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_logits_close_to_float32(tmp_path: Path, dtype: str) -> None:
     model = tiny_model("Qwen3", head_dim=16)
     decoder = load(save(model, tmp_path), device=DEVICE, dtype=dtype).decoder
     logits = score(decoder, tokens(8))
     assert decoder.dtype == dtype and logits.dtype == torch.float32
     assert (logits - reference(model, tokens(8))).abs().mean() < 0.1
+
+
+def test_types_and_devices_of_torch_are_taken(tmp_path: Path) -> None:
+    device = torch.device(DEVICE)
+    loaded = load(save(tiny_model(), tmp_path), device=device, dtype=torch.float16).decoder
+    assert (loaded.dtype, torch.device(loaded.device).type) == ("float16", device.type)
 
 
 def test_matching_weights_are_not_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

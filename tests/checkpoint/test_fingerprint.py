@@ -5,8 +5,18 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from tests.helpers.small_decoder import small_decoder
+from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.weights import fingerprint_facts
+from triforce.engine.model_loader import load
 from triforce.model.config import Architecture, Experts
+
+
+def test_fingerprints_of_shipped_models_stay_what_they_were() -> None:
+    """Saved KV and trained heads name them. They depend on neither the machine nor the kernels."""
+    assert [load(folder, device="cpu", dtype="float32").fingerprint for folder in SHIPPED] == [
+        "6ffec7b9c865314916bfaf687851ac33b6af621bbf196938c7cd7ab3e6a740a1",
+        "e5fe3f0174748650834a9e5ba3334f7fbfc9c4b33bdb200ad64df0ffe0cbbe6e",
+    ]
 
 
 def test_fingerprint_tells_arithmetic_only_where_it_is_not_usual() -> None:

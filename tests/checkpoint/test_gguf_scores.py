@@ -83,7 +83,7 @@ def test_ids_without_pairs_that_never_meet_equal_slow_merging(seed: int) -> None
     tokenizer = read(values)
     merges = json.loads(tokenizer._core.to_str())["model"]["merges"]
     cuts = [(piece[:at], piece[at:]) for piece in pieces for at in range(1, len(piece))]
-    assert 50 < len(merges) <= sum(left_piece in pieces and right in pieces for left_piece, right in cuts)
+    assert 50 < len(merges) <= sum(left in pieces and right in pieces for left, right in cuts)
     for _ in range(100):
         text = "".join(random.choices(["a", "b", "c", "d", " "], k=random.randrange(1, 60)))
         assert ids_of(tokenizer, text) == slow_ids(values, text), text
@@ -113,7 +113,7 @@ def test_scores_that_many_tokens_share_are_refused_at_once(monkeypatch: pytest.M
     values = score_values(pieces, [0.0, 0.0, 0.0, -5.0, -5.0, -6.0, -6.0])
     assert read(values)
     monkeypatch.setattr(gguf_merges, "MOST_COMPARED", 7)
-    with pytest.raises(ModelError, match="too many tokens whose score others have"):
+    with pytest.raises(ModelError, match="too many tokens with equal scores"):
         read(values)
 
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, dequantize
-from torch import Tensor
+from numpy.typing import NDArray
 
 from tests.helpers.gguf_blocks import HALVES
 from tests.helpers.gguf_files import HEADS
 from tests.helpers.gguf_models import MIXED, Written, numbers_of, write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
+from triforce.arrays import float32
 from triforce.backends import dispatch
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.model_files import open_model
@@ -23,9 +23,8 @@ from triforce.checkpoint.weights import read_weights
 from triforce.cli import main
 from triforce.engine.model_loader import load
 from triforce.errors import ModelError, RequestError
-from triforce.model.weights import QuantizedWeight, Weights
+from triforce.model.weights import Matrix, QuantizedWeight, Weights
 
-CPU = torch.device("cpu")
 NATIVE = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 FILES: dict[str, tuple[Any, ...]] = {
     "llama, Q4_0": ("Q4_0",),
@@ -46,23 +45,24 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return written(tmp_path_factory.mktemp("model"), *FILES[request.param])
 
 
-def read(path: Path, packed: bool, dtype: torch.dtype = torch.float32) -> Weights:
+def read(path: Path, packed: bool, dtype: str = "float32") -> Weights:
     files = open_model(path)
-    config = model_config(files.config, vocab_size=300, context=None, device=CPU)
-    return read_weights(path, files.archives(packed=packed), config, rows=300, device=CPU, dtype=dtype)
+    config = model_config(files.config, vocab_size=300, context=None)
+    return read_weights(path, files.archives(packed=packed), config, rows=300, dtype=dtype)
 
 
-def as_numbers(weight: Tensor | QuantizedWeight) -> Tensor:
-    if isinstance(weight, Tensor):
-        return weight.float()
-    return torch.from_numpy(numbers_of(GGMLQuantizationType[weight.kind], weight.blocks.numpy()))
+def as_numbers(weight: Matrix) -> NDArray[np.float32]:
+    if not isinstance(weight, QuantizedWeight):
+        return float32(weight)
+    found: NDArray[np.float32] = numbers_of(GGMLQuantizationType[weight.kind], weight.blocks)
+    return found
 
 
 def count_differing(model: Written, packed: bool) -> int:
     """Return how many tensors of the file differ from the folder's."""
-    dtype = torch.bfloat16 if packed else torch.float32
+    dtype = "bfloat16" if packed else "float32"
     pairs = zip(read(model.gguf, packed, dtype).tensors(), read(model.folder, False).tensors(), strict=True)
-    return sum(not torch.equal(as_numbers(ours), as_numbers(theirs)) for ours, theirs in pairs)
+    return sum(not np.array_equal(as_numbers(ours), as_numbers(theirs)) for ours, theirs in pairs)
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["numbers", "packed"])
@@ -79,14 +79,14 @@ def test_gguf_weights_mutant_is_noticed(tmp_path: Path, mutant: Mutant, monkeypa
 
 def test_gguf_packed_weights_keep_their_types(tmp_path: Path) -> None:
     kinds_by_name = MIXED | {"attn_k": "F16", "attn_q": "BF16", "attn_output": "F32"}
-    weights = read(written(tmp_path, "Q4_K", kinds_by_name).gguf, True, torch.bfloat16)
+    weights = read(written(tmp_path, "Q4_K", kinds_by_name).gguf, True, "bfloat16")
     layer = weights.layers[1]
     parts = (layer.q_proj_QC, layer.k_proj_PC, layer.v_proj_PC, layer.o_proj_CQ, layer.gate_proj_IC)
     kinds = [
         weight.kind for weight in (weights.embedding_VC, weights.head_VC, *parts) if isinstance(weight, QuantizedWeight)
     ]
     assert kinds == ["Q5_K", "Q6_K", "BF16", "F16", "Q6_K", "F32", "Q4_K"]
-    assert {layer.input_norm_C.dtype, layer.post_norm_C.dtype, weights.norm_C.dtype} == {torch.float32}
+    assert {layer.input_norm_C.dtype, layer.post_norm_C.dtype, weights.norm_C.dtype} == {np.dtype(np.float32)}
 
 
 def test_gguf_rows_are_taken_from_the_file(tmp_path: Path) -> None:
@@ -101,10 +101,10 @@ def test_gguf_rows_are_taken_from_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_K", "F16"])
 def test_gguf_part_is_that_of_its_numbers(tmp_path: Path, kind: str) -> None:
-    weight = read(written(tmp_path, kind).gguf, True, torch.bfloat16).layers[0].down_proj_CI
+    weight = read(written(tmp_path, kind).gguf, True, "bfloat16").layers[0].down_proj_CI
     assert isinstance(weight, QuantizedWeight)
     part = weight.part(slice(32, 100), slice(256, 512))
-    assert part.shape == (68, 256) and torch.equal(as_numbers(part), as_numbers(weight)[32:100, 256:])
+    assert part.shape == (68, 256) and np.array_equal(as_numbers(part), as_numbers(weight)[32:100, 256:])
     for cut in (slice(0, weight.block // 2), slice(weight.block // 2, 512), slice(0, 16)) if kind != "F16" else ():
         with pytest.raises(RequestError, match=rf"{kind} are in blocks of {weight.block} .*leave out --tp-all-reduce"):
             weight.part(slice(None), cut)
@@ -180,4 +180,4 @@ def test_gguf_on_torch_path_is_numbers(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(dispatch, "native", None)
     file, folder = written(tmp_path, "Q4_K", MIXED)
     ours, theirs = (load(path, device="cpu") for path in (file, folder))
-    assert ours.decoder.dtype == torch.float32 and ours.fingerprint == theirs.fingerprint
+    assert ours.decoder.dtype == "float32" and ours.fingerprint == theirs.fingerprint

@@ -124,8 +124,8 @@ DRAFTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "offsets that are no integers": (spoil_tensor("d2t", lambda d2t: d2t.to(torch.complex64)), "table d2t"),
     "choices in a column": (spoil_tensor("t2d", lambda t2d: t2d[:, None].clone()), "table d2t does not name"),
     "fewer choices": (spoil_tensor("t2d", lambda t2d: t2d[:7].clone()), "table d2t does not name"),
-    "float8": (spoil_tensor("fc.weight", lambda fc: fc.to(torch.float8_e4m3fn)), "fc.weight is torch.float8_e4m3fn"),
-    "complex": (spoil_tensor("norm.weight", lambda norm: norm.to(torch.complex64)), "norm.weight is torch.complex64"),
+    "float8": (spoil_tensor("fc.weight", lambda fc: fc.to(torch.float8_e4m3fn)), "fc.weight is F8_E4M3"),
+    "complex": (spoil_tensor("norm.weight", lambda norm: norm.to(torch.complex64)), "norm.weight is C64"),
 }
 
 

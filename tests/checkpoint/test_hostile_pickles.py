@@ -68,7 +68,7 @@ def replace_program(file: Path, program: bytes) -> None:
 
 
 def test_pickle_that_asks_for_memory_is_refused_by_its_trial(tmp_path: Path) -> None:
-    """In a process of its own: 64 GiB, of which a reader that fills them would take each byte."""
+    """The trial process refuses 64 GiB; a reader that fills them would take all of it."""
     file = pickled(tmp_path, lambda state: state)
     replace_program(file, b"\x80\x02c__builtin__\nbytearray\n\x8a\x05\x00\x00\x00\x00\x10\x85R.")
     with pytest.raises(ModelError, match=r"pytorch_model.bin takes more memory than a file .*safetensors"):

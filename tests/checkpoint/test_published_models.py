@@ -21,7 +21,7 @@ each_model = pytest.mark.parametrize("published", PUBLISHED, ids=[entry["name"] 
 
 def ours(published: dict[str, Any]) -> ModelConfig:
     hf = checked({"model_type": published["model_type"], **published["config"]})
-    return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+    return model_config(hf, vocab_size=hf.vocab_size, context=None)
 
 
 def theirs(published: dict[str, Any]) -> Any:
@@ -39,7 +39,7 @@ def test_parameters_are_those_of_published_files(published: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "published", [entry for entry in PUBLISHED if "held" in entry], ids=lambda entry: entry["name"]
 )
-def test_glm_files_hold_what_is_read_and_a_layer_that_guesses(published: dict[str, Any]) -> None:
+def test_glm_files_hold_what_is_read_and_a_layer_that_drafts(published: dict[str, Any]) -> None:
     """The count is exact: the extra layer has three norms, a projection of twice the width, an embedding and a head."""
     config = ours(published)
     C = config.hidden_size

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.tiny_checkpoint import tiny_pair
-from triforce.checkpoint import weight_files
+from triforce.checkpoint import file_errors
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.hub import model_path, read_json
 from triforce.checkpoint.model_files import open_model
@@ -76,7 +76,7 @@ def test_unreachable_folder_is_told(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_closed_pickle_is_not_called_corrupt(tmp_path: Path) -> None:
     error = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    assert str(weight_files.corrupt_file_error(tmp_path / "w.bin", error)).endswith("or name another model")
+    assert str(file_errors.corrupt_file_error(tmp_path / "w.bin", error)).endswith("or name another model")
 
 
 def test_folder_as_own_copy_of_known_model_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_profiles_of_other_weights_and_settings_differ(tmp_path: Path, pair: Pat
 
 
 def test_balance_that_was_kept_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of its names once, by whoever comes first."""
+    """Each dtype is measured once, by the first caller."""
     turns: list[Roofline] = []
     here = Roofline(1e10, dict.fromkeys(("float32", "bfloat16", "int16", "int8"), 1e11))
     monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: turns.append(here) or here)

@@ -94,4 +94,4 @@ def test_cache_command_refuses_other_folders(tmp_path: Path, what: str, capsys: 
 def test_help_says_that_prompts_are_kept(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
-    assert "Prompts and answers are kept on disk" in " ".join(capsys.readouterr().out.split())
+    assert "KV of prompts and answers is kept on disk" in " ".join(capsys.readouterr().out.split())

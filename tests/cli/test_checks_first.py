@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.extras import needs_torch
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.cli import main
-from triforce.engine.inputs import PLENTY
+from triforce.engine.inputs import PROBE_CHARACTERS_PER_TOKEN
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -84,13 +85,14 @@ def test_document_of_megabytes_is_refused_by_its_beginning(
     line = [name, str(pair / "target"), "--draft", "none", "--context", "256", *options, str(tmp_path / "book")]
     assert main(line) == 2
     assert "raise --context, up to 32768" in capsys.readouterr().err
-    assert max(read) <= PLENTY * 256
+    assert max(read) <= PROBE_CHARACTERS_PER_TOKEN * 256
 
 
+@needs_torch
 def test_import_of_torch_keeps_no_model_of_its_caller() -> None:
     code = """
 import weakref
-from triforce.backends.torch_import import import_torch
+from triforce.backends.torch.torch_import import import_torch
 class Model: pass
 def command():
     import_torch()

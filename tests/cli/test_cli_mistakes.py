@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import exit_code
+from tests.helpers.extras import skip_without_torch
 from tests.helpers.fake_llm import FakeLLM
 from triforce.cli import main
 from triforce.errors import ModelError
@@ -62,7 +63,7 @@ OF_COMMANDS = {
     "minutes that are no number": (["bench", "speed", "--minutes", "nan"], "(a year) at most"),
     "a model's name of 300 letters": (["info", "a" * 300], "is too long for a name"),
     "a draft's name of 300 letters": (["generate", "--draft", "a" * 300, "-p", "x"], "is too long for a name"),
-    "texts of one name": (["eval", "--texts", "a/x.txt", "b/x.txt"], "one name"),
+    "texts of one name": (["eval", "--texts", "a/x.txt", "b/x.txt"], "the same file name"),
 }
 
 
@@ -70,6 +71,7 @@ OF_COMMANDS = {
 def test_mistakes_of_commands_exit_2_with_one_message(
     mistake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    skip_without_torch(OF_COMMANDS[mistake][0][0])
     monkeypatch.chdir(tmp_path)
     (tmp_path / "KEYS").write_text("a-key-of-many-characters\n")
     (tmp_path / "KEYS").chmod(0o600)

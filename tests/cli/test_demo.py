@@ -14,11 +14,11 @@ from tests.helpers.fake_llm import FakeLLM, Piece, answer
 from tests.helpers.gguf_files import SMOLLM2
 from tests.helpers.tty import Tty
 from triforce.cli import main
-from triforce.cli.demo import QUESTION, TASK, part
+from triforce.cli.demo import QUESTION, TASK, book_part
 from triforce.interface.outputs import RequestOutput
 
 ANSWER = "Demeter"
-PAIR = "So the pair that comes with triforce is shown"
+PAIR = "The pair that comes with triforce continues a text instead"
 real = [
     pytest.mark.skipif(not SMOLLM2.exists(), reason="REAL MODEL NOT TESTED: `make smollm2` did not run"),
     pytest.mark.timeout(1200),
@@ -59,12 +59,12 @@ def test_demo_asks_real_model_in_two_modes(recorder: type[Recorder], capsys: pyt
     assert main(["demo"]) == 0
     out, err = capsys.readouterr()
     assert recorder.made["model"] == SMOLLM2.name and [mode for mode, *_ in recorder.asked] == ["ar", "auto"] * 2
-    prompts = [f"user: {part()}\n\n{text}" for text in (QUESTION, TASK)]
+    prompts = [f"user: {book_part()}\n\n{text}" for text in (QUESTION, TASK)]
     assert [prompt for _, prompt, _ in recorder.asked] == [prompts[0]] * 2 + [prompts[1]] * 2
     assert [(params.temperature, params.ignore_eos) for *_, params in recorder.asked] == [(0, False)] * 2 + [
         (0.8, False)
     ] * 2
-    for message in ("135M parameters: often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast\n"):
+    for message in ("A model of 135M parameters is often wrong", QUESTION, "10.0 tokens/s", "1.00 times as fast\n"):
         assert message in out
     assert "Speculation pays from 4,096 tokens on.\nIn all" in out
     assert out.count("texts       identical") == 2 and not err
@@ -158,8 +158,8 @@ def test_demo_out_of_reach_shows_pair(tmp_path: Path) -> None:
 
 
 def test_demo_part_has_answer_and_question_has_not() -> None:
-    assert part().startswith("CUTTING FROM") and part().endswith('"mystery of the sea."')
-    assert ANSWER in part() and ANSWER.lower() not in QUESTION.lower()
+    assert book_part().startswith("CUTTING FROM") and book_part().endswith('"mystery of the sea."')
+    assert ANSWER in book_part() and ANSWER.lower() not in QUESTION.lower()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = folder / "target", folder / "draft"
     for module in (checkup, hub, model_loader):
         monkeypatch.setattr(module, "SHIPPED", pair)
-    for name, value in (("PROMPT", 100), ("NEW", 3), ("VOCABULARY", 600)):
+    for name, value in (("PROMPT_TOKENS", 100), ("NEW_TOKENS", 3), ("VOCABULARY", 600)):
         monkeypatch.setattr(checkup, name, value)
     monkeypatch.setattr(tier_builder, "STRICT_ROWS", 1)
     monkeypatch.setattr(tier_builder, "MAX_AUTO_TOKENS", (1, 1))
@@ -60,6 +60,26 @@ def test_doctor_on_cpu_passes_all_checks(capsys: pytest.CaptureFixture[str]) -> 
     assert all(error < 1e-3 for error in figures["checks"][2]["figures"].values() if error < 1e-2)
     assert len(figures["checks"][4]["figures"]["token_ids"]) == 3
     assert figures["checks"][7]["figures"].keys() == {"ar_seconds_per_token", "triforce_seconds_per_token"}
+
+
+needs_kernels = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
+
+
+@needs_kernels
+def test_doctor_without_torch_compares_with_portable_kernels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A GPU cannot be reached without torch."""
+    monkeypatch.setattr(dispatch, "has_torch", lambda: False)
+    level = dispatch.native.level()
+    assert main(["doctor", "--out", "figures.json"]) == 0
+    checks = report("figures.json")["checks"]
+    assert named({"checks": checks}) == CHECKS and dispatch.native.level() == level
+    for check in checks[2:4]:
+        assert "as those of portable kernels" in check["found"] and check["figures"]
+    capsys.readouterr()
+    assert main(["doctor", "--gpu", "--out", "figures.json"]) == 2
+    assert "torch is not installed; pip install 'triforce[gpu]'" in capsys.readouterr().err
 
 
 def test_doctor_without_gpu_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,9 +113,9 @@ def test_doctor_on_gpu_keeps_order(capsys: pytest.CaptureFixture[str], monkeypat
 def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are interpreted: texts have two tokens, in short drafts, and one program looks at a column of theirs."""
     monkeypatch.setattr(checkup, "_driver", lambda: "999.1")
-    monkeypatch.setattr(checkup, "NEW", 2)
+    monkeypatch.setattr(checkup, "NEW_TOKENS", 2)
     monkeypatch.setattr(checkup, "LLM", partial(checkup.LLM, speculative_tokens=2))
-    for name in ("ALONE_INTERPRETED", "BLOCK_INTERPRETED"):
+    for name in ("SINGLE_PROGRAM_INTERPRETED", "BLOCK_INTERPRETED"):
         monkeypatch.setattr(sampler, name, 512)
     with stub.machine() as machine:
         assert main(["doctor", "--gpu"]) == 0, capsys.readouterr().out
@@ -110,17 +130,22 @@ def test_doctor_on_gpu_passes_all_checks(capsys: pytest.CaptureFixture[str], mon
     assert "pin with device 0" in machine.log
 
 
+def is_reference() -> bool:
+    """Whether the kernels in use are the reference of others."""
+    return dispatch.requested == "torch" if dispatch.has_torch() else dispatch.native.level() == "portable"
+
+
 def broken_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = checkup.Checkup._logits
 
-    def wrong(self: checkup.Checkup, decoder: Any) -> torch.Tensor:
-        return compute(self, decoder) * (1.0 if dispatch.requested == "torch" else 1.1)
+    def wrong(self: checkup.Checkup, decoder: Any) -> Any:
+        return compute(self, decoder) * (1.0 if is_reference() else 1.1)
 
     monkeypatch.setattr(checkup.Checkup, "_logits", wrong)
 
 
 def broken_picks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [len(dispatch.requested)]))
+    monkeypatch.setattr(checkup.Checkup, "_picks", staticmethod(lambda *_: [int(is_reference())]))
 
 
 def broken_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +170,7 @@ def broken_driver(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("fault", "name", "message"),
     [
-        (broken_logits, "kernels", "CheckFailed: logits in float32 are 0.1 from torch's"),
+        (broken_logits, "kernels", "CheckFailed: logits in float32 are 0.1 from those of torch"),
         (broken_picks, "sampler", "CheckFailed: picks are"),
         (broken_text, "sampled text", "CheckFailed: the texts of ar and retrieval differ from token 2 on"),
         (broken_driver, "speed", "RuntimeError: CUDA error: an illegal memory access"),
@@ -162,5 +187,26 @@ def test_doctor_stops_at_first_failure(
     assert named(figures) == CHECKS[: at + 1]
     assert [check["passed"] for check in figures["checks"]] == [True] * at + [False]
     lines = captured.out.splitlines()
-    assert f"FAILED: {message}" in lines[at] and lines[at + 1].startswith("stopped there; report triforce-doctor.json")
+    assert f"FAILED: {message}" in lines[at] and lines[at + 1].startswith(
+        "stopped at this check. Report triforce-doctor.json"
+    )
     assert "Traceback" not in captured.out + captured.err and "Traceback" in figures["checks"][at]["traceback"]
+
+
+@needs_kernels
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (broken_logits, "logits in float32 are 0.1 from those of portable kernels"),
+        (broken_picks, "picks are [0], and those of portable kernels [1]"),
+    ],
+)
+def test_doctor_without_torch_finds_wrong_kernels(
+    fault: Any, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if dispatch.native.level() == "portable":
+        pytest.skip("these kernels are the reference themselves")
+    monkeypatch.setattr(dispatch, "has_torch", lambda: False)
+    fault(monkeypatch)
+    assert main(["doctor"]) == 1
+    assert f"FAILED: CheckFailed: {message}" in capsys.readouterr().out

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import exit_code
+from tests.helpers.extras import skip_without_torch
 
 EVERYDAY = Path(__file__).parents[1] / "data" / "everyday"
 CASES = [case for case in json.loads((EVERYDAY / "command_line.json").read_text(encoding="utf-8")) if "line" in case]
@@ -33,6 +34,7 @@ def test_everyday_line_has_its_answer(
     """Code, what stderr and stdout have, what the engine was asked, and which files are new; a mistake is one line."""
     engine = None
     line = case["line"]
+    skip_without_torch(line[0])
     if TARGET in line:
         models = request.getfixturevalue("pair")
         draft = [] if "--draft" in line else ["--draft", "none"]

@@ -70,7 +70,7 @@ def test_generate_tells_of_a_stdin_that_is_not_read(
 ) -> None:
     """Where it has data, and nothing waits for some."""
     (tmp_path / "prompt").write_text("a prompt")
-    message = "stdin is not read, as {} is given; leave that out, and stdin is the prompt\n"
+    message = "stdin is not read, as {} is given; without it stdin is the prompt\n"
 
     def said(data: bytes, *line: str) -> str:
         if kind == "pipe":
@@ -117,7 +117,7 @@ def test_generate_word_is_prompt_where_nothing_is_piped(
 
 USUAL = SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05)
 NONE = "defaults are the usual ones, as the model's files name none"
-CHATS: list[tuple[dict[str, float], str, SamplingParams, str]] = [
+CHAT_ADVICE: list[tuple[dict[str, float], str, SamplingParams, str]] = [
     ({}, "--chat", USUAL, f"sampling: temperature 0.8, top_k 40, top_p 0.95, min_p 0.05; {NONE}"),
     ({}, "--chat --top-k 5", replace(USUAL, top_k=5), f"top_k 5, top_p 0.95, min_p 0.05; {NONE}"),
     ({}, "--chat --temperature 0", replace(USUAL, temperature=0.0), "sampling: greedy\n"),
@@ -132,7 +132,7 @@ CHATS: list[tuple[dict[str, float], str, SamplingParams, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("named", "options", "expected", "message"), CHATS)
+@pytest.mark.parametrize(("named", "options", "expected", "message"), CHAT_ADVICE)
 def test_generate_chat_has_usual_sampling_where_files_name_none(
     named: dict[str, float],
     options: str,
@@ -247,7 +247,7 @@ def test_generate_reports_seed_that_depends_on_clock(mode: str, coupling: str, c
     report_text = report(
         RequestOutput(output.prompt_token_ids, None, output.outputs, mode, coupling, "distribution", 1.0, 1.0)
     )
-    assert ("the text of a seed depends on the clock" in report_text) == clocked
+    assert ("the text of a seed depends on timing" in report_text) == clocked
 
 
 SCHEMA = '{"type": "object"}'

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.eagle_pair import eagle_pair
 from tests.planner.test_break_even import LLAMA_8B
@@ -47,7 +46,7 @@ def test_info_works_without_weights(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert lines["parameters"] == f"{weights / 1e6:.1f} million: {size(2 * weights)} as bfloat16"
         assert lines["KV"] == f"cache           {2 * 2 * 2 * 16 * 2} bytes per token as bfloat16"
         assert lines["8,192"].split() == ["tokens", "2", "MiB"]
-        assert "tokens beside the weights" in lines["fits"] and lines["fits"].endswith("of one text 8,192 at most")
+        assert "beside the weights" in lines["fits"] and lines["fits"].endswith("one text has at most 8,192")
         assert main(["info", str(tmp_path), "--dtype", "bfloat16", "--lower-tiers", "int8"]) == 0
         lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
         matrices = [weight for weight in model.parameters() if weight.ndim == 2]
@@ -66,7 +65,7 @@ def test_info_counts_entries_of_draft(
     """Those of a draft that is taken for a known model and reads its states: as many bytes as a run has of each."""
     target = load(eagle_pair(tmp_path) / "target", device="cpu", dtype="bfloat16")
     config = read_eagle_head(tmp_path / "draft", target.config, "", finetune=True).config
-    entries = EagleHeadMemory(config.layer, 1, torch.bfloat16, "cpu").token_bytes
+    entries = EagleHeadMemory(config.layer, 1, "bfloat16", "cpu").token_bytes
     monkeypatch.setattr("triforce.cli.info.draft_for", lambda *_: f"{FINETUNE}{tmp_path / 'draft'}")
     asked = ["info", str(tmp_path / "target"), "--dtype", "bfloat16"]
     row = target.config.kv_bytes(2)
@@ -153,7 +152,7 @@ SAID: dict[str, tuple[str, dict[str, Any], Roofline, str]] = {
     ),
     "arithmetic": (
         "Llama", dict(intermediate_size=6144), Roofline(1e11, {"bfloat16": 2e11}),
-        "should not pay without a draft model: no more than 2.0 tokens are computed while the weights are read",
+        "should not pay without a draft model: while the weights are read, the machine computes 2.0 tokens (while KV",
     ),
 }  # fmt: skip
 
@@ -172,24 +171,24 @@ def test_info_says_from_where_on_speculation_should_pay(
     lines = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["speculation"].startswith(said)
     most = here.balance({"bfloat16": 1})
-    assert lines["taken"].startswith(f"for that   {most:.0f} operations with weights while a byte is read")
-    assert "(measured here)" in lines["taken"] and " of KV at 16,384 tokens" in lines["a"]
+    assert lines["basis"].startswith(f"of that    {most:.0f} operations with weights while a byte is read")
+    assert "(measured here)" in lines["basis"] and " of KV at 16,384 tokens" in lines["a"]
 
 
 def test_balance_is_that_of_the_numbers_that_are_multiplied(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Attention over int8 KV has scores of bytes, and weights of 16 bits."""
-    config, cpu = LLAMA_8B, torch.device("cpu")
+    config = LLAMA_8B
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: HERE)
     measure_balances()
-    assert balance_of(False, config, torch.float32, cpu)[0] == pytest.approx((10, 10))
-    assert balance_of(True, config, torch.bfloat16, cpu)[0] == pytest.approx((30, 20))
-    assert balance_of(True, replace(config, kv_int8=True), torch.bfloat16, cpu)[0] == pytest.approx((30, 40))
-    usual = [balance_of(False, config, torch.float16, torch.device(name)) for name in ("cpu", "cuda")]
+    assert balance_of(False, config, "float32", "cpu")[0] == pytest.approx((10, 10))
+    assert balance_of(True, config, "bfloat16", "cpu")[0] == pytest.approx((30, 20))
+    assert balance_of(True, replace(config, kv_int8=True), "bfloat16", "cpu")[0] == pytest.approx((30, 40))
+    usual = [balance_of(False, config, "float16", name) for name in ("cpu", "cuda")]
     monkeypatch.setattr("triforce.cli.machine_rates.measured_roofline", lambda: Roofline(1e10, {}))
     measure_balances()
-    usual.append(balance_of(False, config, torch.float32, cpu))
-    assert {known for _, known in usual} == {"as usual, not measured"}
+    usual.append(balance_of(False, config, "float32", "cpu"))
+    assert {known for _, known in usual} == {"typical, not measured"}
     assert usual[0] == usual[2] and usual[1][0].weights == BALANCES[-1]
 
 

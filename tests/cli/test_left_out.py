@@ -110,7 +110,7 @@ def test_texts_of_a_folder_leave_out_what_is_none(folder: Path, capsys: pytest.C
     (folder / "cafe.txt").write_bytes(b"caf\xe9 noir")
     assert list(read_texts([str(folder)])) == ["a.txt"]
     assert capsys.readouterr().err == (
-        f"triforce: warning: left out of {folder}: sub (a folder in it; name it, too); "
+        f"triforce: warning: left out of {folder}: sub (a subfolder; name it, too); "
         "cafe.txt (in another encoding; perhaps iconv -f LATIN1 -t UTF-8 converts it)\n"
     )
     with pytest.raises(RequestError, match="iconv"):

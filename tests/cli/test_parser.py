@@ -14,7 +14,7 @@ import pytest
 
 from tests.helpers.fake_llm import FakeLLM
 from tests.helpers.tty import Tty
-from triforce.checkpoint.gguf.file import choose_gguf
+from triforce.checkpoint.gguf.file import log_choice
 from triforce.checkpoint.hub import model_path
 from triforce.cli import main
 from triforce.cli.parser import parse
@@ -36,28 +36,28 @@ from triforce.errors import ModelError
         ("--verion", "--verion is not an option of triforce (did you mean --version?)"),
         ("generate --zzz", "--zzz is not an option of triforce generate; see triforce generate --help"),
         ("generate --foo", "--foo is not an option of triforce generate; see triforce generate --help"),
-        ("generate --port 9", "--port is not an option of triforce generate; it is one of serve; see"),
-        ("generate a b c d", "there is no place for c d, which is more than triforce generate takes; a PROMPT of"),
+        ("generate --port 9", "--port is not an option of triforce generate; it is an option of serve; see"),
+        ("generate a b c d", "too many arguments for triforce generate: c d; a PROMPT of"),
         (
             "generate -- hi -n 3 -q",
-            "-n stands behind --, where everything is an argument; put options in front of it; see",
+            "-n comes after --, which ends the options; put options before it; see",
         ),
-        ("generate -q -- hi -n 3", "-n stands behind --, where everything is an argument"),
-        ("generate -q -- hi -n3 x", "-n3 stands behind --"),
-        ("chat -- a --seed=1 b", "--seed=1 stands behind --"),
-        ("generate -- a b -c", "there is no place for -c"),
-        ("generate --seed 1 -- a b c", "there is no place for c, which is more than triforce generate takes"),
-        ("chat a b", "there is no place for b, which is more than triforce chat takes; see triforce chat --help"),
+        ("generate -q -- hi -n 3", "-n comes after --, which ends the options"),
+        ("generate -q -- hi -n3 x", "-n3 comes after --"),
+        ("chat -- a --seed=1 b", "--seed=1 comes after --"),
+        ("generate -- a b -c", "too many arguments for triforce generate: -c"),
+        ("generate --seed 1 -- a b c", "too many arguments for triforce generate: c"),
+        ("chat a b", "too many arguments for triforce chat: b; see triforce chat --help"),
         ("serve --port abc", "argument --port: 'abc' is not a whole number; see"),
         ("generate x --temperature warm", "argument --temperature: 'warm' is not a number; see"),
         ("train-draft -o d --minutes 5m", "argument --minutes: '5m' is not a number of minutes; see"),
         ("bench speed --minutes half", "argument --minutes: 'half' is not a number of minutes; see"),
         (
             "models list --json",
-            "--json is not an option of triforce models list; it is one of generate, explain, "
+            "--json is not an option of triforce models list; it is an option of generate, explain, "
             "bench speed, bench lossless, ",
         ),
-        ("info --repeats 3", "--repeats is not an option of triforce info; it is one of bench speed, "),
+        ("info --repeats 3", "--repeats is not an option of triforce info; it is an option of bench speed, "),
         ("generate -m a b c", "there are two models, 'b' and -m 'a'; leave one out"),
         ("generate -m a -p b c", "there are two prompts, 'c' and -p 'b'; leave one out"),
         ("chat -m a b", "there are two models"),
@@ -199,7 +199,7 @@ def test_loading_is_told_once_arguments_are_checked(
 def test_choice_of_gguf_file_is_printed_unless_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     for quiet, message in ((False, "taking a-Q4_0.gguf of 2 models in folder\n"), (True, "")):
         announce(Namespace(command="generate", model="folder", quiet=quiet))
-        choose_gguf(["a-Q4_0.gguf", "a-Q8_0.gguf"], "", "folder")
+        log_choice(["a-Q4_0.gguf"], ["a-Q4_0.gguf", "a-Q8_0.gguf"], "folder")
         assert capsys.readouterr() == ("", message)
 
 

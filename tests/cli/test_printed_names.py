@@ -12,7 +12,7 @@ from tests.helpers.tty import Tty
 from tests.helpers.watched_folder import WORDS, watch_once, write
 from triforce.cli import main
 from triforce.cli.progress import report_loading
-from triforce.eval.tables import Table
+from triforce.tables import Table
 
 folder = watched_folder.folder  # a fixture
 ODD = "odd\n\x1b[31mname.txt"

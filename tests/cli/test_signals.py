@@ -41,6 +41,9 @@ MOMENTS = {
         f"class Field:\n    def __del__(self):\n        {KILL}\n\nField()\ntime.sleep(60)\n"
     ),
     "work": f"def run(options):\n    {KILL}\n    time.sleep(60)\n",
+    "a finalizer": (
+        f"class Model:\n    def __del__(self):\n        {KILL}\n\ndef run(options):\n    Model()\n    time.sleep(60)\n"
+    ),
     "its own cleaning": f"def run(options):\n    try:\n        {KILL}\n    finally:\n        {KILL}\n",
     "the end": f"import atexit\natexit.register(lambda: {KILL})\ndef run(options):\n    return 0\n",
 }

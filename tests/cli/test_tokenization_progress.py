@@ -38,8 +38,8 @@ def stderr_of(monkeypatch: pytest.MonkeyPatch, *command: str) -> str:
 @pytest.mark.usefixtures("slow")
 def test_long_tokenization_is_told_of_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = stderr_of(monkeypatch, "generate")
-    assert stderr.count("cutting the text into tokens: 0 s") > 1
-    line = stderr.partition("\r")[2].rpartition("cutting")[2]
+    assert stderr.count("tokenizing the text: 0 s") > 1
+    line = stderr.partition("\r")[2].rpartition("tokenizing")[2]
     assert line.count("\r") >= 2, "it is wiped before the next line"
 
 
@@ -47,10 +47,10 @@ def test_long_tokenization_is_told_of_again_and_again(monkeypatch: pytest.Monkey
 def test_long_tokenization_is_not_told_of_where_nobody_reads(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "cutting" not in stderr_of(monkeypatch, "generate", "-q")
-    assert main(["generate", "-p", "a long text"]) == 0 and "cutting" not in capsys.readouterr().err
+    assert "tokenizing" not in stderr_of(monkeypatch, "generate", "-q")
+    assert main(["generate", "-p", "a long text"]) == 0 and "tokenizing" not in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("llm")
 def test_short_tokenization_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "cutting" not in stderr_of(monkeypatch, "generate")
+    assert "tokenizing" not in stderr_of(monkeypatch, "generate")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,14 @@ def test_folder_that_was_watched_is_asked_about_at_once(
     stdin(b"what was it?\n")
     command = ["chat", *models(pair), "--file", str(folder), "--disk-cache", str(cache), "--max-tokens", "2"]
     assert main(command) == 0
-    assert "of them read before" in capsys.readouterr().err
+    assert "of them cached" in capsys.readouterr().err
+
+
+def test_watch_has_the_lowest_priority(pair: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    increments = list[int]()
+    monkeypatch.setattr(os, "nice", increments.append)
+    assert watch_once(pair, folder, folder.with_name("cache")) == 0
+    assert increments == [19]
 
 
 def test_changed_file_is_read_from_its_change_on(
@@ -131,4 +139,4 @@ def test_show_watched_needs_cache_and_no_keys(
     if more:
         monkeypatch.setenv("TRIFORCE_API_KEYS", "a-key-of-many-letters")
     assert main(["serve", "--show-watched", *more]) == 2
-    assert "triforce: error: --show-watched needs a disk cache" in capsys.readouterr().err
+    assert "triforce: error: --show-watched needs --disk-cache" in capsys.readouterr().err

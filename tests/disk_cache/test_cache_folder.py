@@ -90,7 +90,7 @@ def test_damaged_secret_is_told_and_made_anew(tmp_path: Path, damage: str, caplo
 
 
 def test_folder_in_missing_folder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="in one that exists"):
+    with pytest.raises(CacheError, match="inside a folder that exists"):
         CacheFolder(tmp_path / "no" / "cache")
 
 

@@ -18,7 +18,7 @@ from triforce.errors import RequestError
 SECOND = 10**9
 
 
-def write_at(folder: Path, name: str, text: str, changed: int = 0) -> Path:
+def write_with_mtime(folder: Path, name: str, text: str, changed: int = 0) -> Path:
     """Write a file whose time of change is the given second."""
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -31,15 +31,15 @@ def write_at(folder: Path, name: str, text: str, changed: int = 0) -> Path:
 def folder(tmp_path: Path) -> Path:
     """Return a folder of three texts, the stable ones older."""
     for changed, name in enumerate(("z.md", "src/b.py", "a.txt"), 1):
-        write_at(tmp_path / "texts", name, f"this is {name}", changed)
+        write_with_mtime(tmp_path / "texts", name, f"this is {name}", changed)
     return tmp_path / "texts"
 
 
-def names(folder: Path, known_files: documents.Known = ()) -> list[str]:
+def names(folder: Path, known_files: documents.KnownFiles = ()) -> list[str]:
     return [file.name for file in files_of(folder, known_files)]
 
 
-def file_digests(folder: Path, known_files: documents.Known = ()) -> documents.Known:
+def file_digests(folder: Path, known_files: documents.KnownFiles = ()) -> documents.KnownFiles:
     return [(file.name, file.digest) for file in files_of(folder, known_files)]
 
 
@@ -50,17 +50,17 @@ def test_stable_files_come_first(folder: Path) -> None:
 
 def test_changed_file_goes_behind_all_others_and_stays_there(folder: Path) -> None:
     first_listing = file_digests(folder)
-    write_at(folder, "z.md", "another", 9)
-    write_at(folder, "new.md", "new", 8)
+    write_with_mtime(folder, "z.md", "another", 9)
+    write_with_mtime(folder, "new.md", "new", 8)
     assert names(folder, first_listing) == ["src/b.py", "a.txt", "new.md", "z.md"]
     again = file_digests(folder, first_listing)
-    write_at(folder, "z.md", "changed once more", 10)
+    write_with_mtime(folder, "z.md", "changed once more", 10)
     assert names(folder, again) == names(folder, first_listing), "only what stands at the end is another"
 
 
 def test_files_that_are_only_touched_keep_their_places(folder: Path) -> None:
     first_listing = file_digests(folder)
-    write_at(folder, "z.md", "this is z.md", 99)
+    write_with_mtime(folder, "z.md", "this is z.md", 99)
     assert names(folder, first_listing) == ["z.md", "src/b.py", "a.txt"]
     (folder / "src" / "b.py").unlink()
     assert names(folder, first_listing) == ["z.md", "a.txt"]
@@ -74,14 +74,14 @@ def test_only_texts_of_the_folder_are_read(folder: Path, tmp_path: Path, monkeyp
     os.mkfifo(folder / "pipe")
     for name, data in {"binary": b"a\0b", "latin": b"\xe9", "empty": b"", "large": b"a" * 101}.items():
         (folder / name).write_bytes(data)
-    write_at(folder, ".hidden/notes", "no")
+    write_with_mtime(folder, ".hidden/notes", "no")
     assert names(folder) == ["z.md", "src/b.py", "a.txt"]
 
 
 @pytest.mark.skipif(not shutil.which("git"), reason="there is no git here")
 def test_git_says_which_files_belong_to_repository(folder: Path) -> None:
-    write_at(folder, ".gitignore", "build/\n")
-    write_at(folder, "build/made.txt", "made")
+    write_with_mtime(folder, ".gitignore", "build/\n")
+    write_with_mtime(folder, "build/made.txt", "made")
     subprocess.run(["git", "init", "-q", str(folder)], check=True)
     assert names(folder) == ["z.md", "src/b.py", "a.txt"]
     assert names(folder / "build") == ["made.txt"], "what is asked for by name is read"
@@ -92,7 +92,7 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
     """The cache's files change with each reading. Texts beside them, and files with such names elsewhere, are texts."""
     monkeypatch.setattr(documents, "MAX_FILE_BYTES", 100)
     for name in ("secret", "src/state", "src/manifest"):
-        write_at(folder, name, "a text of the user's", 9)
+        write_with_mtime(folder, name, "a text of the user's", 9)
     plain_names = names(folder)
     if place == ".":
         (folder / "secret").unlink()
@@ -107,7 +107,7 @@ def test_disk_cache_in_a_folder_is_none_of_its_texts(folder: Path, place: str, m
         (cache / "manifest").write_text(f"read {round} times")
         left_out = SkippedFiles()
         assert [file.name for file in files_of(folder, (), left_out)] == plain_names and not left_out.summary
-    write_at(folder, f"{place}/note.md", "a text of the user's", 99)
+    write_with_mtime(folder, f"{place}/note.md", "a text of the user's", 99)
     assert names(folder)[-1] == (Path(place) / "note.md").as_posix()
 
 
@@ -117,7 +117,7 @@ def test_stamps_change_with_any_file(folder: Path, change: str) -> None:
     if change == "gone":
         (folder / "a.txt").unlink()
     else:
-        write_at(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
+        write_with_mtime(folder, "a.txt" if change == "text" else "b.txt", "more", 50)
     assert stamps(folder) != old_stamps
 
 
@@ -133,7 +133,7 @@ def test_manifest_gives_documents_in_their_order(folder: Path, tmp_path: Path) -
     order = file_digests(folder)
     disk_cache_documents.record_folder(cache, WatchedFolder(folder, False, order))
     disk_cache_documents.record_folder(cache, WatchedFolder(folder / "src", True, file_digests(folder / "src")))
-    write_at(folder, "z.md", "another", 9)
+    write_with_mtime(folder, "z.md", "another", 9)
     expected = joined(files_of(folder, order))
     assert expected != joined(files_of(folder)) or names(folder) == names(folder, order)
     joined_text, single_file = disk_cache_documents.documents(cache)
@@ -168,7 +168,7 @@ def test_clear_removes_manifest_and_keeps_folder_in_use(folder: Path, tmp_path: 
 
 def test_links_on_the_way_to_a_file_are_not_followed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Git lists files whose folder, or which themselves, may have become links since."""
-    write_at(folder.parent, "elsewhere/secret.txt", "secret")
+    write_with_mtime(folder.parent, "elsewhere/secret.txt", "secret")
     (folder / "linked").symlink_to(folder.parent / "elsewhere")
     (folder / "link.txt").symlink_to(folder.parent / "elsewhere" / "secret.txt")
     monkeypatch.setattr(documents, "_names", lambda *_: iter(["a.txt", "linked/secret.txt", "link.txt"]))

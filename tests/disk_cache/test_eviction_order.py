@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from triforce.disk_cache.entry_store import PROTECTED, StoredEntry, entries_to_evict, order_of, place_of
+from triforce.disk_cache.entry_store import PROTECTED_SHARE, StoredEntry, entries_to_evict, order_of, place_of
 
 
 def held(order: int, index: int = 0, again: bool = False, size: int = 10) -> StoredEntry:
@@ -59,4 +59,4 @@ def test_place_holds_its_order_and_use(order: int, index: int, again: bool) -> N
     place = place_of(order, index, again)
     assert order_of(place) == order and place < 2**63
     assert place_of(order, index, True) > place_of(order, index, False) >= place_of(order, index + 1, False)
-    assert 0 < PROTECTED < 1
+    assert 0 < PROTECTED_SHARE < 1

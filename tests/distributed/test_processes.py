@@ -25,11 +25,11 @@ from triforce.llm import LLM
 ROOT = Path(__file__).parents[2]
 ONE = ROOT / "tests" / "helpers" / "processes" / "one_rank.py"
 PATH = os.pathsep.join([str(ROOT / "src"), *filter(None, [os.environ.get("PYTHONPATH")])])
-ENVIRONMENT = os.environ | {"PYTHONPATH": PATH, "GLOO_SOCKET_IFNAME": "lo"}
+ENVIRONMENT = os.environ | {"PYTHONPATH": PATH}
 PROMPT = "the cat sat on the mat, the hat and the cat. " * 6
 SECOND_RANK_TELLS = {
     "differ": "the sevens of rank 1 differ from those of rank 0",
-    "part": "ranks do not do the same any more: one has 5 broadcasts and 2 votes behind it, rank 1 4 and 3",
+    "part": "ranks have diverged: one rank has made 5 broadcasts and 2 votes, rank 1 4 and 3",
 }
 LONG = 6000  # tokens: nobody waits for the last of them
 
@@ -46,7 +46,7 @@ def command(pair: Path, *arguments: str, prompt: str = PROMPT) -> list[str]:
 
 @contextmanager
 def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    """A process, of which nothing is left behind."""
+    """Run Python in a process that is killed at the end."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen([sys.executable, *arguments], text=True, env=ENVIRONMENT | environment, **pipes)
     try:
@@ -60,20 +60,35 @@ def python(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str
     ("end", "told"),
     [
         ("die", "another rank has ended, or did not answer"),
+        ("die-in-gather", "another rank has ended, or did not answer"),
         ("hang", "did not answer for 2 seconds"),
         ("differ", SECOND_RANK_TELLS["differ"]),
-        ("part", "another rank has ended, or did not answer"),
+        ("part", "ranks have diverged: one rank has made 4 broadcasts and 3 votes, rank 0 5 and 3"),
     ],
 )
-def test_torch_group_operations_agree(tmp_path: Path, end: str, told: str) -> None:
+def test_socket_group_operations_agree(tmp_path: Path, end: str, told: str) -> None:
+    meeting = (tmp_path / "meeting").as_uri()
     with (
-        python(str(ONE), "0", "2", str(tmp_path), end) as first,
-        python(str(ONE), "1", "2", str(tmp_path), end) as second,
+        python(str(ONE), "0", "2", meeting, end) as first,
+        python(str(ONE), "1", "2", meeting, end) as second,
     ):
         said, errors = first.communicate(timeout=240)
         assert said.startswith("all right\n") and told in said, said + errors
         if end in SECOND_RANK_TELLS:
             assert SECOND_RANK_TELLS[end] in second.communicate(timeout=60)[0]
+
+
+def test_lost_rank_is_noticed_by_all_others(tmp_path: Path) -> None:
+    """Rank 2 dies while ranks 0 and 1 wait for it. Nobody waits for the end of its patience."""
+    meeting = (tmp_path / "meeting").as_uri()
+    with (
+        python(str(ONE), "0", "3", meeting, "die-in-gather") as first,
+        python(str(ONE), "1", "3", meeting, "die-in-gather") as second,
+        python(str(ONE), "2", "3", meeting, "die-in-gather"),
+    ):
+        for process in (first, second):
+            said, errors = process.communicate(timeout=50)
+            assert "another rank has ended" in said, said + errors
 
 
 def text_of(pair: Path, tokens: int, mode: str | None = None) -> list[int]:
@@ -129,7 +144,7 @@ def started(process: subprocess.Popen[str]) -> dict[str, psutil.Process]:
 
 
 def gone(ranks: dict[str, psutil.Process]) -> bool:
-    """None is left, nor waits as a zombie for whoever started it."""
+    """No rank is left, neither alive nor as a zombie."""
     return not psutil.wait_procs(list(ranks.values()), timeout=30)[1]
 
 

@@ -17,6 +17,7 @@ from tests.helpers.thread_ranks import together
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.tensors import as_tensor
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.engine.model_loader import load
 from triforce.errors import RequestError
@@ -53,7 +54,7 @@ def read(decoder: Decoder, widths: list[int]) -> Tensor:
     ids = text()
     for width in widths:
         start = int(full.lengths_B[0])
-        logits.append(decoder(torch.tensor([ids[start : start + width]]), ints([width]), full)[0])
+        logits.append(as_tensor(decoder(ints([ids[start : start + width]]), ints([width]), full))[0])
     return torch.cat(logits)
 
 
@@ -62,7 +63,7 @@ def shared(folder: Path, dtype: str, widths: list[int], count: int, exact: bool 
 
     def run(ranks: TPGroup) -> Tensor:
         checkpoint = load(folder, device="cpu", dtype=dtype, ranks=ranks, bits=bits)
-        return read(checkpoint.lower if bits else checkpoint.decoder, widths)
+        return read(checkpoint.lower_decoder if bits else checkpoint.decoder, widths)
 
     return together(count, run, exact)
 
@@ -75,7 +76,7 @@ def test_sharded_logits_equal_one_process(folder: Path, dtype: str, count: int, 
     """Any cuts into passes give equal logits, for the shared model and for its low-bit copy."""
     if (checkpoint := load(folder, device="cpu", dtype=dtype, bits=bits)).config.kv_heads % count:
         count = 3
-    alone_TV = read(checkpoint.lower, [LENGTH])
+    alone_TV = read(checkpoint.lower_decoder, [LENGTH])
     for widths in ([LENGTH], [40, 1, 7, 33, 1, 8]):
         for each_TV in shared(folder, dtype, widths, count, bits=bits):
             assert torch.equal(each_TV, alone_TV)
@@ -133,10 +134,9 @@ def test_rank_holds_only_its_shard(folder: Path) -> None:
         loaded = load(folder, device="cpu", dtype="float32")
         model_config = loaded.config
         archives = loaded.files.archives(packed=False)
-        cpu = torch.device("cpu")
         rows = 101 if model_config.vocab_size == 101 else 97
-        weights = read_weights(folder, archives, model_config, rows=rows, device=cpu, dtype=torch.float32, ranks=ranks)
-        return [tensor.numel() for tensor in weights.tensors() if tensor.ndim == 2]
+        weights = read_weights(folder, archives, model_config, rows=rows, dtype="float32", ranks=ranks)
+        return [tensor.size for tensor in weights.tensors() if tensor.ndim == 2]
 
     full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
     assert [sum(pair) for pair in zip(*parts, strict=True)] == full_sizes

@@ -51,7 +51,7 @@ def folder(home: Path, name: str, odd: bool = False) -> Path:
 def logits(path: Path, dtype: str, ranks: TPGroup = ALONE, bits: int = 0) -> Tensor:
     """Return the logits (B, T, V) of two texts, in ragged passes."""
     checkpoint = load(path, device="cpu", dtype=dtype, context=LENGTH, ranks=ranks, bits=bits)
-    return paged_logits(checkpoint.lower if bits else checkpoint.decoder, texts(), RAGGED)
+    return paged_logits(checkpoint.lower_decoder if bits else checkpoint.decoder, texts(), RAGGED)
 
 
 def largest_error(path: Path, exact: bool) -> float:
@@ -115,13 +115,12 @@ def test_rank_of_a_family_holds_only_its_shard(home: Path, name: str) -> None:
     def sizes(ranks: TPGroup) -> list[int]:
         loaded = load(folder(home, name), device="cpu", dtype="float32")
         weights = read_weights(
-            loaded.path, loaded.files.archives(packed=False), loaded.config, rows=97, device=torch.device("cpu"),
-            dtype=torch.float32, ranks=ranks, 
-            names=FAMILIES[loaded.files.config.model_type].names,
+            loaded.path, loaded.files.archives(packed=False), loaded.config, rows=97, dtype="float32",
+            ranks=ranks, names=FAMILIES[loaded.files.config.model_type].names,
         )  # fmt: skip
         fields = ("router_EC", "router_bias_E", "router_correction_E")
         routers = [id(getattr(layer, field)) for layer in weights.layers for field in fields]
-        return [tensor.numel() for tensor in weights.tensors() if id(tensor) not in routers]  # type: ignore[union-attr]
+        return [array.size for array in weights.tensors() if id(array) not in routers]
 
     full_sizes, *parts = [sizes(ALONE), *together(2, sizes)]
     shares = [(sum(pair), full_size) for *pair, full_size in zip(*parts, full_sizes, strict=True)]

@@ -72,7 +72,7 @@ def test_request_failing_on_one_rank_starts_on_none(
 
     outputs, _ = together(2, lambda ranks: play(pair, ranks, scene, second))
     assert [type(output) for output in outputs] == [RequestOutput, RequestError, CacheError, CacheError, RequestOutput]
-    assert "cannot serve this" in str(outputs[1]) and "no room" in str(outputs[2])
+    assert "cannot serve this" in str(outputs[1]) and "does not fit" in str(outputs[2])
     assert [held(mirror) for mirror in mirrors] == [0, 0]
 
 

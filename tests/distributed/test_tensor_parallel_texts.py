@@ -143,5 +143,5 @@ def test_rank_with_other_settings_is_detected(pair: Path) -> None:
 
 
 def test_single_process_eagle_head_raise(pair: Path, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="saved KV cache is of one process"):
+    with pytest.raises(RequestError, match="saved KV cache needs a single process"):
         together(2, lambda ranks: make_llm(pair, ranks).generate(PROMPTS[0], params(), save_cache=tmp_path / "kv"))

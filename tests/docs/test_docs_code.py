@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import pages, prose
+from tests.helpers import page_shell, pages, prose
 from tests.helpers.pages import ROOT, Block
 from triforce.checkpoint.model_families import FAMILIES
 from triforce.cli.parser import parse
@@ -23,13 +23,32 @@ BLOCKS = {
     for i, block in enumerate(pages.blocks(page.read_text(encoding="utf-8")))
 }
 SHELL = {name: block for name, block in BLOCKS.items() if block.language == "sh"}
-RUN = {name: block for name, block in BLOCKS.items() if block.run}
+RUN = {name: block for name, block in BLOCKS.items() if block.mark and not page_shell.runs_in_shell(block)}
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def understood(line: str) -> bool:
     """Return whether a line of a shell block names existing commands; other programs are not checked."""
-    program, *arguments = shlex.split(line, comments=True) or ["true"]
+    return all(_understood(command) for command in simple_commands(line))
+
+
+def simple_commands(line: str) -> list[list[str]]:
+    """Return the words of each command of a line, without redirections."""
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if not set(word) <= set("|&;()<>"):
+            commands[-1].append(word)
+        elif set(word) & set("<>"):
+            next(lexer)  # the file
+        else:
+            commands.append([])
+    return [command for command in commands if command]
+
+
+def _understood(command: list[str]) -> bool:
+    program, *arguments = command
     match program.rpartition("/")[2], arguments:
         case "triforce", _:
             return _parsed(arguments)
@@ -38,7 +57,7 @@ def understood(line: str) -> bool:
         case "python", ["-m", module, *_]:
             homes = [home.joinpath(*module.split(".")) for home in (ROOT, ROOT / "src")]
             return any(home.is_dir() or home.with_suffix(".py").exists() for home in homes)
-        case "python", [script, *_]:
+        case "python", [script, *_] if script not in ("-", "-c"):
             return (ROOT / script).exists()
     return True
 
@@ -78,6 +97,7 @@ def test_commands_within_sentences_are_understood(page: Path) -> None:
 def test_wrong_command_is_found(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert not understood(line)
     assert understood(".venv/bin/triforce generate --seed 7 # why") and understood('make test ARGS="-k law"')
+    assert understood(".venv/bin/triforce generate a > b && true | cat") and not understood("cat < b | make nothing")
 
 
 @pytest.fixture

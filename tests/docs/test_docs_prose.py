@@ -64,7 +64,7 @@ def test_readme_first_screen_names_machine_model_and_context_of_its_figures() ->
         ("smollm2_speed_avx2", (7168, "books")), ("pair_speed_avx2", (32768, "books")))]  # fmt: skip
     assert "two AVX512-BF16 cores `smollm2`, a real model of 135M parameters" in said
     assert f"**{real} times** the tokens per second after 7K tokens" in said and f"{toy} times after 32K" in said
-    assert f"with AVX2 {' and '.join(narrow)}" in said and "`triforce info MODEL`" in said
+    assert f"with AVX2 are {' and '.join(narrow)}" in said and "`triforce info MODEL`" in said
 
 
 def test_readme_repeats_recorded_figures() -> None:

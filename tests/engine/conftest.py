@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.engine_scene import CHUNK, ByChunks
 from tests.helpers.tiny_llm import checkpoints
 from triforce.engine import engine_core
 from triforce.kvcache.views import full
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_chunks() -> Iterator[None]:
     """Prefill prompts in several steps."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
+        patch.setattr(full, "PREFILL_CHUNK_ON_CPU", CHUNK)
         patch.setattr(engine_core, "PrefillPacer", ByChunks)
         yield

@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.fake_llm import answer
 from tests.helpers.tty import Tty
 from triforce import Interruption
-from triforce.engine.engine import collected
+from triforce.engine.engine import collect_outputs
 
 REQUESTS: list[Any] = ["first", "second", "third"]
 OUTPUTS = {request: answer(request) for request in REQUESTS}
@@ -39,13 +39,13 @@ def test_bar_is_shown_for_several_prompts_on_terminals(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, wish: bool | None, requests: list[Any], shown: bool
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    assert collected(requests, events(*reversed(requests)), wish) == [OUTPUTS[request] for request in requests]
+    assert collect_outputs(requests, events(*reversed(requests)), wish) == [OUTPUTS[request] for request in requests]
     assert (f"{len(requests)}/{len(requests)}" in stream.getvalue()) == shown == bool(stream.getvalue())
 
 
 def test_interrupt_keeps_what_is_done() -> None:
     with pytest.raises(KeyboardInterrupt) as error:
-        collected(REQUESTS, events("third", end=KeyboardInterrupt), None)
+        collect_outputs(REQUESTS, events("third", end=KeyboardInterrupt), None)
     assert isinstance(error.value, Interruption)
     assert error.value.outputs == [None, None, OUTPUTS["third"]]
     assert str(error.value).startswith("1 of 3 prompts are done")
@@ -53,4 +53,4 @@ def test_interrupt_keeps_what_is_done() -> None:
 
 def test_other_errors_pass_unchanged() -> None:
     with pytest.raises(ValueError):
-        collected(REQUESTS, events("third", end=ValueError), None)
+        collect_outputs(REQUESTS, events("third", end=ValueError), None)

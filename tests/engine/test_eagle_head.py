@@ -1,4 +1,4 @@
-"""An EAGLE head below every tier: texts, guesses beside any neighbours, KV entries, and faults that tests notice."""
+"""An EAGLE head below every tier: texts, draft tokens beside any neighbours, KV entries, and planted faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.engine.test_engine_mutants import play, play_swapped
 from tests.engine.test_schedules import Schedules
 from tests.helpers.disk_llm import written
-from tests.helpers.eagle_pair import Guess, check_consistent, check_entries, check_guess, eagle_pair, spied
+from tests.helpers.eagle_pair import DraftToken, check_consistent, check_draft_token, check_entries, eagle_pair, spied
 from tests.helpers.engine_scene import ROWS, alone, finish, prompt, request
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
@@ -41,7 +41,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("temperature", [0.0, 0.8], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("mode", [mode for mode in MODES if mode != "ar"])
 def test_texts_are_those_of_plain_decoding(mode: str, temperature: float, features: Path) -> None:
-    """Prompts are short and long, with two choices each. Some guesses are accepted."""
+    """Prompts are short and long, with two choices each. Some draft tokens are accepted."""
     model = llm(features)
     accepted_tokens = 0
     for length in (1, 40, 150, 260):
@@ -72,22 +72,24 @@ def test_other_couplings_draft_too(coupling: str, features: Path) -> None:
 
 @pytest.mark.parametrize("mode", DRAFTING)
 @pytest.mark.parametrize("schedule", [play, play_swapped])
-def test_guesses_are_those_of_the_row_alone(schedule: Callable[[LLM, str], None], mode: str, features: Path) -> None:
-    """Neighbours that come and go, forks, shared pages and swaps change no bit of a guess."""
+def test_draft_tokens_are_those_of_the_row_alone(
+    schedule: Callable[[LLM, str], None], mode: str, features: Path
+) -> None:
+    """Neighbours that come and go, forks, shared pages and swaps change no bit of a draft token."""
     in_company(features, schedule, mode)
 
 
-def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) -> list[Guess]:
+def in_company(features: Path, schedule: Callable[[LLM, str], None], mode: str) -> list[DraftToken]:
     alone.cache_clear()
-    with spied() as guesses:
+    with spied() as draft_tokens:
         schedule(llm(features), mode)
-    check_consistent(guesses)
-    return guesses
+    check_consistent(draft_tokens)
+    return draft_tokens
 
 
 @pytest.mark.parametrize("passes", ["native", "torch"])
-def test_guesses_are_those_of_the_layer_in_torch(passes: str, features: Path) -> None:
-    """Behind full verifications, in float32, each guess depends on the hidden states of the text before it."""
+def test_draft_tokens_are_those_of_the_layer_in_torch(passes: str, features: Path) -> None:
+    """Each draft token depends on the hidden states of the text before it, behind full verifications in float32."""
     if passes == "native":
         like_torch(features)
     else:
@@ -100,7 +102,7 @@ def by_torch(features: Path) -> None:
         patch.setattr(
             eagle_draft,
             "eagle_head_passes",
-            lambda config, weights, target, *where: TorchEagleHeadPasses(config, weights.to(*where), target.embed),
+            lambda config, weights, target, *where: TorchEagleHeadPasses(config, weights, target.embed, *where),
         )
         like_torch(features)
 
@@ -108,13 +110,13 @@ def by_torch(features: Path) -> None:
 def like_torch(features: Path) -> None:
     model = LLM(features / "target", features / "draft", dtype="float32", draft_tokens=3, mode="draft")
     draft = read_eagle_head(features / "draft", model.target.config, model.target.fingerprint)
-    with spied() as guesses:
+    with spied() as draft_tokens:
         for length in (3, 16, 150):  # the second text of a length finds the first one's KV
             for text in (prompt(length), prompt(length) + [5] * 20):
                 model.generate(text, ask(max_tokens=12, temperature=0.8))
-    for guess in guesses:
-        check_guess(model, draft, guess)
-    assert {len(guess.text) - guess.committed for guess in guesses} == {1, 2, 3}
+    for draft_token in draft_tokens:
+        check_draft_token(model, draft, draft_token)
+    assert {len(draft_token.text) - draft_token.committed for draft_token in draft_tokens} == {1, 2, 3}
 
 
 @pytest.mark.parametrize("mode", ["ar", "retrieval", *DRAFTING])
@@ -141,23 +143,23 @@ def like_a_prompt(features: Path, mode: str) -> None:
     engine.close()
 
 
-def test_guesses_of_a_session_are_those_of_a_first_question(features: Path) -> None:
-    """One conversation goes on. Another is rewound to the middle of a page."""
+def test_draft_tokens_of_a_session_are_those_of_a_first_question(features: Path) -> None:
+    """A conversation goes on, and another conversation is rewound to the middle of a page."""
     model = llm(features, mode="draft")
-    with spied() as guesses:
+    with spied() as draft_tokens:
         turns = Session(model)
         for text in (prompt(150), prompt(90) + [7] * 30, prompt(200)):
             *_, output = turns.ask(text, ask(max_tokens=12))
             assert output.outputs[0].token_ids == model.generate(text, ask(max_tokens=12))[0].outputs[0].token_ids
             model.reset_prefix_cache()
-    check_consistent(guesses)
+    check_consistent(draft_tokens)
 
 
 def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
     """Generate from a saved prompt, or from the disk cache of another process."""
     text = prompt(600)[:570]
     params = ask(max_tokens=12)
-    with spied() as guesses:
+    with spied() as draft_tokens:
         for _ in range(2):
             model = LLM(features / "target", features / "draft", mode="draft", retrieval_budget=64, **how)
             if how:
@@ -171,21 +173,21 @@ def saved_and_loaded(features: Path, folder: Path, **how: Any) -> None:
                 cached = output.cached_tokens
             del model
     assert cached >= 500
-    check_consistent(guesses)
+    check_consistent(draft_tokens)
 
 
-def test_guesses_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
+def test_draft_tokens_behind_a_saved_prompt_are_those_of_a_fresh_one(features: Path, tmp_path: Path) -> None:
     saved_and_loaded(features, tmp_path)
 
 
-def test_guesses_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
+def test_draft_tokens_behind_a_prompt_from_disk_are_those_of_a_fresh_one(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)  # however busy this machine is
     saved_and_loaded(features, tmp_path, disk_cache=tmp_path / "cache")
 
 
-def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
+def test_draft_tokens_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk cache holds a text that differs within a segment."""
@@ -193,13 +195,13 @@ def test_guesses_behind_pages_of_another_text_are_those_of_a_fresh_prompt(
     text = prompt(600)[:570]
     cached = []
     second_text = [*text[:545], *text[:25]]
-    with spied() as guesses:
+    with spied() as draft_tokens:
         for ids, disk in ((text, tmp_path / "cache"), (second_text, tmp_path / "cache"), (second_text, None)):
             how = {"mode": "draft", "retrieval_budget": 64, "disk_cache": disk}
             with LLM(features / "target", features / "draft", **how) as model:  # `close` waits for pending writes
                 cached.append(model.generate(ids, ask(max_tokens=12))[0].cached_tokens)
     assert cached == [0, 544, 0]
-    check_consistent(guesses)
+    check_consistent(draft_tokens)
 
 
 def test_random_schedules_keep_texts_and_counts(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.engine.test_eagle_head import features
 from tests.helpers.engine_scene import prompt
@@ -14,7 +13,6 @@ from tests.helpers.tiny_llm import ask, llm
 from triforce.interface.grammar import Grammar
 
 __all__ = ["features"]
-torch.set_num_threads(1)
 REQUESTS: dict[str, dict[str, Any]] = {
     "regex": dict(grammar=Grammar.regex("[a-z ]{5,40}"), ignore_eos=False),
     "json": dict(grammar=Grammar.json({"type": "array", "items": {"type": "boolean"}}), ignore_eos=False),
@@ -41,7 +39,7 @@ def test_constrained_texts_are_those_of_plain_decoding(name: str, mode: str, fea
 
 @pytest.mark.parametrize("coupling", ["rejection", "block"])
 def test_constrained_texts_of_other_couplings_obey(coupling: str, features: Path) -> None:
-    """No token that the grammar forbids is emitted, though the draft can hardly propose an allowed one."""
+    """The grammar's forbidden tokens are never emitted, though the draft can hardly propose an allowed one."""
     model = llm(features, coupling=coupling)
     for seed in range(3):
         params = ask(seed=seed, max_tokens=32, **REQUESTS["json"])

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.engine.test_eagle_head import features
 from tests.helpers.eagle_pair import eagle_pair
 from tests.helpers.engine_scene import alone
 from tests.helpers.tiny_checkpoint import edit
 from tests.helpers.tiny_llm import llm
+from triforce.arrays import Array
 from triforce.backends import dispatch
 from triforce.eagle import native_passes
 from triforce.errors import ModelError, RequestError
@@ -66,20 +66,27 @@ def test_sinks_that_fill_no_page_give_plain_text(dtype: str, features: Path, tmp
     assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_chunks_smaller_than_pages_give_plain_text(dtype: str, features: Path) -> None:
+    """The target's entries are torch's then, beside any kernels of the draft."""
+    model = llm(features, dtype=dtype, retrieval_chunk=8)
+    plain, drafted = (alone(model, 200, 0.8, mode) for mode in ("ar", "triforce"))
+    assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
+
+
 @pytest.mark.skipif(dispatch.native is None, reason="of the native passes")
 def test_rotations_of_all_noted_positions_are_made(features: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tables of rotations are filled by blocks as positions are noted, for rows far apart and for the gap between."""
     passes = llm(features).models.eagle_head.passes  # type: ignore[union-attr]
-    tables = list[Tensor]()
+    tables = list[Array]()
     monkeypatch.setattr(native_passes, "_pages", lambda memory: None)
     monkeypatch.setattr(passes, "_native", SimpleNamespace(note=lambda **arguments: tables.append(arguments["cos"])))
     positions_N = np.array([10, BLOCK + 5, 5 * BLOCK])
-    ids_N = torch.zeros(3, dtype=torch.long)
-    passes.record_entries(
-        ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, torch.zeros(1, 1, 3, 8)
-    )
-    expected_cos, _ = passes.config.rope.cos_sin(torch.from_numpy(positions_N))
-    assert torch.equal(tables[0][positions_N], expected_cos)
+    ids_N = np.zeros(3, np.int64)
+    states_SBTC = np.zeros((1, 1, 3, 8), np.float32)
+    passes.record_entries(ids_N, SimpleNamespace(states_NC=None), (positions_N,) * 3, positions_N, states_SBTC)
+    expected_cos, _ = passes.config.rope.cos_sin(positions_N)
+    assert np.array_equal(tables[0][positions_N], expected_cos)
 
 
 def test_another_target_is_refused_by_name(features: Path, tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.engine_scene import (
     CHUNK,
@@ -188,6 +187,7 @@ def test_failed_pass_ends_its_rows_only(folder: Path, monkeypatch: pytest.Monkey
 
 def test_out_of_memory_prefill_fails_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error advises what needs less memory. The text beside it goes on."""
+    torch = pytest.importorskip("torch")
     model = llm(folder)
     begin = FullView.begin
 

@@ -1,4 +1,4 @@
-"""Two schedules, and faults of the engine that they notice: what the tests of its rows are worth."""
+"""Two schedules, and faults of the engine that they notice."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from triforce.llm import LLM
 
 
 def play(model: LLM, mode: str) -> None:
-    """One schedule: two rows outlive one that came before them, and see another one come, to pages that are shared."""
+    """Run a schedule in which two rows outlive an earlier row, and a later row comes to pages that they share."""
     texts = model.open(ROWS, 900)
     early, two_choices, late_request = (
         request(model, length, mode, n=n) for length, n in ((150, 1), (91, 2), (260, 1))
@@ -39,7 +39,7 @@ def play(model: LLM, mode: str) -> None:
 
 
 def play_swapped(model: LLM, mode: str) -> None:
-    """Another one: two rows are swapped out in the middle of their texts, and swapped in to other pages."""
+    """Run a schedule in which two rows are swapped out in mid-text, and swapped in to other pages."""
     texts = model.open(ROWS, 900)
     two_choices = request(model, 150, mode, n=2, max_tokens=LATE)
     swapping_request = request(model, 260, mode, seed=11)
@@ -69,7 +69,7 @@ def play_swapped(model: LLM, mode: str) -> None:
 
 
 def failures(folder: Path, mutant: Mutant | None) -> list[Exception]:
-    """Of both schedules, under each coupling, with the mutant in place of the code."""
+    """Return the errors of both schedules under each coupling, with the mutant in place of the code."""
     errors = []
     for coupling, refresh in (("seeded", 1), ("rejection", 1), ("seeded", 0)):
         model = llm(folder, coupling=coupling, retrieval_refresh=refresh)

@@ -38,8 +38,8 @@ def test_first_text_makes_plain_passes_only(deep: Path) -> None:
         llm.reset_prefix_cache()
         llm.engines.parts = replace(llm.engines.parts, costs=CostModel())  # nothing is known
         below = passes(llm, mode, 1)[len(plain) - 1 :]
-        guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
-        assert below == [1] * guesses + [1 + guesses], "the proposal that gives it, and nothing before it"
+        draft_tokens = llm.speculation.speculative_tokens if mode == "retrieval" else 0
+        assert below == [1] * draft_tokens + [1 + draft_tokens], "the proposal that gives it, and nothing before it"
 
 
 def test_speculation_starts_after_first_token(deep: Path) -> None:

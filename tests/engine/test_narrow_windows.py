@@ -85,7 +85,7 @@ def check_branches(model: LLM) -> None:
             expected_output = model.generate(text, ask(), mode="ar")[0]
             model.reset_prefix_cache()
         assert output.outputs[0].token_ids == expected_output.outputs[0].token_ids
-        assert branch_request.groups[0].cached == cached
+        assert branch_request.groups[0].cached_prompt_tokens == cached
     check_empty(engine)
 
 

@@ -71,7 +71,7 @@ def test_pacer_bound_holds_at_known_speed(machine: Machine, step: float) -> None
 
 @pytest.mark.parametrize("machine", [(0.0, 0.1)], indirect=True)
 def test_pacer_slow_model_still_progresses(machine: Machine) -> None:
-    """If not even the smallest pass fits the bound, one pass runs between two steps."""
+    """A pass runs between two steps even if the smallest pass exceeds the bound."""
     pacer = PrefillPacer(0.2, ALONE)
     machine.turn(pacer, FIRST_PASS_TOKENS, 0.3)
     for _ in range(3):

@@ -12,7 +12,7 @@ from triforce.interface.outputs import RequestOutput
 
 
 def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
-    """The short one is admitted during the long prefill and gets three quarters. Both texts equal those alone."""
+    """The short prompt is admitted during the long prefill and gets three quarters. Both texts equal those alone."""
     model = llm(folder)
     engine = model.open(ROWS, 1400)
     long = request(model, 501, "ar")
@@ -27,13 +27,26 @@ def test_short_prompt_is_read_beside_long_one(folder: Path) -> None:
             assert not isinstance(event, Exception), event
             if stepped_request not in order:
                 order.append(stepped_request)
-                unread_tokens = [group.unread_tokens for group in engine.core.prefilling]
+                unread_tokens = [group.tokens_to_prefill for group in engine.core.prefilling]
             if isinstance(event, RequestOutput):
                 check_same(event.outputs, alone(model, len(stepped_request.prompt), mode="ar"))
         if order == [short]:
             assert unread_tokens and unread_tokens[0] > 100, "the long prompt was not read before"
     assert order == [short, long]
     check_empty(engine)
+
+
+def test_tokens_to_prefill_are_of_one_prompt_for_all_completions(folder: Path) -> None:
+    """The KV of the other completions is copied: a prompt of two completions does not count twice."""
+    model = llm(folder)
+    engine = model.open(ROWS, 1400)
+    request_of_two = model.request(ids(501), ask(n=2, max_tokens=2), "ar")
+    engine.submit([request_of_two])
+    (group,) = request_of_two.groups
+    while group.status is not Status.RUNNING:
+        engine.step()
+        assert group.tokens_to_prefill == (500 - group.prefilled_tokens if group.status is Status.PREFILLING else 0)
+    engine.close()
 
 
 def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
@@ -45,7 +58,7 @@ def test_long_prompt_does_not_starve_behind_short_ones(folder: Path) -> None:
     engine.step()
     asked = 0
     while long.groups[0].status is not Status.RUNNING:
-        if not any(group.unread_tokens for group in engine.core.scheduler.groups if group is not long.groups[0]):
+        if not any(group.tokens_to_prefill for group in engine.core.scheduler.groups if group is not long.groups[0]):
             asked += 1
             engine.submit([request(model, 190 + asked % 2, "ar", scope=str(asked), max_tokens=1)])
         engine.step()
@@ -66,6 +79,6 @@ def test_prompt_waits_for_its_beginning_that_another_one_reads(folder: Path) -> 
     while engine.busy:
         outputs += [event for _, event in engine.step() if isinstance(event, RequestOutput)]
         if short.groups[0].started and long.groups[0] in engine.core.prefilling:
-            assert long.groups[0].tokens_read >= 192
+            assert long.groups[0].prefilled_tokens >= 192
     assert {len(output.prompt_token_ids): output.cached_tokens for output in outputs} == {501: 0, 260: 192}
     check_empty(engine)

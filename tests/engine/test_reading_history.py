@@ -17,11 +17,11 @@ TEXT = ids(1000)
     ("prompt", "cached", "reason"),
     [
         (TEXT, 800, ""),
-        (TEXT, 0, "its first 1,000 tokens were read before, but no longer kept"),
-        ([*TEXT[:40], 1, *TEXT[41:]], 32, "it differs from token 41 on from what was read before"),
-        ([*TEXT, *ids(600, seed=1)], 992, "it differs from token 1,001 on from what was read before"),
-        ([1, *TEXT], 0, "nothing that was read lately begins like it"),
-        ([1, *TEXT], 256, "no more of it was kept"),
+        (TEXT, 0, "its first 1,000 tokens were prefilled before, but are no longer cached"),
+        ([*TEXT[:40], 1, *TEXT[41:]], 32, "from token 41 on it differs from recent texts"),
+        ([*TEXT, *ids(600, seed=1)], 992, "from token 1,001 on it differs from recent texts"),
+        ([1, *TEXT], 0, "no recent text begins like it"),
+        ([1, *TEXT], 256, "only its first 256 tokens were cached"),
     ],
 )
 def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, reason: str) -> None:
@@ -33,18 +33,18 @@ def test_reason_names_first_token_that_differs(prompt: list[int], cached: int, r
 def test_other_scopes_texts_give_no_reason() -> None:
     history = ReadingHistory()
     history.record("a", TEXT)
-    assert history.reread_reason("b", TEXT, 0) == "nothing that was read lately begins like it"
+    assert history.reread_reason("b", TEXT, 0) == "no recent text begins like it"
 
 
 def test_history_keeps_latest_texts_and_scopes() -> None:
     history = ReadingHistory()
     for text in range(MAX_TEXTS + 1):
         history.record("a", [text, *TEXT])
-    assert history.reread_reason("a", [0, *TEXT], 0).startswith("nothing")
+    assert history.reread_reason("a", [0, *TEXT], 0).startswith("no recent")
     assert history.reread_reason("a", [1, *TEXT], 0).startswith("its first")
     for scope in range(MAX_SCOPES):
         history.record(str(scope), TEXT)
-    assert history.reread_reason("a", [1, *TEXT], 0).startswith("nothing")
+    assert history.reread_reason("a", [1, *TEXT], 0).startswith("no recent")
 
 
 def test_output_of_scored_prompt_says_why_it_was_read(folder: Path) -> None:
@@ -53,7 +53,7 @@ def test_output_of_scored_prompt_says_why_it_was_read(folder: Path) -> None:
     scores = [None, 0, None]
     outputs = [model.generate([prompt], ask(max_tokens=1, prompt_logprobs=score), mode="ar")[0] for score in scores]
     assert [output.cached_tokens > 500 for output in outputs] == [False, False, True]
-    assert outputs[1].reread == "log-probabilities of its tokens were asked for, which only reading gives"
+    assert outputs[1].reread == "log-probabilities of its tokens were requested, which only a prefill gives"
 
 
 def test_output_says_where_its_prompt_differs(folder: Path) -> None:
@@ -67,6 +67,6 @@ def test_output_says_where_its_prompt_differs(folder: Path) -> None:
         reasons.append(output.reread)
     engine.close()
     assert reasons == [
-        "nothing that was read lately begins like it",
-        "it differs from token 201 on from what was read before",
+        "no recent text begins like it",
+        "from token 201 on it differs from recent texts",
     ]

@@ -1,9 +1,13 @@
 """A tiny pair with a tokenizer."""
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
+from triforce.backends.dispatch import has_torch
+
+if has_torch():
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,19 @@ import pytest
 import torch
 
 from tests.helpers.recall_model import Recaller, noise, subject
-from triforce.eval import EvalConfig, Text, bits_per_byte, context_gain, copying, needles, plan, positions, repetition
+from triforce.eval import (
+    EvalConfig,
+    Text,
+    bits_per_byte,
+    context_gain,
+    copying,
+    eval_config,
+    needles,
+    positions,
+    repetition,
+)
 from triforce.eval.positions import buckets
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.llm import LLM
 
 
@@ -33,7 +43,7 @@ def test_copying_distance_is_exact(llm: LLM) -> None:
 
 
 def cells(llm: LLM, reach: int) -> list[dict[str, float]]:
-    numbers = plan(512, 512)
+    numbers = eval_config(512, 512)
     text = subject(llm, Recaller(llm, reach), noise(2000), numbers)
     return needles.measure(text)["cells"]
 
@@ -69,7 +79,7 @@ def gains(llm: LLM, period: int, reach: int = 10**9) -> dict[str, dict[str, floa
 
 
 def test_context_gain_passes_and_control_fails(llm: LLM) -> None:
-    found = gains(llm, period=200)  # of which the last 128 tokens say nothing
+    found = gains(llm, period=200)  # the last 128 tokens carry no information
     assert found["model"]["passes"] and found["model"]["mean"] > 4
     assert not found["control"]["passes"] and abs(found["control"]["mean"]) < 0.01
     assert found["model"]["tokens"] == 128
@@ -111,28 +121,28 @@ def test_position_losses_fall_with_context(llm: LLM) -> None:
 
 def test_bits_per_byte_of_uniform_model(llm: LLM) -> None:
     ids = llm.tokenizer.encode("the cat sat on the mat — naïve café. " * 20)
-    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, plan(64, 64)))["texts"]["text"]
+    found = bits_per_byte.measure(subject(llm, Recaller(llm, reach=1), ids, eval_config(64, 64)))["texts"]["text"]
     assert found["target"] == pytest.approx(
         found["tokens"] / found["bytes"] * torch.tensor(float(llm.target.config.vocab_size)).log2().item(), 1e-4
     )
 
 
 def test_repetition_counts_repeated_ngrams() -> None:
-    assert repeated(range(100)) == 0
-    assert repeated([1, 2, 3] * 30) == pytest.approx(1 - 3 / 83)
-    assert repeated([1] * 5) == 0
-    assert repeated(range(20), prompt=range(12)) == pytest.approx(5 / 13)
+    assert repeated_share(range(100)) == 0
+    assert repeated_share([1, 2, 3] * 30) == pytest.approx(1 - 3 / 83)
+    assert repeated_share([1] * 5) == 0
+    assert repeated_share(range(20), prompt=range(12)) == pytest.approx(5 / 13)
 
 
 def test_continuations_are_counted_per_kind(llm: LLM) -> None:
-    text = subject(llm, Recaller(llm), noise(600), plan(512, 512, longest=512))
+    text = subject(llm, Recaller(llm), noise(600), eval_config(512, 512, longest=512))
     text.llm = llm
     found = repetition.measure(text)
     assert len(found["shares"]) == 8 and found["tokens"] == 64 and found["texts"] == 0
 
 
 def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
-    numbers = EvalConfig(span=128, deepest=512)
+    numbers = EvalConfig(span=128, longest_window=512)
     several = subject(llm, Recaller(llm), noise(600), numbers)
     several.texts += [Text(f"{n}", "prose", torch.tensor(noise(n))) for n in (130, 520, 700)]
     several.texts += [Text("brief", "code", torch.tensor(noise(300)))]
@@ -140,5 +150,5 @@ def test_long_positions_use_two_longest_texts_per_kind(llm: LLM) -> None:
     assert [one["tokens"] for one in found["prose"]] == [2 * 255, 2 * 256]
     assert [one["tokens"] for one in found["code"]] == [255]
     assert "skipped" in positions.measure_far(
-        subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, deepest=128))
+        subject(llm, Recaller(llm), noise(600), EvalConfig(span=128, longest_window=128))
     )

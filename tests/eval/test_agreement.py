@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.recall_model import noise
-from triforce.eval import EvalContext, Text, agreement, plan
+from triforce.eval import EvalContext, Text, agreement, eval_config
 from triforce.eval.agreement import overlap, same_pick
 from triforce.llm import LLM
 from triforce.speculation.verification import race
@@ -63,7 +63,7 @@ def test_agreement_of_equal_and_disjoint_laws() -> None:
 
 
 def measured_agreement(llm: LLM) -> dict[str, dict[str, float]]:
-    subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], plan(512, 512))
+    subject = EvalContext(llm, [Text("a", "prose", torch.tensor(noise(600)))], eval_config(512, 512))
     return agreement.measure(subject)["kinds"]["prose"]
 
 

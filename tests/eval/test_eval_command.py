@@ -9,10 +9,11 @@ import pytest
 
 from tests.helpers.recall_model import noise
 from triforce.cli import main
-from triforce.eval import MEASUREMENTS, Table, plan
+from triforce.eval import MEASUREMENTS, eval_config
 from triforce.eval.context import kind_of
 from triforce.eval.time_budget import QUICK_LENGTHS
 from triforce.llm import LLM
+from triforce.tables import Table
 
 
 @pytest.fixture
@@ -107,19 +108,19 @@ def test_eval_empty_text_or_missing_tokenizer_is_reported(
 
 
 def test_eval_long_context_plan_is_documented_one() -> None:
-    numbers = plan(131_072, 32_768)
-    assert (numbers.far.start, numbers.far.stop, numbers.recent) == (16_384, 24_576, 2048)
-    assert (numbers.prompts, numbers.new_tokens, numbers.judged) == (20, 512, 1024)
-    assert plan(131_072, 131_072).deepest == 131_072
+    numbers = eval_config(131_072, 32_768)
+    assert (numbers.far_positions.start, numbers.far_positions.stop, numbers.recent) == (16_384, 24_576, 2048)
+    assert (numbers.prompts, numbers.new_tokens, numbers.compared_tokens) == (20, 512, 1024)
+    assert eval_config(131_072, 131_072).longest_window == 131_072
 
 
 @pytest.mark.parametrize("context", [128, 500, 2048, 4096, 40_960, 1_000_000])
 @pytest.mark.parametrize("longest", [None, *QUICK_LENGTHS])
 def test_eval_any_context_gives_plan(context: int, longest: int | None) -> None:
-    numbers = plan(context, 131_072, longest)
-    assert numbers.span <= numbers.deepest <= min(context, 131_072)
-    assert numbers.recent < numbers.far.start < numbers.far.stop < numbers.span
-    assert len(numbers.far) // numbers.stride > 1 and len(numbers.far) >= 2 * numbers.block
+    numbers = eval_config(context, 131_072, longest)
+    assert numbers.span <= numbers.longest_window <= min(context, 131_072)
+    assert numbers.recent < numbers.far_positions.start < numbers.far_positions.stop < numbers.span
+    assert len(numbers.far_positions) // numbers.stride > 1 and len(numbers.far_positions) >= 2 * numbers.block
 
 
 def test_text_kind_follows_file_name() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.recall_model import Recaller, noise, subject
-from triforce.eval import MEASUREMENTS, EvalContext, evaluate, plan, shorten, time_budget
+from triforce.eval import MEASUREMENTS, EvalContext, eval_config, evaluate, shorten, time_budget
 from triforce.eval.context import Text
 from triforce.eval.time_budget import MINUTE, PREDICTION_SECONDS, ReadingForecast, ReadingPace
 from triforce.llm import LLM
@@ -27,7 +27,7 @@ class Clock:
 
 
 def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
-    return subject(llm, Recaller(llm), noise(tokens), plan(32_768, 32_768))
+    return subject(llm, Recaller(llm), noise(tokens), eval_config(32_768, 32_768))
 
 
 @pytest.mark.parametrize(
@@ -36,25 +36,25 @@ def long_text(llm: LLM, tokens: int = 20_000) -> EvalContext:
 )
 def test_quick_eval_of_slower_model_measures_less(llm: LLM, rate: float, longest: int, whole: bool) -> None:
     given = long_text(llm)
-    found = time_budget.fit_plan(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
-    assert given.plan.deepest == longest and (not found.left_out) == whole
+    found = time_budget.fit_config(given, EVERYTHING, ReadingForecast(ReadingPace(1 / rate, 0, 2 / rate)), SECONDS, 0.0)
+    assert given.config.longest_window == longest and (not found.left_out) == whole
     assert found.total <= PREDICTION_SECONDS and found.predicted.keys() | found.left_out.keys() == set(EVERYTHING)
     assert found.rate == pytest.approx(rate)
 
 
 def test_quick_eval_makes_at_least_one_measurement(llm: LLM) -> None:
-    found = time_budget.fit_plan(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
+    found = time_budget.fit_config(long_text(llm), ["needle"], ReadingForecast(ReadingPace(1, 0, 1)), SECONDS, 0.0)
     assert list(found.predicted) == ["needle"] and found.total > MINUTE
 
 
 def test_quick_eval_counts_trace_once(llm: LLM) -> None:
     given, pace = long_text(llm), ReadingPace(0.01, 0, 0.01)
     both, one = (
-        time_budget.fit_plan(given, names, ReadingForecast(pace), SECONDS, 0.0)
+        time_budget.fit_config(given, names, ReadingForecast(pace), SECONDS, 0.0)
         for names in (["bits", "positions"], ["bits"])
     )
     assert both.total == one.total > 0 == both.predicted["positions"]
-    alone = time_budget.fit_plan(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
+    alone = time_budget.fit_config(given, ["positions"], ReadingForecast(pace), SECONDS, 0.0)
     assert alone.total == one.total
 
 
@@ -76,9 +76,11 @@ class Timed(Recaller):
 
 @pytest.mark.parametrize(("token", "deeper"), [(1e-3, 0.0), (1e-3, 1e-6), (0.05, 0.0)])
 def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float, deeper: float) -> None:
-    given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), plan(32_768, 32_768))
+    given = subject(llm, Timed(llm, Clock(monkeypatch), token, deeper), noise(6000), eval_config(32_768, 32_768))
     pace = time_budget.measure_pace(given).target
-    assert pace.token == pytest.approx(token, rel=0.3) and pace.past_token == pytest.approx(deeper, rel=0.1)
+    assert pace.token_seconds == pytest.approx(token, rel=0.3) and pace.past_token_seconds == pytest.approx(
+        deeper, rel=0.1
+    )
     assert pace.reading_seconds(1000) == pytest.approx(1000 * (token + deeper * 500), rel=0.2)
 
 
@@ -86,7 +88,7 @@ def test_quick_eval_pace_follows_model(llm: LLM, monkeypatch: pytest.MonkeyPatch
 def test_quick_eval_forecasts_are_met(llm: LLM, monkeypatch: pytest.MonkeyPatch, token: float) -> None:
     """Of everything but `loops`, which is decoded by an engine, and `agreement`, for which there is no draft."""
     clock = Clock(monkeypatch)
-    given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), plan(32_768, 32_768))
+    given = subject(llm, Timed(llm, clock, token, token / 10_000), noise(20_000), eval_config(32_768, 32_768))
     given.texts += [Text(f"{n}", "code", torch.tensor(noise(9000))) for n in range(5)]
     began = clock.now
     found = shorten(given, [name for name in EVERYTHING if name not in ("loops", "agreement")])

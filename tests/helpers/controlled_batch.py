@@ -15,7 +15,7 @@ from tests.helpers.simulated_tiers import plans, steer
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
-from triforce.engine.tier_builder import MODES, ModelSet, unlinked
+from triforce.engine.tier_builder import MODES, ModelSet, unlink_tiers
 from triforce.interface.sampling_params import SamplingParams
 from triforce.planner import CostModel, Plan, PlanController, controller
 from triforce.planner import controller as planner_controller
@@ -40,20 +40,21 @@ def read(costs: CostModel | None, coupling: str = "seeded", models: ModelSet = M
     return batch
 
 
-def with_random_budgets(plan: Plan, dice: random.Random, lengths: list[int]) -> Plan:
+def with_random_budgets(plan: Plan, generator: random.Random, lengths: list[int]) -> Plan:
     """Return a plan with a random budget factor for each size of context."""
     sizes = sorted({length.bit_length() for length in lengths}) if "retrieval" in plan.tiers else []
-    return replace(plan, budget_factors=tuple((bits, dice.choice(BUDGET_STEPS)) for bits in sizes))
+    return replace(plan, budget_factors=tuple((bits, generator.choice(BUDGET_STEPS)) for bits in sizes))
 
 
 @pytest.fixture
 def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Draw a plan and budgets at each proposal; return the list of drawn plans."""
-    dice = random.Random(3)
+    generator = random.Random(3)
     drawn = list[Plan]()
 
     def random_plan(self: PlanController, lengths: list[int], remaining_tokens: int) -> Choice:
-        drawn.append(with_random_budgets(dice.choice(list(plans("draft" in self.by_name, True))), dice, lengths))
+        plan = generator.choice(list(plans("draft" in self.by_name, True)))
+        drawn.append(with_random_budgets(plan, generator, lengths))
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
@@ -81,7 +82,7 @@ def steered(
     costs: CostModel, steps: int = 4, clock: Callable[[], float] = lambda: 0.0
 ) -> tuple[PlanController, SequenceBatch]:
     batch = read(None)
-    controller = PlanController(unlinked(batch.top), costs, clock=clock)
+    controller = PlanController(unlink_tiers(batch.top), costs, clock=clock)
     batch.controller = controller
     batch.tiers = controller.tiers
     for _ in range(steps):

@@ -27,7 +27,7 @@ from triforce.kvcache import PAGE
 
 
 def texts(folder: Path, cache: Path) -> None:
-    """Texts restored from disk equal texts of a fresh prefill, guesses included."""
+    """Texts restored from disk equal texts of a fresh prefill, draft tokens included."""
     check_restored(folder, cache, "triforce", "rejection")
 
 
@@ -113,7 +113,7 @@ def kept_out(folder: Path, cache: Path) -> None:
 def kernels(folder: Path, cache: Path) -> None:
     """KV of another build of the kernels is not used: its bits may differ."""
     answer(started(folder, cache), PROMPT, "ar")
-    with patch.object(dispatch, "build", lambda: "another build"):
+    with patch.object(dispatch, "build_identity", lambda: "another build"):
         assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == 0
     assert answer(started(folder, cache), PROMPT, "ar").cached_tokens == WHOLE
 
@@ -125,7 +125,7 @@ def slowness(folder: Path, cache: Path) -> None:
     with patch.object(prefixes, "perf_counter", lambda: float(next(ticks))), patch.object(prefixes, "GRACE", 0.0):
         output = answer(started(folder, cache), PROMPT, "ar")
     assert output.cached_tokens == SEGMENT, "the first one told"
-    assert output.reread == f"behind its first {SEGMENT} tokens the disk is slower than reading again"
+    assert output.reread == f"after its first {SEGMENT} tokens the disk is slower than a new prefill"
     assert output.outputs[0].token_ids == answer(llm(folder), PROMPT, "ar").outputs[0].token_ids
 
 

@@ -66,7 +66,7 @@ def answer(model: LLM, prompt: Sequence[int], mode: str = "triforce", scope: str
 
 
 def check_restored(folder: Path, cache: Path, mode: str, coupling: str = "seeded", **how: Any) -> None:
-    """Check that a fresh process restores a prompt and gives the output of no disk cache, guesses included."""
+    """Check that a fresh process restores a prompt and gives the output of no disk cache, draft tokens included."""
     plain = llm(folder, coupling=coupling, **how).generate(PROMPT, ask(), mode=mode)[0]
     first_output = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)
     again = answer(started(folder, cache, coupling=coupling, **how), PROMPT, mode)

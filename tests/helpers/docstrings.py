@@ -56,7 +56,7 @@ def _first_word(node: ast.Module | ast.ClassDef | Function, name: str) -> Iterat
 
 
 def _gives_tensor(node: Function) -> bool:
-    return node.returns is not None and ast.unparse(node.returns) == "Tensor"
+    return node.returns is not None and ast.unparse(node.returns) in ("Array", "Tensor")
 
 
 def _is_protocol(node: Function) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from triforce.arrays import Array, to_host
 from triforce.backends.dispatch import fused_draft_with
 from triforce.backends.kernel_api import ModelBackend
 from triforce.backends.token_sampler import make_noise
@@ -37,7 +38,7 @@ class Drafting:
     ) -> None:
         (config, backend), (sampler, params) = model, make
 
-        def decoder(ids_BT: torch.Tensor, counts_B: Ints, cache: StreamingView, at_BJ: torch.Tensor) -> torch.Tensor:
+        def decoder(ids_BT: Ints, counts_B: Ints, cache: StreamingView, at_BJ: Ints) -> Array:
             batch = cache.begin(counts_B, ids_BT.shape[1])
             output = backend.forward(ids_BT, cache.kv, batch, at_BJ)
             cache.record(batch, output)
@@ -48,7 +49,7 @@ class Drafting:
         draw = torch.Generator().manual_seed(1)
         ids_BS = torch.randint(config.vocab_size, (3, 400), generator=draw).numpy()
         self.prefix = SequenceState(ids_BS, np.array(PROMPTS))
-        self.noise = make_noise([7, 8, 9], [0, 1, 0], view.device)
+        self.noise = make_noise([7, 8, 9], [0, 1, 0], view.kv.device)
         self.sampling = sampler(params, PROMPTS, config.vocab_size, coupling(self.noise))
         for b in range(3):
             for _ in self.tier.prefill(self.prefix, b, PROMPTS[b] - 1):
@@ -74,7 +75,6 @@ def same(draft: Draft, compared: Draft) -> bool:
         return False
     real_BK = np.arange(draft.tokens_BK.shape[1]) < draft.counts_B[:, None]
     pairs = (draft.tokens_BK, compared.tokens_BK), (draft.origins_BK, compared.origins_BK)
-    laws = (
-        torch.equal(a[:n], b[:n]) for a, b, n in zip(draft.probs_BKV, compared.probs_BKV, draft.counts_B, strict=True)
-    )
+    laws_of_both = (to_host(of_draft.probs_BKV) for of_draft in (draft, compared))
+    laws = (np.array_equal(a[:n], b[:n]) for a, b, n in zip(*laws_of_both, draft.counts_B, strict=True))
     return all(np.array_equal(a[real_BK], b[real_BK]) for a, b in pairs) and all(laws)

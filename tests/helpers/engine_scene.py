@@ -51,7 +51,7 @@ def alone(
 
 
 def check_same(outputs: Sequence[CompletionOutput], expected_outputs: Sequence[CompletionOutput]) -> None:
-    """Compare texts, and each tier's proposals and acceptance: a wrong guess shows in no text."""
+    """Compare texts, and each tier's proposals and acceptance: a wrong draft token shows in no text."""
     for completion, expected in zip(outputs, expected_outputs, strict=False):
         assert completion.token_ids == expected.token_ids and completion.origins == expected.origins
         for tier, expected_tier in zip(completion.tiers, expected.tiers, strict=True):

@@ -1,6 +1,6 @@
 """Fake interpreter with an engine that is not installed: `python fake_engine.py BEHAVIOUR -m ... ENGINE`.
 
-Speeds follow from the settings: 100 tokens/s with flash attention and 50 without, and a tenth more per guess.
+Speeds follow from the settings: 100 tokens/s with flash attention and 50 without, and a tenth more per draft token.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def batch(count: int, _: int, __: int) -> Any:
 
 
 class Lookup:
-    """N-gram lookup that guesses the tokens after the first occurrence of the last token."""
+    """N-gram lookup that drafts the tokens after the first occurrence of the last token."""
 
     def __init__(self, num_pred_tokens: int) -> None:
         self.count = num_pred_tokens

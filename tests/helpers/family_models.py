@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.helpers.tiny_checkpoint import tiny_model
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.tensors import as_tensor
 from triforce.kvcache import FullView, PagePool
 from triforce.kvcache.pool import WindowPages
 from triforce.ragged import ints
@@ -140,7 +141,7 @@ def paged_logits(
         fed_BT = torch.zeros(len(ids_BT), width, dtype=torch.long)
         for b, count in enumerate(counts):
             fed_BT[b, :count] = ids_BT[b, at[b] : at[b] + count]
-        logits_BTV = decoder(fed_BT, ints(counts), view)
+        logits_BTV = as_tensor(decoder(fed_BT.numpy(), ints(counts), view))
         for b, count in enumerate(counts):
             rows[b].append(logits_BTV[b, :count])
             at[b] += count

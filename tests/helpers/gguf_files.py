@@ -13,7 +13,7 @@ import transformers
 from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter, quantize
 
 from tests.helpers.tiny_checkpoint import tiny_tokenizer
-from triforce.checkpoint.gguf.weights import ENDS, FAMILIES, PERMUTED
+from triforce.checkpoint.gguf.weights import FAMILIES, OUTSIDE_LAYERS, PERMUTED
 
 Values = dict[str, Any]
 SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2" / "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -77,7 +77,7 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def tensors_of(model: transformers.PreTrainedModel, family: str) -> dict[str, Any]:
     """Return a transformers model's tensors as llama.cpp's converter names and orders them."""
-    names = {theirs: ours for ours, theirs in ENDS.items()}
+    names = {theirs: ours for ours, theirs in OUTSIDE_LAYERS.items()}
     state = {name: weight for name, weight in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         del state["lm_head.weight"]

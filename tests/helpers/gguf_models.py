@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
 
 from tests.helpers.gguf_blocks import random_blocks
-from tests.helpers.gguf_files import ENDS, LLAMA, byte_level_values, tensors_of, write_gguf
+from tests.helpers.gguf_files import LLAMA, OUTSIDE_LAYERS, byte_level_values, tensors_of, write_gguf
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
 from triforce.checkpoint.gguf.weights import FAMILIES, PERMUTED
 
@@ -44,7 +44,7 @@ def write_model(
 ) -> Written:
     """Write a model whose matrices have a type, but for parts that `part_kinds` names, such as attn_v or ffn_norm."""
     model = tiny_model(CLASSES[family], **(SIZES | sizes))
-    names = {theirs: ours for theirs, ours in ENDS.items()}
+    names = {theirs: ours for theirs, ours in OUTSIDE_LAYERS.items()}
     for i in range(model.config.num_hidden_layers):
         names |= {f"blk.{i}.{ours}": f"model.layers.{i}.{theirs}" for ours, theirs in FAMILIES[family].items()}
     tensors = {}

@@ -8,16 +8,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from tests.helpers.engine_scene import TOKENS, alone
 from tests.helpers.family_models import SIZES, family_model
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import CONTEXT
 from triforce.engine.tier_builder import SharedKV
-from triforce.kvcache import PAGE, PagePool
+from triforce.kvcache import PagePool
 from triforce.kvcache import pool as kvcache_pool
+from triforce.kvcache.pool import slots_of_pages
 from triforce.kvcache.views import full
 from triforce.llm import LLM
 
@@ -33,7 +34,7 @@ def narrow(slack: int = 0) -> Iterator[None]:
     """Let engines created within the block keep just a window and `slack` tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kvcache_pool, "SLACK", slack)
-        patch.setattr(full, "PREFILL_ON_CPU", CHUNK)
+        patch.setattr(full, "PREFILL_CHUNK_ON_CPU", CHUNK)
         patch.setattr(PagePool, "prepare_pass", spoiling(PagePool.prepare_pass))
         yield
 
@@ -50,9 +51,9 @@ def spoiling(cover: Any) -> Any:
     def covered(pool: PagePool, *arguments: Any) -> None:
         cover(pool, *arguments)
         if pool.windows and (free := pool.windows.allocator.free):
-            slots_N = (torch.tensor(free)[:, None] * PAGE + torch.arange(PAGE)).flatten()
+            slots_N = pool.array(slots_of_pages(free))
             shape = pool.config.kv_heads, len(slots_N), pool.config.row_size
-            rows_GND = torch.full(shape, SPOILT).to(pool.dtype)
+            rows_GND = np.full(shape, SPOILT, np.float32)
             for layer in (n for n, has_window_pages in enumerate(pool.uses_window_pages) if has_window_pages):
                 pool.kv.write(layer, slots_N, rows_GND, rows_GND)
 

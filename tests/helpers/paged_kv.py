@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends import dispatch
-from triforce.backends.kv_rows import numbers, rotated_head, rounded
+from triforce.backends.torch.int8_rows import numbers, rotated_head, rounded
 
 PAGE = 16
 native = dispatch.native

@@ -10,13 +10,21 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[2]
 
 
+RUN = "run"
+RUN_AS_SERVER = "run as server"
+RUN_SLOWLY = "run slowly"
+MARKS = (RUN, RUN_AS_SERVER, RUN_SLOWLY)
+
+
 class Block(NamedTuple):
     """A fenced block of code."""
 
     language: str
     code: str
-    run: bool
-    """Whether `<!-- run -->` stands in front of it."""
+    mark: str
+    """One of `MARKS`, as the comment `<!-- run -->` in front of the block has it; "" without a comment."""
+    line: int
+    """The line of the page where the fence opens."""
 
 
 def pages() -> list[Path]:
@@ -25,8 +33,9 @@ def pages() -> list[Path]:
 
 
 def blocks(text: str) -> Iterator[Block]:
-    for run, language, code in re.findall(r"(<!-- run -->\n)?^```(\w*)\n(.*?)^```$", text, re.DOTALL | re.MULTILINE):
-        yield Block(language, code, bool(run))
+    fenced = r"(?:^<!-- (run\b.*?) -->\n)?(^)```(\w*)\n(.*?)^```$"
+    for block in re.finditer(fenced, text, re.DOTALL | re.MULTILINE):
+        yield Block(block[3], block[4], block[1] or "", text.count("\n", 0, block.start(2)) + 1)
 
 
 def commands(code: str) -> Iterator[str]:

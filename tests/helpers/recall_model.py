@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from triforce.eval import EvalConfig, EvalContext, Text, plan
+from triforce.eval import EvalConfig, EvalContext, Text, eval_config
 from triforce.kvcache import StreamingView
 from triforce.llm import LLM
+from triforce.ragged import Ints
 
 MATCH = 16
 SURE = 20.0
@@ -27,7 +28,7 @@ class Recaller:
         self.ids: list[int] = []
         self.sights: list[int] = []
 
-    def __call__(self, ids_BT: Tensor, counts_B: Any, view: Any, at_BJ: Tensor | None = None) -> Tensor:
+    def __call__(self, ids_BT: Ints, counts_B: Any, view: Any, at_BJ: Ints | None = None) -> Tensor:
         start = int(view.lengths_B[0])
         self.ids = [*self.ids[:start], *[-1] * (start - len(self.ids)), *ids_BT[0].tolist()]
         seen_B = view.lengths_B
@@ -63,7 +64,7 @@ def subject(
     stand_in: Any = SimpleNamespace(
         target=SimpleNamespace(decoder=model, config=model.config), draft=None, tokenizer=llm.tokenizer
     )
-    return EvalContext(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or plan(512, 512))
+    return EvalContext(stand_in, [Text("text", kind, torch.tensor(ids))], numbers or eval_config(512, 512))
 
 
 def noise(length: int, seed: int = 0) -> list[int]:

@@ -25,7 +25,7 @@ def digest(folders: Sequence[str] = FOLDERS) -> str:
     """Return a digest of the files in `folders`, of Python, torch and the kernels, which differ between machines."""
     files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix not in UNTESTED]
     files += [path for path in ROOT.iterdir() if path.suffix in {".md", ".toml", ".txt"} or path.name == "Makefile"]
-    checksum = hashlib.sha256(f"{sys.version} {dispatch.build()}".encode())
+    checksum = hashlib.sha256(f"{sys.version} {dispatch.build_identity()}".encode())
     for path in sorted(path for path in files if path.is_file()):
         checksum.update(f"{path.relative_to(ROOT)}\n{path.stat().st_size}\n".encode() + path.read_bytes())
     return checksum.hexdigest()

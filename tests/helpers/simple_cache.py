@@ -7,10 +7,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.arrays import Array, to_host
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, LayerAttention
+from triforce.backends.torch.rotation import RopeTensors, rotate
+from triforce.backends.torch.tensors import as_tensor
 from triforce.model.config import ModelConfig
-from triforce.model.rope import rotate
 from triforce.ragged import Ints, columns
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -19,8 +21,9 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 class SimpleCache:
     """Implements the View protocol for a batch whose rows always advance together."""
 
-    def __init__(self, config: ModelConfig, rows: int = 1, device: str | torch.device = "cpu") -> None:
+    def __init__(self, config: ModelConfig, rows: int = 1, device: str = "cpu") -> None:
         self.config = config
+        self.rope = RopeTensors(config.rope, device)
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.keys: list[list[Tensor]] = [[] for _ in range(config.layers)]
         self.values: list[list[Tensor]] = [[] for _ in range(config.layers)]
@@ -39,13 +42,17 @@ class SimpleCache:
         self.lengths_B = self.lengths_B + self._width
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
-        return lambda layer, q, k, v: (q, self.attend(layer, q, k, v), q)
+        def attention(layer: int, q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+            mixed = self.attend(layer, *map(as_tensor, (q, k, v)))
+            return q, to_host(mixed) if isinstance(q, np.ndarray) else mixed, q
+
+        return attention
 
     def attend(self, layer: int, q_BTHD: Tensor, k_BTGD: Tensor, v_BTGD: Tensor) -> Tensor:
         T = q_BTHD.shape[1]
         positions_BT = torch.from_numpy(columns(self.lengths_B, T)).to(q_BTHD.device)
         kind = self.config.architecture.kind(layer)
-        cos_sin = self.config.rope.cos_sin(positions_BT, kind.rope)
+        cos_sin = self.rope.cos_sin(positions_BT, kind.rope)
         self.keys[layer].append(rotate(k_BTGD, cos_sin))
         self.values[layer].append(v_BTGD)
         keys_values = (self.keys[layer], self.values[layer])
@@ -61,10 +68,9 @@ class SimpleCache:
             stored[:] = [torch.cat(stored, 1)[:, :S]] if stored else []
 
 
-def score(decoder: Decoder, ids_BT: Tensor, cache: SimpleCache | None = None, at_BJ: Tensor | None = None) -> Tensor:
+def score(decoder: Decoder, ids_BT: Array, cache: SimpleCache | None = None, at_BJ: Array | None = None) -> Tensor:
     """Return logits, on the CPU, of one pass over tokens that the cache has not seen."""
     B, T = ids_BT.shape
     cache = cache or SimpleCache(decoder.config, B, decoder.device)
-    counts_B = np.full(B, T)
-    at_BJ = None if at_BJ is None else at_BJ.to(decoder.device)
-    return decoder(ids_BT.to(decoder.device), counts_B, cache, at_BJ).cpu()
+    at_BJ = None if at_BJ is None else to_host(at_BJ)
+    return as_tensor(decoder(to_host(ids_BT), np.full(B, T), cache, at_BJ)).cpu()

@@ -12,7 +12,7 @@ import numpy as np
 from triforce.engine.tier_builder import apply_plan
 from triforce.planner import Plan, PlanController
 from triforce.planner.controller import UNKNOWN_LENGTH
-from triforce.planner.plan import Estimates, NgramOdds, expected, plan_space, proposals
+from triforce.planner.plan import Estimates, NgramOdds, expected_tokens, plan_space, proposals
 from triforce.planner.planner_config import AMONG_MODELS
 
 LIVE = np.array([True])
@@ -36,7 +36,7 @@ def estimates(
     rows: int = 1,
     match_probability: float = 0.0,
 ) -> Estimates:
-    """Return certain estimates. N-grams match with `match_probability`, and their guesses have a share, too.
+    """Return certain estimates. N-grams match with `match_probability`, and their draft tokens have a share, too.
 
     seconds: by tier and tokens, of a pass over these tokens, and of a fused draft of them.
     """
@@ -44,7 +44,7 @@ def estimates(
     of = {tier: np.array([[0.0] + [seconds(tier, w) for w in range(1, 34)]]) for tier in (*lower, "full")}
     certain = {tier: np.full((1, 3), 1.0 if tier == "ngram" else shares.get(tier, 1.0)) for tier in lower}
     gammas_AG = np.tile(np.arange(17.0), (2, 1))
-    accepted_AG = match_probability * (expected(shares.get("ngram", 0.0), gammas_AG) - 1)
+    accepted_AG = match_probability * (expected_tokens(shares.get("ngram", 0.0), gammas_AG) - 1)
     of_loops = np.zeros(2), np.zeros_like(gammas_AG), np.zeros_like(gammas_AG)
     odds = NgramOdds(np.full(2, match_probability), match_probability * gammas_AG, accepted_AG, *of_loops)
     return Estimates(rows, of | {AMONG_MODELS: of["full"]}, certain, odds)
@@ -52,9 +52,9 @@ def estimates(
 
 @dataclass
 class SimulatedTiers:
-    """Tiers by costs, seconds of a pass and of each token, and by shares, the acceptance of each tier's guesses.
+    """Tiers by costs, seconds of a pass and of each token, and by shares, the acceptance of each tier's draft tokens.
 
-    fused_draft: added seconds of a draft's guesses, for any number made one after another.
+    fused_draft: added seconds of a fused draft, for any number of its tokens.
     budgets: by budget factor, the added seconds of a retrieval pass, and its acceptance.
     """
 
@@ -62,7 +62,7 @@ class SimulatedTiers:
     shares: dict[str, float]
     rows: int = 1
     fused_draft: float = 0.0
-    dice: random.Random = field(default_factory=lambda: random.Random(5))
+    generator: random.Random = field(default_factory=lambda: random.Random(5))
     budgets: dict[float, tuple[float, float]] = field(default_factory=dict)
     times: float = 1.0
 
@@ -106,14 +106,14 @@ class SimulatedTiers:
                 return propose(level - 1) if level else 0
             proposed = 0
             while proposed < (*plan.gammas, 1)[level]:
-                guesses = propose(level - 1) if level else 0
-                guesser = "draft" if below == "ngram" and level > 1 else below
+                draft_tokens = propose(level - 1) if level else 0
+                drafter = "draft" if below == "ngram" and level > 1 else below
                 accepted = 0
-                while accepted < guesses and self.dice.random() < self.acceptance(guesser):
+                while accepted < draft_tokens and self.generator.random() < self.acceptance(drafter):
                     accepted += 1
-                passed(tier, guesses + 1, goes_on=proposed > 0)
-                if parts and guesses:
-                    parts[guesser].counters.record_verdict(np.array([guesses]), np.array([accepted]), LIVE)
+                passed(tier, draft_tokens + 1, goes_on=proposed > 0)
+                if parts and draft_tokens:
+                    parts[drafter].counters.record_verdict(np.array([draft_tokens]), np.array([accepted]), LIVE)
                 proposed += accepted + 1
             return proposed
 
@@ -161,6 +161,6 @@ def simulated_rate(controller: PlanController, prefix: Any, simulated: Simulated
 
 def fixed(plan: Plan, simulated: SimulatedTiers, proposals: int = 4000) -> float:
     """Return tokens per second of simulated tiers under one plan, with random numbers of their own."""
-    simulated = replace(simulated, dice=random.Random(7))
+    simulated = replace(simulated, generator=random.Random(7))
     tokens, seconds = (sum(series) for series in zip(*(simulated.play(plan) for _ in range(proposals)), strict=True))
     return tokens / seconds

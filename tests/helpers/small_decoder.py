@@ -8,25 +8,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tests.helpers.simple_cache import DEVICE
+from triforce.arrays import Array, DType, to_host
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, LayerAttention
+from triforce.backends.torch.rotation import RopeTensors
+from triforce.backends.torch.tensor_weights import mapped_weights
+from triforce.backends.torch.tensors import as_tensor, torch_dtype
+from triforce.checkpoint.rope_scaling import wavelengths
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Weights
 from triforce.ragged import Ints, ints
 
-DTYPE = torch.float64 if DEVICE == "cpu" else torch.float32  # CUDA's fused attention has no float64
+DTYPE = "float64" if DEVICE == "cpu" else "float32"  # CUDA's fused attention has no float64
 CLOSE = dict(atol=5e-5, rtol=5e-5)  # the rotation, the norms and the softmax are float32 whatever the dtype
 VOCAB = 61
 
 
 def small_decoder(
-    seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2, context: int = 4096, dtype: torch.dtype = DTYPE
+    seed: int = 0, layers: int = 2, heads: int = 4, kv_heads: int = 2, context: int = 4096, dtype: DType = DTYPE
 ) -> Decoder:
     """Return a decoder with random weights that keep attention far from uniform, so that a wrong key shows."""
     D, C, I = 8, 32, 48  # noqa: E741
@@ -34,12 +40,12 @@ def small_decoder(
 
     def random(*shape: int, gain: float = 1.0) -> Tensor:
         weight = torch.randn(*shape, generator=draw, dtype=torch.float64) * gain * shape[-1] ** -0.5
-        return weight.to(DEVICE, dtype)
+        return weight.to(torch_dtype(dtype))
 
     def norm() -> Tensor:
-        return (1 + 0.2 * torch.randn(C, generator=draw, dtype=torch.float64)).to(DEVICE, dtype)
+        return (1 + 0.2 * torch.randn(C, generator=draw, dtype=torch.float64)).to(torch_dtype(dtype))
 
-    rope = Rope((100.0 ** -(torch.arange(0, D, 2) / D)).to(DEVICE), 1.0)
+    rope = Rope(1 / wavelengths(100.0, D), 1.0)
     config = ModelConfig(VOCAB, C, I, layers, heads, kv_heads, D, 1e-5, False, context, rope)
     blocks = tuple(
         Layer(
@@ -48,7 +54,8 @@ def small_decoder(
         )
         for _ in range(layers)
     )  # fmt: skip
-    return Decoder(config, Weights(random(VOCAB, C, gain=C**0.5), blocks, norm(), random(VOCAB, C, gain=2.0)))
+    weights = Weights(random(VOCAB, C, gain=C**0.5), blocks, norm(), random(VOCAB, C, gain=2.0))
+    return Decoder(config, mapped_weights(weights, to_host), DEVICE)
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -63,8 +70,8 @@ def feed(decoder: Decoder, view: object, rows: Sequence[Sequence[int]], padding:
     """Run one ragged pass, with `padding` columns more than needed; return logits (count, V) of each row."""
     counts = [len(row) for row in rows]
     width = max(counts) + padding
-    ids_BT = longs([t for row in rows for t in [*row, *text(width - len(row), seed=99)]]).view(len(rows), width)
-    logits_BTV = decoder(ids_BT, ints(counts), view)
+    ids_BT = np.array([[*row, *text(width - len(row), seed=99)] for row in rows])
+    logits_BTV = as_tensor(decoder(ids_BT, ints(counts), view))
     return [logits_BTV[b, :count] for b, count in enumerate(counts)]
 
 
@@ -82,16 +89,16 @@ def make_pool(decoder: Decoder, rows: int, capacity: int, spare: int = 0, fragme
     """Return a pool full of NaN, with room for `capacity` tokens per row, in scattered pages if `fragmented`."""
     pages = -(-capacity // PAGE)
     pool = PagePool(decoder.config, rows, rows * pages + spare, decoder.dtype, decoder.device, unit=1)
-    poison(pool, torch.arange(pool.kv.keys_LGSD.shape[2]))
+    poison(pool, np.arange(pool.kv.keys_LGSD.shape[2]))
     for page in range(1 if fragmented else pages, pages + 1):
         for b in range(rows):
             pool.reserve(b, page * PAGE)
     return pool
 
 
-def poison(pool: PagePool, slots_N: Tensor) -> None:
+def poison(pool: PagePool, slots_N: Array) -> None:
     for memory_LGSD in (pool.kv.keys_LGSD, pool.kv.values_LGSD):
-        memory_LGSD[:, :, slots_N.to(pool.device)] = torch.nan
+        memory_LGSD[:, :, pool.array(slots_N)] = torch.nan
 
 
 def slots_of(lower: RetrievalView, b: int) -> Tensor:
@@ -103,7 +110,7 @@ def slots_of(lower: RetrievalView, b: int) -> Tensor:
 
 def turn(x_THD: Tensor, rope: Rope, positions: Sequence[int]) -> Tensor:
     """Rotate as complex numbers, in float64."""
-    cos, sin = (table.double() for table in rope.cos_sin(longs(positions)))
+    cos, sin = (table.double() for table in RopeTensors(rope, x_THD.device).cos_sin(longs(positions)))
     z = torch.complex(*x_THD.double().chunk(2, -1)) * torch.complex(cos, sin)[:, None]
     return torch.cat([z.real, z.imag], -1)
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
+from functools import reduce
 from typing import Any, TypeVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from triforce.arrays import Array, dtype_name, float32, on_device_of, rounded, to_host
+from triforce.distributed.broadcast_values import dump, load
 from triforce.distributed.group import TPGroup
 from triforce.errors import RankError
 
@@ -27,17 +28,22 @@ class Threads(TPGroup):
         self._brought = brought
         self._barrier = barrier
 
-    def gather(self, some_NX: Tensor, width: int) -> Tensor:
-        whole_NX = torch.cat(self._all("gather", some_NX.clone()), 1)
+    def gather(self, some_NX: Array, width: int) -> Array:
+        parts_NX = self._all("gather", to_host(some_NX).copy())
+        require_equal("rows", [(len(part_NX), part_NX.dtype) for part_NX in parts_NX])
+        whole_NX = np.concatenate(parts_NX, 1)
         assert whole_NX.shape == (len(some_NX), width)
-        return whole_NX
+        return on_device_of(whole_NX, some_NX)
 
-    def add(self, x_NX: Tensor) -> Tensor:
-        return torch.stack(self._all("add", x_NX.clone())).sum(0)
+    def add(self, x_NX: Array) -> Array:
+        parts_NX = self._all("add", to_host(x_NX).copy())
+        require_equal("shapes", [(part_NX.shape, part_NX.dtype) for part_NX in parts_NX])
+        sum_NX = reduce(np.add, map(float32, parts_NX))
+        return on_device_of(rounded(sum_NX, dtype_name(x_NX)), x_NX)
 
     def broadcast(self, value: T) -> T:
-        root_value = self._all("broadcast", None if self.rank else pickle.dumps(value))[0]
-        return pickle.loads(root_value) if self.rank else value  # no other rank has rank 0's objects
+        root_value = self._all("broadcast", None if self.rank else dump(value))[0]
+        return load(root_value) if self.rank else value  # no other rank has rank 0's objects
 
     def all_true(self, value: bool) -> bool:
         return all(self._all("all_true", value))
@@ -55,9 +61,14 @@ class Threads(TPGroup):
         self._barrier.wait(PATIENCE)
         everything = list(self._brought)
         self._barrier.wait(PATIENCE)
-        if {call for call, _ in everything} != {what}:
-            raise RankError(f"ranks do not do the same: {[call for call, _ in everything]}")
+        require_equal("calls", [call for call, _ in everything])
         return [value for _, value in everything]
+
+
+def require_equal(what: str, values: Sequence[Hashable]) -> None:
+    """Raise RankError unless all ranks brought the same: processes would have diverged."""
+    if len(set(values)) > 1:
+        raise RankError(f"ranks do not do the same, their {what} are {values}")
 
 
 def together(count: int, run: Callable[[TPGroup], T], exact: bool = True) -> list[T]:

@@ -65,7 +65,7 @@ def seen_by(lower: RetrievalView, b: int) -> Seen:
 
 
 class Tiers(RuleBasedStateMachine):
-    """Row b has the committed text `texts[b]`; the lower view holds guesses `ahead[b]` after it, with their sight."""
+    """Row b commits `texts[b]`; the lower view holds draft tokens `ahead[b]` after it, and the tokens they see."""
 
     @initialize(
         seed=SEEDS,
@@ -99,7 +99,7 @@ class Tiers(RuleBasedStateMachine):
         return range(len(self.texts))
 
     @rule(seed=SEEDS)
-    def guess(self, seed: int) -> None:
+    def draft(self, seed: int) -> None:
         """Run a pass of the lower view: it sees its selection, and does not change committed KV."""
         chance = Random(seed)
         room = [LONGEST - len(self.texts[b]) - len(self.ahead[b]) for b in self.rows]
@@ -117,20 +117,20 @@ class Tiers(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def refuse_inside(self, seed: int) -> None:
-        """Reject some guesses by the lower view's own verification."""
+        """Reject some draft tokens by the lower view's own verification."""
         chance = Random(seed)
-        for guesses in self.ahead:
-            del guesses[chance.randint(0, len(guesses)) :]
+        for drafted in self.ahead:
+            del drafted[chance.randint(0, len(drafted)) :]
         self.view.rewind(ints([len(self.texts[b]) + len(self.ahead[b]) for b in self.rows]))
         self._poison()
 
     @rule(seed=SEEDS)
     def verify(self, seed: int) -> None:
-        """Verify the guesses by the exact view, and some that were drawn but not fed below; accept any number."""
+        """Verify the draft tokens by the exact view, and some that were drawn but not fed below; accept any number."""
         chance = Random(seed)
         fed: list[list[int]] = []
-        for ids, guesses in zip(self.texts, self.ahead, strict=True):
-            tokens = [token for token, _ in guesses]
+        for ids, drafted in zip(self.texts, self.ahead, strict=True):
+            tokens = [token for token, _ in drafted]
             tokens += some_tokens(chance, min(3, LONGEST - len(ids) - len(tokens)))
             fed.append(tokens if chance.random() < 0.8 else [])
         if not any(fed):
@@ -148,7 +148,7 @@ class Tiers(RuleBasedStateMachine):
                 self.ahead[b] = []
         lengths_B = ints([*map(len, self.texts)])
         self.full.rewind(lengths_B)
-        # A row that was not live keeps its guesses in the lower view.
+        # A row that was not live keeps its draft tokens in the lower view.
         self.view.rewind(lengths_B + ints([*map(len, self.ahead)]))
         self._poison()
 
@@ -175,7 +175,7 @@ class Tiers(RuleBasedStateMachine):
         return torch.stack([self.pool.kv.keys_LGSD[:, :, slots_N], self.pool.kv.values_LGSD[:, :, slots_N]])
 
     def _ahead_logits(self, b: int) -> Tensor:
-        """Return logits of one guess after another, each with its own sight, on top of an exact prefill."""
+        """Return logits of successive draft tokens, each with its own visible tokens, on top of an exact prefill."""
         cache = self.truths[b].copy()
         logits = []
         for token, cache.seen in self.ahead[b]:

@@ -1,20 +1,28 @@
-"""Tiny random checkpoints and tokenizers, written as their publishers write them."""
+"""Tiny random checkpoints and tokenizers, written as their publishers write them.
+
+Without torch and transformers (`make test-core`) there are models of Llama only, by `numpy_checkpoint`.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import tokenizers
-import torch
-import transformers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from tests.helpers.numpy_checkpoint import CoreTokenizer, RandomLlama
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.checkpoint.tokenizer_files import from_transformers
 
+if TYPE_CHECKING:
+    import transformers
+
+HAS_TRANSFORMERS = find_spec("torch") is not None and find_spec("transformers") is not None
 SIZES = dict(
     vocab_size=97,
     hidden_size=64,
@@ -28,6 +36,13 @@ SIZES = dict(
 
 def tiny_model(family: str = "Llama", **changes: Any) -> transformers.PreTrainedModel:
     """Return a random transformers model, float32, with all weights (norms and biases too) far from neutral values."""
+    if not HAS_TRANSFORMERS:
+        if family != "Llama":
+            pytest.skip("transformers is not installed")
+        return RandomLlama(**(SIZES | changes))
+    import torch
+    import transformers
+
     torch.manual_seed(0)
     config = getattr(transformers, f"{family}Config")(**(SIZES | changes))
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
@@ -59,7 +74,12 @@ def tiny_tokenizer(vocab_size: int = 300, **options: Any) -> transformers.PreTra
         show_progress=False,
     )
     core.train_from_iterator(["the cat sat on the mat", "naïve café — 東京 🙂", "the hat and the cat"], trainer)
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", eos_token="</s>", **options)
+    special_tokens = {"bos_token": "<s>", "eos_token": "</s>"}
+    if not HAS_TRANSFORMERS:
+        return CoreTokenizer(core, **special_tokens, **options)
+    import transformers
+
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special_tokens, **options)
 
 
 def ours(hf: Any, ends: Iterable[int] = (), rows: int | None = None) -> Tokenizer:

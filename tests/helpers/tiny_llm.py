@@ -8,22 +8,27 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from tests.helpers.tiny_checkpoint import save, tiny_model
+from tests.helpers.tiny_checkpoint import HAS_TRANSFORMERS, save, tiny_model
+from triforce.arrays import Array
 from triforce.backends.decoder import Decoder
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
+from triforce.ragged import Ints
 
 CONTEXT = 640
 MODES = ["ar", "draft", "retrieval", "streaming", "triforce", "ngram", "draft-ngram", "auto"]
 
 
 def checkpoints(folder: Path, **draft: Any) -> tuple[Path, Path]:
-    """Write a target and a draft to a folder. The draft's heads are too small for native kernels, unless changed."""
-    draft_size = dict(hidden_size=32, intermediate_size=48, num_hidden_layers=1) | draft
+    """Write a target and a draft to a folder. The draft's heads are too small for native kernels, unless changed.
+
+    Without torch they are large enough.
+    """
+    hidden_size = 32 if HAS_TRANSFORMERS else 64
+    draft_size = dict(hidden_size=hidden_size, intermediate_size=48, num_hidden_layers=1) | draft
     for name, size in (("target", {}), ("draft", draft_size)):
         save(tiny_model(max_position_embeddings=CONTEXT, **size), folder / name)
     return folder / "target", folder / "draft"
@@ -57,7 +62,8 @@ SEEDED = dict(temperature=0.8)
 
 
 def ids(length: int, seed: int = 0) -> list[int]:
-    return torch.randint(2, 97, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
+    tokens: list[int] = np.random.default_rng(seed).integers(2, 97, length).tolist()
+    return tokens
 
 
 @contextmanager
@@ -67,14 +73,14 @@ def counted(model: Decoder) -> Iterator[list[int]]:
     plain = Decoder.__call__
     plain_parts = Decoder.observe_parts
 
-    def call(self: Decoder, ids_BT: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    def call(self: Decoder, ids_BT: Ints, *arguments: Any, **options: Any) -> Array:
         if self is model:
-            passes.append(ids_BT.numel())
+            passes.append(ids_BT.size)
         return plain(self, ids_BT, *arguments, **options)
 
-    def observe_parts(self: Decoder, ids_1T: Tensor, *arguments: Any) -> Any:
+    def observe_parts(self: Decoder, ids_1T: Ints, *arguments: Any) -> Any:
         if self is model:
-            passes.append(ids_1T.numel())
+            passes.append(ids_1T.size)
         return plain_parts(self, ids_1T, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -28,8 +28,8 @@ def target_folder(folder: Path, **sizes: Any) -> Path:
 
 
 def text(words: int = 3000, seed: int = 0) -> str:
-    dice = random.Random(seed)
-    return " ".join(dice.choice(["the", "cat", "hat", "mat", "sat", "on", "and", "café"]) for _ in range(words))
+    generator = random.Random(seed)
+    return " ".join(generator.choice(["the", "cat", "hat", "mat", "sat", "on", "and", "café"]) for _ in range(words))
 
 
 def trainer(target: Path, folder: Path, texts: dict[str, str] | None = None, **changes: Any) -> Trainer:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from triforce.arrays import Array, namespace
 
 HALF = 8
 """Half a step of the upper nibbles."""
 
 
-def from_upper(rows_R: Tensor, added: int = HALF) -> Tensor:
+def from_upper(rows_R: Array, added: int = HALF) -> Array:
     """Return rows whose codes have `added` in place of their lower nibbles."""
     codes = rows_R[..., :-2]
-    return torch.cat([(codes >> 4 << 4) + added, rows_R[..., -2:]], -1)
+    return namespace(rows_R).concat([(codes >> 4 << 4) + added, rows_R[..., -2:]], axis=-1)

@@ -19,9 +19,8 @@ WORDS = "the spring of hope "
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder of two texts. Reads from a disk cache take no measured time, and `os.nice` does nothing."""
+    """Return a folder of two texts. Reads from a disk cache take no measured time."""
     monkeypatch.setattr(prefixes, "perf_counter", lambda: 0.0)
-    monkeypatch.setattr(os, "nice", lambda _: 0)
     (tmp_path / "texts").mkdir()
     write(tmp_path / "texts" / "stable.txt", STABLE, 1)
     write(tmp_path / "texts" / "new.txt", WORDS * 30, 2)

@@ -12,7 +12,7 @@ import pytest
 
 from scripts.docs_reference import commands
 from triforce import LLM, RequestError, SamplingParams
-from triforce.errors import OPTIONS, argument, as_option, placed, worded, wording
+from triforce.errors import OPTIONS, argument, as_option, error_prefix, format_arguments, use_argument_format
 from triforce.server.errors import FIELDS, as_field, refusal_for
 
 SOURCE = Path(__file__).parents[2] / "src" / "triforce"
@@ -59,17 +59,17 @@ def test_options_in_errors_are_those_of_commands() -> None:
 )
 def test_arguments_are_worded_at_each_door(marked: str, keyword: str, option: str, field: str) -> None:
     error = RequestError(f"use {marked}, say")
-    assert str(error) == f"use {keyword}, say" and worded(marked) == keyword
+    assert str(error) == f"use {keyword}, say" and format_arguments(marked) == keyword
     assert repr(error) == f"RequestError({str(error)!r})"
-    assert error.worded(as_option) == f"use {option}, say"
-    assert error.worded(as_field) == f"use {field}, say"
-    with wording(as_option):
+    assert error.message_text(as_option) == f"use {option}, say"
+    assert error.message_text(as_field) == f"use {field}, say"
+    with use_argument_format(as_option):
         assert str(error) == f"use {option}, say"
     assert str(error) == f"use {keyword}, say"
 
 
 def test_refusal_of_server_names_field_as_param() -> None:
-    with pytest.raises(RequestError) as error, placed("choice 2"):
+    with pytest.raises(RequestError) as error, error_prefix("choice 2"):
         SamplingParams(top_p=0)
     refusal = refusal_for(error.value)
     assert refusal and refusal.param == "top_p" and "top_p" in FIELDS

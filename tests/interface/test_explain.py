@@ -37,7 +37,13 @@ def explained(mode: str = "triforce", prompt: int = 16_000, **changes: Any) -> E
 
 
 def stretches(plain: int, deep: int) -> list[PlanSegment]:
-    why = dict(reason="promises most", score=720.0, rival="ngram 4 > full", rival_score=612.0, cause="it was time")
+    why = dict(
+        reason="promises most",
+        score=720.0,
+        rival="ngram 4 > full",
+        rival_score=612.0,
+        cause="the next weighing was due",
+    )
     return [
         PlanSegment("full", plain, plain, 0.1, 300.0, 300.0),
         PlanSegment(DEEP, deep, 6 * deep, 0.2, 700.0, 300.0, **why),
@@ -55,18 +61,18 @@ CERTAIN = TierStats("retrieval", 180, 175, 60, 0.10, histogram=[1, 0, 0, 0, 0, 0
 COPIES = TierStats("ngram", 200, 180, 60, 0.01)
 ADVICE = {
     "a short prompt": (dict(mode="auto", prompt=500, timeline=stretches(60, 2)), "your prompt is short: plain"),
-    "guesses that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
+    "draft tokens that do not pay": (dict(mode="auto", timeline=stretches(60, 2)), "plain decoding is best"),
     "a mode that loses": (dict(seconds=(0.5, 2.0)), "slower than plain decoding, which would give 200 tokens/s"),
-    "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would have more accepted"),
+    "a narrow budget": (dict(tiers=[DRAFT, NARROW, FULL]), "a larger budget would raise the acceptance"),
     "a low gamma": (dict(tiers=[DRAFT, CERTAIN, FULL]), "a larger speculative_tokens"),
-    "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% is accepted"),
+    "a poor draft": (dict(tiers=[POOR_DRAFT, RETRIEVAL, FULL]), "25% of its tokens are accepted"),
     "a loop": (dict(tiers=[COPIES, RETRIEVAL, FULL]), "repeats itself: 180 tokens"),
     "a long prompt, a short answer": (dict(seconds=(30.0, 0.3)), "99% of the time went into reading"),
 }
 
 
 @pytest.mark.parametrize("bad", ["a narrow budget", "a low gamma", "a poor draft"])
-@pytest.mark.parametrize("plain", ["a short prompt", "guesses that do not pay", "a mode that loses"])
+@pytest.mark.parametrize("plain", ["a short prompt", "draft tokens that do not pay", "a mode that loses"])
 def test_explain_losing_speculation_advises_plain_decoding_only(plain: str, bad: str) -> None:
     changes, words = ADVICE[plain]
     (advice,) = explained(**(ADVICE[bad][0] | changes)).advice
@@ -154,10 +160,12 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
 def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "a prompt"]) == 0
     out = capsys.readouterr().out
-    assert "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; predicted were" in out
-    assert "- nothing that was measured" in out
+    assert (
+        "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; the plans predicted" in out
+    )
+    assert "- these measurements suggest no faster setting" in out
     (row,) = (" ".join(line.split()) for line in out.splitlines() if "promises most" in line)
-    assert row.endswith("600 700 720 612 ngram 4 > full promises most; weighed as it was time")
+    assert row.endswith("600 700 720 612 ngram 4 > full promises most; weighed because the next weighing was due")
 
 
 def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +183,7 @@ def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.Capt
     assert "may risk 0.020 s" in weighed_line
     rows = [line for line in section.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
     assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
-    assert rows[2].endswith("risks more than may be lost") and "0.70 ± 0.05" in section
+    assert rows[2].endswith("risks more than the headroom") and "0.70 ± 0.05" in section
 
 
 def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from triforce import LLM, SamplingParams, Session
-from triforce.interface.keyword_advice import _ROWS, advised
+from triforce.interface.keyword_advice import _FOREIGN_KEYWORDS, advised
 
 CALLS = (LLM, LLM.generate, LLM.chat, LLM.stream, SamplingParams, Session.ask)
 TAKEN = {name for call in CALLS for name in inspect.signature(call).parameters}
@@ -45,7 +45,7 @@ def test_unknown_keyword_is_told_with_the_nearest_one() -> None:
 
 
 def test_advice_names_keywords_that_calls_take() -> None:
-    ours = {name for _, name, _ in _ROWS} - {""}
-    foreign = {name for names, _, _ in _ROWS for name in names.split()}
+    ours = {name for _, name, _ in _FOREIGN_KEYWORDS} - {""}
+    foreign = {name for names, _, _ in _FOREIGN_KEYWORDS for name in names.split()}
     assert ours <= TAKEN
     assert foreign & TAKEN <= {"prompt", "prompts", "messages"}, "what a call takes needs no advice"

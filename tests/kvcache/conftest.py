@@ -3,12 +3,10 @@
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers import tiny_llm
 from tests.helpers.saved_prompt import PROMPT
 
-torch.set_num_threads(1)
 pair = tiny_llm.pair  # a fixture
 
 

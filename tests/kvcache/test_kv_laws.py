@@ -1,8 +1,8 @@
 """Laws of the shared pool: after any actions of the tiers, the committed KV is that of a fresh prefill.
 
-A state machine plays the tiers with the real decoder: guesses of any length through the lower view, inner rejections,
-verifications that accept any number of guesses, ragged rows. Rejected KV is overwritten with NaN, so that any read of
-it shows. Dense caches (small_decoder.py) give the expected result of each pass.
+A state machine plays the tiers with the real decoder: drafts of any length through the lower view, inner rejections,
+verifications that accept any number of draft tokens, ragged rows. Rejected KV is overwritten with NaN, so that any
+read of it shows. Dense caches (small_decoder.py) give the expected result of each pass.
 """
 
 from __future__ import annotations
@@ -72,27 +72,27 @@ def test_covering_budget_equals_full_view(policy: str, length: int) -> None:
     full, ids = FullView(make_pool(DECODER, 1, CAPACITY)), text(length)
     prefill(DECODER, full, 0, ids)
     lower = lower_view(full, POLICIES[policy], RetrievalConfig(Budget(112)))
-    guess = text(5, seed=7)
-    logits = feed(DECODER, lower, [guess])[0]
-    torch.testing.assert_close(logits, feed(DECODER, full, [guess])[0], atol=1e-9, rtol=1e-9)
+    draft_tokens = text(5, seed=7)
+    logits = feed(DECODER, lower, [draft_tokens])[0]
+    torch.testing.assert_close(logits, feed(DECODER, full, [draft_tokens])[0], atol=1e-9, rtol=1e-9)
 
 
 def test_small_budget_differs_from_full_view() -> None:
-    """Otherwise the law above would show nothing."""
+    """A budget below the context changes logits, so the law above tests something."""
     full, lower, _ = conversation()
-    guess = text(5, seed=7)
-    assert (feed(DECODER, lower, [guess])[0] - feed(DECODER, full, [guess])[0]).abs().max() > 0.1
+    draft_tokens = text(5, seed=7)
+    assert (feed(DECODER, lower, [draft_tokens])[0] - feed(DECODER, full, [draft_tokens])[0]).abs().max() > 0.1
 
 
 def test_verification_overwrites_lower_view_kv() -> None:
     full, lower, ids = conversation()
-    guess = text(4, seed=8)
-    feed(DECODER, lower, [guess])
+    draft_tokens = text(4, seed=8)
+    feed(DECODER, lower, [draft_tokens])
     slots_N = full.pool.slots(0, 120, 124)
     approximate = full.pool.kv.keys_LGSD[1][:, slots_N].clone()
-    feed(DECODER, full, [guess])
+    feed(DECODER, full, [draft_tokens])
     assert (approximate - full.pool.kv.keys_LGSD[1][:, slots_N]).abs().max() > 1e-2
-    assert_holds(full, 0, dense(DECODER, ids + guess))
+    assert_holds(full, 0, dense(DECODER, ids + draft_tokens))
 
 
 @pytest.mark.parametrize("cut", [119, 90, 40, 20, 0])
@@ -113,11 +113,11 @@ def test_deep_rewind_leaves_no_old_kv(policy: str, cut: int) -> None:
 
 
 def assert_shows_what_it_chose(lower: RetrievalView, ids: list[int]) -> None:
-    guess = text(3, seed=len(ids))
-    logits = feed(DECODER, lower, [guess])[0]
+    draft_tokens = text(3, seed=len(ids))
+    logits = feed(DECODER, lower, [draft_tokens])[0]
     cache = dense(DECODER, ids)
     cache.seen = seen_by(lower, 0)
-    torch.testing.assert_close(logits, feed(DECODER, cache, [guess])[0], **CLOSE)
+    torch.testing.assert_close(logits, feed(DECODER, cache, [draft_tokens])[0], **CLOSE)
 
 
 def test_row_shares_pages_and_fork_copies() -> None:

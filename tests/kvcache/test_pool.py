@@ -140,7 +140,7 @@ def test_full_pool_raises_and_recovers() -> None:
         [list(t) for t in pool.tables],
         pool.lengths_B.copy(),
     )
-    with pytest.raises(CacheError, match="0 free pages of 16 tokens, 1 more are needed"):
+    with pytest.raises(CacheError, match="0 free pages of 16 tokens, and this row needs 1"):
         pool.reserve(0, 49)
     assert torch.equal(state[0].nan_to_num(9), pool.kv.keys_LGSD.nan_to_num(9))
     assert torch.equal(state[1].nan_to_num(9), pool.kv.values_LGSD.nan_to_num(9))
@@ -153,7 +153,7 @@ def test_full_pool_raises_and_recovers() -> None:
 def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
     make = {"recent": Recent, **POLICIES}[policy]
     prompts = [text(70), text(131, seed=1)]
-    guesses = [text(3, seed=2), text(5, seed=3)]
+    drafts = [text(3, seed=2), text(5, seed=3)]
     truth = text(6, seed=4)
     results = []
     for fragmented in (False, True):
@@ -162,9 +162,9 @@ def test_fragmented_rows_equal_consecutive_rows(policy: str) -> None:
         for b, prompt in enumerate(prompts):
             prefill(DECODER, full, b, prompt)
         lower = lower_view(full, make, RetrievalConfig(Budget(32)))
-        logits = [*feed(DECODER, lower, guesses), *feed(DECODER, full, [truth[:4], truth])]
+        logits = [*feed(DECODER, lower, drafts), *feed(DECODER, full, [truth[:4], truth])]
         lower.rewind(full.lengths_B)
-        results.append(torch.cat([*logits, *feed(DECODER, lower, guesses)]))
+        results.append(torch.cat([*logits, *feed(DECODER, lower, drafts)]))
     torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-6)
 
 
@@ -188,12 +188,12 @@ def test_recycled_pages_hide_old_kv(policy: str, fragmented: bool) -> None:
     lower = lower_view(full, make, RetrievalConfig(Budget(32)))
     committed = list(ids)
     for step in range(4):
-        guess = text(3, seed=step)
-        (low, _) = feed(DECODER, lower, [guess, []], padding=2)
+        draft_tokens = text(3, seed=step)
+        (low, _) = feed(DECODER, lower, [draft_tokens, []], padding=2)
         assert low.isfinite().all()
-        (got, _) = feed(DECODER, full, [guess, []], padding=2)  # padding of row 1 goes to scratch
-        torch.testing.assert_close(got, feed(DECODER, dense(DECODER, committed), [guess])[0], **CLOSE)
-        committed += guess[:2]
+        (got, _) = feed(DECODER, full, [draft_tokens, []], padding=2)  # padding of row 1 goes to scratch
+        torch.testing.assert_close(got, feed(DECODER, dense(DECODER, committed), [draft_tokens])[0], **CLOSE)
+        committed += draft_tokens[:2]
         full.rewind(torch.tensor([len(committed), 0], device=DEVICE))
         lower.rewind(full.lengths_B)
         poison(pool, torch.cat([pool.slots(0, len(committed), 100), torch.arange(PAGE, device=DEVICE)]))

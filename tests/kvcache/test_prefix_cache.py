@@ -83,7 +83,7 @@ WINDOW = 40
 def check_windows() -> None:
     """Check windows: a text resumes behind any page with a kept window; eviction spares the windows that rows read."""
     with narrow():
-        windows = WindowPages(WINDOW, 2 * max_window_pages(WINDOW, 20), 20, DECODER.device)
+        windows = WindowPages(WINDOW, 2 * max_window_pages(WINDOW, 20), 20)
         pool = PagePool(DECODER.config, 1, 40, DECODER.dtype, DECODER.device, windows=windows)
         prefixes = PrefixCache(pool)
         ids = text(200)

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from tests.helpers.saved_prompt import MAKER, PROMPT, loaded
 from tests.helpers.small_decoder import CLOSE, assert_holds, dense, make_pool, prefill, small_decoder, text
 from tests.helpers.tiny_llm import GREEDY, MODES, SEEDED, ask, counted, ids, llm
+from triforce.arrays import DType
 from triforce.disk_cache import prompt_file
 from triforce.disk_cache.entry import unpacked
 from triforce.kvcache import FullView
@@ -106,9 +107,9 @@ def test_prompt_file_of_short_prompt_is_saved(pair: Path, tmp_path: Path, length
     assert llm(pair).generate(PROMPT[:length], ask(), load_cache=path)[0].outputs[0].token_ids == expected_ids
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("fragmented", [False, True])
-def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: torch.dtype, fragmented: bool) -> None:
+def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: DType, fragmented: bool) -> None:
     """KV moves bit for bit from a row with scattered pages into one with contiguous pages, and the other way round."""
     decoder = small_decoder(dtype=dtype)
     full = FullView(make_pool(decoder, 2, 100, fragmented=fragmented))
@@ -124,7 +125,7 @@ def test_prompt_file_round_trip_of_any_shape_and_dtype(tmp_path: Path, dtype: to
             full.pool.span(layer, 1, 0, 89 - TAIL), restored.pool.span(layer, 1, 0, 89 - TAIL), strict=True
         ):
             assert torch.equal(a, b)
-    if dtype == torch.float32:
+    if dtype == "float32":
         prefill(decoder, restored, 1, prompt[:-1])
         assert_holds(restored, 1, dense(decoder, prompt[:-1]))
 
@@ -136,7 +137,7 @@ def test_prompt_file_is_an_entry_of_the_disk_cache(saved_file: Path) -> None:
 
 
 def test_prompt_file_is_plain_safetensors(tmp_path: Path) -> None:
-    decoder = small_decoder(dtype=torch.float32)
+    decoder = small_decoder(dtype="float32")
     prompt = text(50)
     full = FullView(make_pool(decoder, 1, 64))
     prefill(decoder, full, 0, prompt)

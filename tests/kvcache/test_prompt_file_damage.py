@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def small_file(tmp_path: Path) -> Path:
-    decoder = small_decoder(dtype=torch.float32)
+    decoder = small_decoder(dtype="float32")
     full = FullView(make_pool(decoder, 1, 32))
     prefill(decoder, full, 0, text(20))
     prompt_file.save(tmp_path / "small.kv", MAKER, full, 0, text(20))

@@ -17,12 +17,13 @@ from tests.helpers.tiny_llm import ask, counted, llm
 from triforce.disk_cache import prompt_file
 from triforce.errors import CacheError
 from triforce.kvcache import FullView
+from triforce.ragged import ints
 
 torch.set_num_threads(1)
 
 
 def a_row() -> tuple[FullView, list[int]]:
-    decoder = small_decoder(dtype=torch.float32)
+    decoder = small_decoder(dtype="float32")
     prompt = text(40)
     full = FullView(make_pool(decoder, 1, 48))
     prefill(decoder, full, 0, prompt)
@@ -167,8 +168,8 @@ def test_full_disk_during_generation_keeps_text(pair: Path, tmp_path: Path, monk
 
 
 def test_unverified_tokens_are_not_saved(tmp_path: Path) -> None:
-    """Only committed tokens are saved, even if a longer text is named."""
+    """Uncommitted tokens are not saved, even if a longer text is named."""
     full, prompt = a_row()
-    full.rewind(torch.tensor([25], device=full.pool.device))
+    full.rewind(ints([25]))
     prompt_file.save(tmp_path / "kv", MAKER, full, 0, prompt)
     assert loaded(tmp_path / "kv").ids == prompt[:25]

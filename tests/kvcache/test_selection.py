@@ -28,7 +28,7 @@ DECODER = small_decoder()
 SINGLE = small_decoder(seed=1, kv_heads=4)  # every KV head has one query head
 
 
-LENGTH, KEPT = 163, 3  # tokens of a prompt, and accepted ones of the five guesses verified behind it
+LENGTH, KEPT = 163, 3  # tokens of a prompt, and accepted ones of the five draft tokens verified behind it
 
 
 @cache
@@ -36,14 +36,14 @@ def scene(decoder: Decoder) -> tuple[FullView, Dense, Dense]:
     """Return row 1 of two after a prefill and a verification, its fresh prefill, and one with the rejected tokens."""
     full = FullView(make_pool(decoder, 2, 224, fragmented=True))
     ids = text(LENGTH)
-    guess = text(5, seed=1)
+    draft_tokens = text(5, seed=1)
     prefill(decoder, full, 0, text(90, seed=2))
     prefill(decoder, full, 1, ids)
-    feed(decoder, full, [[], guess])
+    feed(decoder, full, [[], draft_tokens])
     full.rewind(ints([90, LENGTH + KEPT]))
     verified = dense(decoder, ids)
-    feed(decoder, verified, [guess])
-    return full, dense(decoder, ids + guess[:KEPT]), verified
+    feed(decoder, verified, [draft_tokens])
+    return full, dense(decoder, ids + draft_tokens[:KEPT]), verified
 
 
 def chunk_of(memory_NGD: Tensor, c: int, chunk: int, g: int) -> Tensor:
@@ -99,7 +99,7 @@ def test_policy_selection_meets_contract(
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_policy_selects_per_head_and_layer(name: str) -> None:
-    """Otherwise a policy that scores one head for all would pass."""
+    """A policy that scores one head for all heads, or one layer for all layers, fails."""
     full = scene(DECODER)[0]
     policy = POLICIES[name]()
     picks = policy.pick(full, 1, 8, range(2, 18), 5)
@@ -125,7 +125,7 @@ def test_policy_reselection_follows_growing_text(name: str) -> None:
 
 
 def test_quest_score_bounds_every_product() -> None:
-    """With one query head per KV head the score is at least q . k of each token, and equals it for chunks of one."""
+    """The score is at least q . k of each token with one query head per KV head, and equals it for chunks of one."""
     from triforce.kvcache.selection import Quest, last_query
 
     full, truth, _ = scene(SINGLE)

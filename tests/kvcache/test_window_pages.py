@@ -25,7 +25,6 @@ from triforce.kvcache.pool import WindowPages, max_window_pages
 WIDEST = 40
 TOKENS = 400
 PIECES = [[40, 3], [1, 40], [40, 7], [0, 40], [17, 1], [40, 0], [1, 40], [11, 19]]
-CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def decoder(folder: Path) -> Decoder:
 
 
 def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
-    return WindowPages(window, rows * max_window_pages(window, WIDEST), WIDEST, CPU)
+    return WindowPages(window, rows * max_window_pages(window, WIDEST), WIDEST)
 
 
 @pytest.mark.parametrize("slack", [0, 5, 64])
@@ -49,7 +48,7 @@ def windows_of(rows: int, window: int = WINDOW) -> WindowPages:
     passes=st.lists(st.tuples(st.integers(0, 1), st.integers(0, WIDEST), st.floats(0, 1)), max_size=40),
 )
 def test_window_pages_have_what_passes_read(slack: int, window: int, passes: list[tuple[int, int, float]]) -> None:
-    """Of the tokens of each pass a share is kept."""
+    """A share of each pass's tokens is kept."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "SLACK", slack)
         pages = windows_of(2, window).new_rows(2)
@@ -82,7 +81,7 @@ def test_pass_wider_than_promised_raises_cache_error() -> None:
     pages = windows_of(1).new_rows(1)
     pages.reserve(0, 10_000)
     pages.tabulate(pages_for(10_000))
-    with pytest.raises(CacheError, match="wider than"):
+    with pytest.raises(CacheError, match="needs more than the 69 window pages"):
         pages.prepare_pass(0, 0, 5_000)
     assert pages.tables == [[]]
 

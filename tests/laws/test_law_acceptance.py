@@ -1,4 +1,4 @@
-"""A tier's guesses are accepted as often as its law and the verifier's imply: sum of min(p, q), or race overlap.
+"""A tier's draft tokens are accepted as often as its law and the verifier's imply: sum of min(p, q), or race overlap.
 
 Shape suffixes: B rows, J columns, V vocabulary.
 """
@@ -11,9 +11,10 @@ from torch import Tensor
 from tests.helpers.laws.enumeration import TierStack
 from tests.helpers.laws.markov import PLAIN
 from tests.helpers.laws.tiny import finished, started
-from tests.helpers.samplers import Sampler, each_sampler, torch_sampling
+from tests.helpers.samplers import Sampler, each_sampler, noise_for, torch_sampling
 from tests.helpers.slow_parameters import slow
-from triforce.backends.token_sampler import make_noise
+from triforce.arrays import Array
+from triforce.backends.torch.tensors import as_tensor
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools
 from triforce.speculation import Draft, Rejection, Seeded, SequenceState, TokenSampler
@@ -35,7 +36,7 @@ def overlap_of_races(p_BV: Tensor, q_BV: Tensor) -> Tensor:
 
 
 class Watched:
-    """A sampling that records, for each verification, whether the first guess was accepted, and its probability."""
+    """A sampling that records, for each verification, whether the first draft token was accepted, and its chance."""
 
     def __init__(self, sampling: TokenSampler, tables: list[Tensor] | None = None) -> None:
         self.sampling = sampling
@@ -46,24 +47,24 @@ class Watched:
         self.kept: dict[int, list[Tensor]] = {}
         self.likely: dict[int, list[Tensor]] = {}
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        step = self.sampling.verify(guess, logits_BJV, prefix, live_B, tier)
-        if guess.tokens_BK.shape[1]:
-            judged_B = live_B & (guess.counts_B > 0)
+    def verify(self, draft: Draft, logits_BJV: Array, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
+        step = self.sampling.verify(draft, logits_BJV, prefix, live_B, tier)
+        if draft.tokens_BK.shape[1]:
+            judged_B = live_B & (draft.counts_B > 0)
             if self.tables:  # the laws are known without the loop
                 rows = np.arange(len(live_B))
                 a_B, b_B = (prefix.ids_BS[rows, prefix.lengths_B - back] for back in (2, 1))
                 p_BV, q_BV = (self.tables[level][a_B, b_B] for level in (tier, tier - 1))
             else:
-                p_BV = step.probs_BKV[:, 0]
-                q_BV = guess.probs_BKV[:, 0]
+                p_BV = as_tensor(step.probs_BKV)[:, 0]
+                q_BV = as_tensor(draft.probs_BKV)[:, 0]
             overlap = overlap_of_races if isinstance(self.coupling, Seeded) else overlap_of_laws
             self.kept.setdefault(tier, []).append(torch.from_numpy((step.counts_B > 1)[judged_B]).double())
             self.likely.setdefault(tier, []).append(overlap(p_BV, q_BV)[torch.from_numpy(judged_B)])
         return step
 
     def excess(self, tier: int) -> float:
-        """Return the excess of accepted first guesses over the expected number, in standard deviations."""
+        """Return the excess of accepted first draft tokens over the expected number, in standard deviations."""
         accepted = torch.cat(self.kept[tier])
         likely = torch.cat(self.likely[tier])
         assert len(accepted) > 500 and 0.1 < likely.mean() < 0.95
@@ -75,7 +76,7 @@ def watched_stack(coupling: type, gammas: list[int], sampler: Sampler = torch_sa
     generator = torch.Generator().manual_seed(4)
     common = torch.randn(V, V, V, generator=generator, dtype=torch.float64)
     tables = [common + 0.7 * torch.randn(V, V, V, generator=generator, dtype=torch.float64) for _ in gammas]
-    noise = make_noise([9] * ROWS, range(ROWS))
+    noise = noise_for(sampler, [9] * ROWS, range(ROWS))
     inner = sampler([PLAIN] * ROWS, [0] * ROWS, V, coupling(noise))
     watched = Watched(inner, [table.softmax(-1) for table in tables])
     stack = TierStack(list(zip(tables, gammas, strict=True)), sampler=lambda *_: watched)

@@ -29,13 +29,13 @@ V = 4
 TEXT = 6
 INSIDE = [(1, 1), (1, 0), (0, 1)]
 PALETTE = [(*a, *b) for a, b in product(INSIDE, INSIDE)]
-LADDERS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "ngram": (2, 2)}
+STACK_GAMMAS = {"plain": (), "draft": (2,), "three tiers": (1, 2), "ngram": (2, 2)}
 WARPERS = SETTINGS | {
     "a huge bias": SamplingParams(0.5, logit_bias={0: 1e9, 2: -1e9}),
     "a tiny temperature": SamplingParams(5e-324, min_p=0.5),
     "huge penalties": SamplingParams(2.0, top_p=0.9, repetition_penalty=1e9, presence_penalty=-1e9),
 }
-each_ladder = pytest.mark.parametrize("name", LADDERS)
+each_stack = pytest.mark.parametrize("name", STACK_GAMMAS)
 
 
 def pair(text: Sequence[int]) -> int:
@@ -44,22 +44,22 @@ def pair(text: Sequence[int]) -> int:
 
 
 class Pairs:
-    """A constraint that allows one pair; `stale` forgets the guesses."""
+    """A constraint that allows one pair; `stale` forgets the draft tokens."""
 
     failure = ""
 
     def __init__(self, stale: bool) -> None:
         self.stale = stale
 
-    def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
+    def allowed(self, text_T: Ints, draft_K: Ints) -> Bools:
         text = text_T.tolist()
-        guesses = guesses_K.tolist()
-        columns = [pair(text + guesses[: 0 if self.stale else j]) for j in range(len(guesses) + 1)]
+        draft = draft_K.tolist()
+        columns = [pair(text + draft[: 0 if self.stale else j]) for j in range(len(draft) + 1)]
         return np.array([[token // 2 == column for token in range(V)] for column in columns])
 
 
 def tables(name: str) -> list[torch.Tensor]:
-    drawn_tables = [table(PALETTE, 2, seed) for seed in range(1, len(LADDERS[name]) + 2 - (name == "ngram"))]
+    drawn_tables = [table(PALETTE, 2, seed) for seed in range(1, len(STACK_GAMMAS[name]) + 2 - (name == "ngram"))]
     return [*(mixed(laws, drawn_tables[-1], seed) for seed, laws in enumerate(drawn_tables[:-1], 1)), drawn_tables[-1]]
 
 
@@ -71,7 +71,7 @@ def stack(name: str, sampler: Sampler, stale: bool = False) -> TierStack:
         return RestrictedSampling(free, [Pairs(stale)] * len(params), prompts)
 
     logits = [laws.log() for laws in tables(name)]
-    tiers = list(zip([None] * (name == "ngram") + logits, [*LADDERS[name], 1], strict=True))
+    tiers = list(zip([None] * (name == "ngram") + logits, [*STACK_GAMMAS[name], 1], strict=True))
     return TierStack(tiers, sampler=restricted)
 
 
@@ -88,7 +88,7 @@ def truth(name: str) -> Law:
 
 
 @each_sampler
-@each_ladder
+@each_stack
 def test_rejection_follows_constrained_law(name: str, sampler: Sampler) -> None:
     assert distance(law(stack(name, sampler), TEXT), truth(name)) < EXACT
 
@@ -100,7 +100,7 @@ def test_forgetful_constraint_is_detected(name: str) -> None:
 
 
 @each_sampler
-@each_ladder
+@each_stack
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
 def test_seeded_constrained_texts_equal_plain_decoding(name: str, sampler: Sampler, params: SamplingParams) -> None:
     """No logits processor brings back a forbidden token."""

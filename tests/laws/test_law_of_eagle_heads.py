@@ -38,10 +38,10 @@ BEFORE = (0.02, 0.98, 0.6, 0.97)
 ROUNDED = 1e-5
 """Bound on differences of laws: float32 logits of passes of different widths."""
 EDGE = 1e-4
-"""Distance from both ends of its interval at which a guess is drawn, too."""
+"""Distance from both ends of its interval at which a draft token is drawn, too."""
 WARPED = SamplingParams(0.8, top_p=0.97, presence_penalty=0.3, max_tokens=40)
 Given = tuple[list[float], list[float]]
-"""Uniforms by which a row's guesses are drawn, and uniforms of the verification: first the one of the draw."""
+"""Uniforms by which a row's draft tokens are drawn, and uniforms of the verification: first the one of the draw."""
 
 
 class GivenNoise:
@@ -54,19 +54,19 @@ class GivenNoise:
     def uniforms(self, tier: int, n: int, used_B: Ints) -> Tensor:
         if tier == 0:
             self.drawn += 1
-            return torch.tensor([[guesses[self.drawn - 1]] for guesses, _ in self.rows], dtype=torch.float64)
+            return torch.tensor([[draft_tokens[self.drawn - 1]] for draft_tokens, _ in self.rows], dtype=torch.float64)
         return torch.tensor([verified[:n] for _, verified in self.rows], dtype=torch.float64)
 
 
 @dataclass
 class ProposalOutcome:
-    """Outcome of a proposal: guesses and their laws, the target's laws after them, new tokens of each row.
+    """Outcome of a proposal: draft tokens and their laws, the target's laws after them, new tokens of each row.
 
     prompt_tokens: tokens of the text before the proposal, equal in all rows.
     """
 
-    guesses: list[Text]
-    guesses_NKV: Tensor
+    draft_tokens: list[Text]
+    draft_tokens_NKV: Tensor
     targets_NJV: Tensor
     new: list[Text]
     prompt_tokens: list[int]
@@ -80,12 +80,12 @@ def proposal(rows: Sequence[Given], coupling: str) -> ProposalOutcome:
     for u in BEFORE:
         step(batch, [([u] * GAMMA, [u] * (GAMMA + 1))] * len(rows))
     prompt_tokens = [*sequences[0].tokens]
-    assert len(prompt_tokens) < len(BEFORE) * (GAMMA + 1), "some guess was rejected"
-    guessed, verified = (recorded_drafts(tier) for tier in batch.tiers)
+    assert len(prompt_tokens) < len(BEFORE) * (GAMMA + 1), "some draft token was rejected"
+    drafted, verified = (recorded_drafts(tier) for tier in batch.tiers)
     step(batch, rows)
-    guesses = [tuple(tokens) for tokens in guessed[0].tokens_BK[:, :GAMMA].tolist()]
+    draft_tokens = [tuple(tokens) for tokens in drafted[0].tokens_BK[:, :GAMMA].tolist()]
     new = [tuple(sequence.tokens[len(prompt_tokens) :]) for sequence in sequences]
-    return ProposalOutcome(guesses, guessed[0].probs_BKV, verified[0].probs_BKV, new, prompt_tokens)
+    return ProposalOutcome(draft_tokens, drafted[0].probs_BKV, verified[0].probs_BKV, new, prompt_tokens)
 
 
 def recorded_drafts(tier: Any) -> list[Any]:
@@ -108,9 +108,9 @@ def inside(edges: Sequence[Interval], part: float = 0.5) -> list[float]:
     return [low + part * (high - low) for low, high in edges]
 
 
-def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
-    """Return laws of guesses and of the target after all possible guesses, and the intervals that draw each guess."""
-    guess_laws = dict[Text, list[float]]()
+def drafting(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[float]], dict[Text, list[Interval]]]:
+    """Return the laws of draft and target after all possible draft tokens, and the intervals that draw each."""
+    draft_token_laws = dict[Text, list[float]]()
     target_laws_by_text = dict[Text, list[float]]()
     drawn: dict[Text, list[Interval]] = {(): []}
     for j in range(GAMMA + 1):
@@ -118,37 +118,37 @@ def guessing(coupling: str) -> tuple[dict[Text, list[float]], dict[Text, list[fl
         outcome = proposal(rows, coupling)
         target_laws_by_text |= dict(zip(drawn, outcome.targets_NJV[:, j].tolist(), strict=True))
         if j < GAMMA:
-            laws_at_position = dict(zip(drawn, outcome.guesses_NKV[:, j].tolist(), strict=True))
-            guess_laws |= laws_at_position
+            laws_at_position = dict(zip(drawn, outcome.draft_tokens_NKV[:, j].tolist(), strict=True))
+            draft_token_laws |= laws_at_position
             drawn = {
                 (*text, v): [*drawn[text], edge]
                 for text, law in laws_at_position.items() for v, edge in enumerate(draws(law)) if law[v]
             }  # fmt: skip
-    return guess_laws, target_laws_by_text, drawn
+    return draft_token_laws, target_laws_by_text, drawn
 
 
 def deviation(coupling: str, cut: Cut) -> tuple[float, list[bool]]:
     """Return the largest difference of a probability between a proposal, continued by the target's law, and that law.
 
-    Also return whether guesses are drawn as their laws say, at the lower and at the upper end of their intervals.
+    Also return whether draft tokens are drawn as their laws say, at the lower and at the upper end of their intervals.
     """
-    q, p, drawn = guessing(coupling)
+    q, p, drawn = drafting(coupling)
     assert {v for law in q.values() for v, weight in enumerate(law) if weight} <= {*TOKENS.tolist()}
-    guesses_as_predicted = []
+    draft_tokens_as_predicted = []
     for part in (EDGE, 1 - EDGE):
         outcome = proposal([(inside(edges, part), [0.0] * (GAMMA + 1)) for edges in drawn.values()], coupling)
-        guesses_as_predicted.append(outcome.guesses == list(drawn))
+        draft_tokens_as_predicted.append(outcome.draft_tokens == list(drawn))
     listed = list(cells(p.__getitem__, lambda text: q.get(text, [0.0] * V), GAMMA, cut))
-    outcome = proposal([(inside(drawn[cell.guess]), inside(cell.edges)) for cell in listed], coupling)
+    outcome = proposal([(inside(drawn[cell.draft_tokens]), inside(cell.edges)) for cell in listed], coupling)
     assert {len(text) - 1 for text in outcome.new} == {*range(GAMMA + 1)}, (
-        "all numbers of guesses are accepted somewhere"
+        "all numbers of draft tokens are accepted somewhere"
     )
     dense = target_laws(outcome.prompt_tokens, GAMMA + 1)
     text_law = dict[Text, float]()
     for text, cell in zip(outcome.new, listed, strict=True):
         for full_text, weight in continued(dense.__getitem__, text, cell.weight, GAMMA + 1).items():
             text_law[full_text] = text_law.get(full_text, 0.0) + weight
-    return distance(text_law, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), guesses_as_predicted
+    return distance(text_law, continued(dense.__getitem__, (), 1.0, GAMMA + 1)), draft_tokens_as_predicted
 
 
 def target_laws(prompt_tokens: list[int], length_limit: int) -> dict[Text, list[float]]:
@@ -164,21 +164,21 @@ each_coupling = pytest.mark.parametrize(("coupling", "cut"), [("rejection", one_
 
 @each_coupling
 def test_proposal_over_eagle_head_has_target_law(coupling: str, cut: Cut) -> None:
-    variation, guesses_as_predicted = deviation(coupling, cut)
-    assert variation < ROUNDED and guesses_as_predicted == [True, True]
+    variation, draft_tokens_as_predicted = deviation(coupling, cut)
+    assert variation < ROUNDED and draft_tokens_as_predicted == [True, True]
 
 
 @each_coupling
 def test_eagle_head_that_tells_another_law_is_detected(
     coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The head's guesses are verified as if they came from a slightly flatter law."""
+    """The head's draft tokens are verified as if they came from a slightly flatter law."""
     propose = Tier.propose
 
     def flatter(self: Any, *how: Any) -> Draft:
         draft: Draft = propose(self, *how)
         if self.name == "draft":
-            draft.probs_BKV.lerp_((draft.probs_BKV > 0).double() / len(TOKENS), 0.1)
+            draft.probs_BKV[:] = 0.9 * draft.probs_BKV + 0.1 * (draft.probs_BKV > 0) / len(TOKENS)
         return draft
 
     monkeypatch.setattr(Tier, "propose", flatter)
@@ -187,13 +187,13 @@ def test_eagle_head_that_tells_another_law_is_detected(
 
 @each_coupling
 def test_verifier_that_accepts_too_much_is_detected(coupling: str, cut: Cut, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The verifier treats guesses as if their law gave them half of their probability."""
+    """The verifier treats draft tokens as if their law gave them half of their probability."""
     monkeypatch.setattr(GivenNoise, "uniforms", halving_thresholds(GivenNoise.uniforms))
     assert deviation(coupling, cut)[0] > 100 * ROUNDED
 
 
 def halving_thresholds(uniforms: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return a function that halves the uniforms of verified guesses."""
+    """Return a function that halves the uniforms of verified draft tokens."""
 
     def halved_uniforms(self: GivenNoise, tier: int, n: int, used_B: Ints) -> Tensor:
         found_BJ = uniforms(self, tier, n, used_B)

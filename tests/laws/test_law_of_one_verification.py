@@ -17,6 +17,7 @@ from tests.helpers.laws.one_verification import (
     in_torch,
     kept,
     native,
+    native_block,
     reaches_of,
     warped,
 )
@@ -42,6 +43,7 @@ DECIDERS = [
     pytest.param(in_torch, id="torch"),
     pytest.param(native, id="native", marks=needs_native),
     pytest.param(block_in_torch, id="block"),
+    pytest.param(native_block, id="native-block", marks=needs_native),
 ]
 each_decider = pytest.mark.parametrize("decide", DECIDERS)
 COUNTS = {3: (0, 1, 2, 3), 4: (2, 0, 1)}
@@ -84,15 +86,15 @@ def test_verification_acceptance_equals_overlap(params: SamplingParams) -> None:
 
 
 @pytest.mark.parametrize("params", WARPERS.values(), ids=WARPERS)
-def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
+def test_block_accepts_more_than_single_tokens(params: SamplingParams) -> None:
     """The numbers equal the proof's: at least j with the mean of min(1, reach_(j-1) p / q)."""
     p, q = laws(params, 3)
     single, joint = (kept(p, q, (1, 2, 3), decide) for decide in (in_torch, block_in_torch))
     for count, chances in joint.items():
         means = [0.0] * count
-        for guess in product(range(3), repeat=count):
-            weight = prod(q(guess[:j])[token] for j, token in enumerate(guess))
-            for j, reach in enumerate(reaches_of(p, q, guess)[1:] if weight else []):
+        for draft_tokens in product(range(3), repeat=count):
+            weight = prod(q(draft_tokens[:j])[token] for j, token in enumerate(draft_tokens))
+            for j, reach in enumerate(reaches_of(p, q, draft_tokens)[1:] if weight else []):
                 means[j] += weight * reach
         assert means == pytest.approx(chances, abs=EXACT)
         assert all(
@@ -102,7 +104,7 @@ def test_block_accepts_more_than_single_guesses(params: SamplingParams) -> None:
 
 
 def test_block_example_equals_paper() -> None:
-    """Two coins, two guesses (Sun et al. 2024, section 2): 10/9 are accepted one by one, 11/9 as a block."""
+    """Two coins, two draft tokens (Sun et al. 2024, section 2): 10/9 are accepted one by one, 11/9 as a block."""
 
     def p(text: Text) -> list[float]:
         return [1 / 3, 2 / 3]

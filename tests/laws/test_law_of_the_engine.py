@@ -1,4 +1,4 @@
-"""The whole engine with rejected guesses: texts follow the target's law, and tests report the detectable deviation.
+"""The engine with rejected draft tokens: texts follow the target's law, and tests report the detectable deviation.
 
 Ragged rows on one shared pool, a selection that drops most pages. The law of every token given its own text is known
 from a dense pass with other attention code, so that windows far into the text are tested against an exact law.

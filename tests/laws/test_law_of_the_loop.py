@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from tests.helpers.laws.cases import BLOCKS, BY_NAME, CASES, EXACT, Case
 from tests.helpers.laws.enumeration import law
 from tests.helpers.laws.replay import replay_error
 from tests.helpers.samplers import Sampler, each_sampler
 
-torch.set_num_threads(1)
 PARAMS, BLOCK_PARAMS = (
     [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in cases]
     for cases in (CASES, BLOCKS)
@@ -23,9 +21,10 @@ def test_loop_law_equals_full_tier(case: Case, sampler: Sampler) -> None:
     assert case.error(sampler=sampler) < EXACT
 
 
+@each_sampler
 @pytest.mark.parametrize("case", BLOCK_PARAMS)
-def test_loop_law_of_blocks_equals_full_tier(case: Case) -> None:
-    assert case.error() < EXACT
+def test_loop_law_of_blocks_equals_full_tier(case: Case, sampler: Sampler) -> None:
+    assert case.error(sampler=sampler) < EXACT
 
 
 @pytest.mark.slow

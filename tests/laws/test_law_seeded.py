@@ -15,10 +15,11 @@ from torch import Tensor
 
 from tests.helpers.laws.cases import CASES, EXACT, Case
 from tests.helpers.laws.enumeration import TierStack
-from tests.helpers.samplers import Sampler, each_sampler, needs_native, torch_sampling
-from triforce.backends.token_sampler import NativeSampling
+from tests.helpers.samplers import Sampler, each_sampler, native_sampling, needs_native, torch_sampling
+from triforce.arrays import on_device
+from triforce.backends.torch.logits_processor import LogitsProcessor
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import LogitsProcessor
+from triforce.ragged import Ints
 from triforce.speculation import Draft, Seeded, SequenceState
 from triforce.speculation import verification as couplings
 
@@ -33,7 +34,7 @@ SETTINGS = {
     "cuts": SamplingParams(1.3, top_k=2, top_p=0.9, min_p=0.05, logit_bias={1: 0.7}),
     "greedy": SamplingParams(temperature=0, presence_penalty=0.5),
 }
-LADDERS = {(case.gammas, case.lookup, case.selects): case for case in CASES if not case.slow}
+STACK_CASES = {(case.gammas, case.lookup, case.selects): case for case in CASES if not case.slow}
 
 
 class Assigned:
@@ -44,8 +45,8 @@ class Assigned:
         self.noise_MV = torch.empty(NOISES, vocab_size, dtype=torch.float64).exponential_(generator=generator)
         self.prompt = prompt
 
-    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
-        new_BJ = positions_BJ - self.prompt
+    def exponentials(self, positions_BJ: Ints, vocab_size: int) -> Tensor:
+        new_BJ = on_device(positions_BJ, "cpu") - self.prompt
         within_BJ = (new_BJ >= 0) & (new_BJ < HORIZON)
         return self.noise_MV[torch.where(within_BJ, ASSIGNED.gather(1, new_BJ.clamp(0, HORIZON - 1)), 0)]
 
@@ -56,7 +57,7 @@ class Given:
     def __init__(self, exponentials_BV: Tensor) -> None:
         self.exponentials_BV = exponentials_BV
 
-    def exponentials(self, positions_BJ: Tensor, vocab_size: int) -> Tensor:
+    def exponentials(self, positions_BJ: Ints, vocab_size: int) -> Tensor:
         return self.exponentials_BV[:, None].expand(-1, positions_BJ.shape[1], -1).contiguous()
 
 
@@ -95,7 +96,7 @@ def plain(stack: TierStack) -> Tensor:
 
 @each_sampler
 @pytest.mark.parametrize("params", SETTINGS.values(), ids=SETTINGS)
-@pytest.mark.parametrize("case", LADDERS.values(), ids=lambda case: case.name)
+@pytest.mark.parametrize("case", STACK_CASES.values(), ids=lambda case: case.name)
 def test_seeded_text_equals_plain_decoding(case: Case, params: SamplingParams, sampler: Sampler) -> None:
     stack = random_stack(case, params, sampler)
     assert torch.equal(speculated(stack), plain(stack))
@@ -105,9 +106,9 @@ Race = Callable[[Tensor, Tensor], Tensor]
 
 
 def native_race(probs_V: Tensor, exponentials_NV: Tensor) -> Tensor:
-    """Return the picks of a native pass without guesses."""
+    """Return the picks of a native pass without draft tokens."""
     rows = len(exponentials_NV)
-    sampling = NativeSampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
+    sampling = native_sampling([SamplingParams()] * rows, [0] * rows, len(probs_V), Seeded(Given(exponentials_NV)))
     prefix = SequenceState(np.zeros((rows, 1), dtype=np.int64), np.zeros(rows, dtype=np.int64))
     logits_NJV = probs_V.log().repeat(rows, 1, 1)
     step = sampling.verify(Draft.empty(rows, 0), logits_NJV, prefix, np.ones(rows, dtype=np.bool_), 0)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.cache_folders import store_in
-from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started, written
+from tests.helpers.disk_llm import HOW, PROMPT, WHOLE, answer, started, written
+from tests.helpers.extras import needs_torch
 from tests.helpers.tiny_llm import ask, ids, llm
 from triforce.backends import dispatch
 from triforce.disk_cache import prefixes
@@ -21,8 +21,6 @@ from triforce.disk_cache.prefixes import SEGMENT, DiskPrefixes
 from triforce.errors import CacheError
 from triforce.kvcache import PAGE
 from triforce.llm import LLM
-
-torch.set_num_threads(1)
 
 
 def segments(cache: Path) -> list[Path]:
@@ -68,7 +66,7 @@ def test_full_disk_costs_no_answer(
     assert 1 <= len(caplog.records) <= 3 and os.strerror(code) in caplog.text, "for prompt, answer and latest texts"
 
 
-@pytest.mark.parametrize("difference", ["level", "torch", "dtype", "draft only"])
+@pytest.mark.parametrize("difference", ["level", pytest.param("torch", marks=needs_torch), "dtype", "draft only"])
 def test_other_kernels_or_models_find_nothing(
     disk_pair: Path, cache: Path, difference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,13 +90,15 @@ def test_other_kernels_or_models_find_nothing(
         native.use(level)
 
 
+@needs_torch
 @pytest.mark.parametrize("where", ["on disk", "in memory", "in a file"])
 def test_paths_that_are_not_bitwise_say_distribution(
     disk_pair: Path, cache: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The prompt's KV is restored from disk, memory or a file."""
-    model, file = llm(disk_pair), cache.with_name("kv")  # made with native kernels, as other tests use the model, too
+    file = cache.with_name("kv")
     monkeypatch.setattr(dispatch, "native", None)
+    model = LLM(disk_pair / "target", disk_pair / "draft", **HOW)
     if where == "on disk":
         read, restored = (answer(started(disk_pair, cache), PROMPT, "ar") for _ in range(2))
     elif where == "in memory":
@@ -116,7 +116,7 @@ def test_saved_prompt_of_another_build_is_refused(
     """Otherwise its bits would enter the disk cache under the fingerprint of this build."""
     file = cache.with_name("kv")
     with monkeypatch.context() as patch:
-        patch.setattr(dispatch, "build", lambda: "another build")
+        patch.setattr(dispatch, "build_identity", lambda: "another build")
         llm(disk_pair).generate(PROMPT, ask(), mode="ar", save_cache=file)
     with pytest.raises(CacheError, match="other kernels"):
         started(disk_pair, cache).generate(PROMPT, ask(), mode="ar", load_cache=file)

@@ -8,14 +8,11 @@ from hashlib import blake2b
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.disk_llm import PROMPT, WHOLE, answer, started
 from tests.helpers.tiny_llm import llm
 from triforce.disk_cache import folder as folder_module
 from triforce.disk_cache.folder import take_lock
-
-torch.set_num_threads(1)
 
 
 def test_answers_behind_a_deleted_folder_cost_one_warning(

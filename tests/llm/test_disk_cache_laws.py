@@ -5,13 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.disk_checks import CHECKS
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
-
-torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("law", CHECKS)

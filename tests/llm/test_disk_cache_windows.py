@@ -149,10 +149,12 @@ def test_session_with_windows_and_a_disk_cache(home: Path, cache: Path) -> None:
 def test_windows_on_disk_mutant_is_noticed(
     home: Path, cache: Path, mutant: Mutant, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected_outputs = [answer(llm(home, "gemma-3"), prompt) for prompt in (BRANCH, PROMPT)]
+    expected_outputs = [answer(llm(home, "gemma-3"), prompt, logprobs=1) for prompt in (BRANCH, PROMPT)]
     mutant.apply(monkeypatch)
     with pytest.raises((AssertionError, ModelError)):
         for prompt in (PROMPT, PROMPT[: len(PROMPT) // SEGMENT * SEGMENT + 18]):
             answer(llm(home, "gemma-3", disk_cache=cache), prompt)
         for prompt, expected_output in zip((BRANCH, PROMPT), expected_outputs, strict=True):
-            check_same(answer(llm(home, "gemma-3", disk_cache=cache), prompt).outputs, expected_output.outputs)
+            output = answer(llm(home, "gemma-3", disk_cache=cache), prompt, logprobs=1)
+            check_same(output.outputs, expected_output.outputs)
+            assert output.outputs[0].logprobs == expected_output.outputs[0].logprobs

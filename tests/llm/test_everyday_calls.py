@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy
 import pytest
-import torch
 from pydantic import BaseModel, TypeAdapter
 
 import triforce
@@ -56,11 +55,11 @@ def test_everyday_call_has_its_answer(pair: Path, llm: LLM, row: dict[str, Any])
     }
     names |= {
         "numpy": numpy,
-        "torch": torch,
         "text_of": text_of,
         "logprobs_of": logprobs_of,
         "kept_by_json": kept_by_json,
     }
+    names |= {"torch": pytest.importorskip("torch")} if "torch" in row["call"] else {}
     names |= {"hello": {"role": "user", "content": "hello"}, "drawn": SamplingParams(seed=-1, max_tokens=6)}
     names |= {"short": SamplingParams(seed=5, max_tokens=6, ignore_eos=True), "target": pair / "target"}
     if "gives" in row:

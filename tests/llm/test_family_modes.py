@@ -91,7 +91,7 @@ def test_family_texts_with_int8_kv_equal_plain_decoding(home: Path, name: str) -
 def test_family_texts_with_all_windowless_layers_read_whole_equal_plain_decoding(
     home: Path, name: str, layer: int
 ) -> None:
-    """The retrieval tier then sees all that the full tier sees, and all its guesses are right."""
+    """The retrieval tier then sees all that the full tier sees, and all its draft tokens are accepted."""
     model = llm(home, name, searched_layers=str(layer))
     prompts = [ids(length, seed=length) for length in LENGTHS]
     assert [n for n, window in enumerate(model.target.config.windows) if not window] == [layer]
@@ -105,7 +105,7 @@ def test_family_texts_with_all_windowless_layers_read_whole_equal_plain_decoding
 
 @pytest.mark.parametrize("name", ["qwen3-moe", "qwen2-upper-windows", "olmo-2", "gemma-3"])
 def test_family_texts_with_an_eagle_head_equal_plain_decoding(home: Path, name: str) -> None:
-    """Some guesses of the head are accepted."""
+    """Some draft tokens of the head are accepted."""
     folder = save(family_model(name, vocab_size=300), home / f"{name}-300")
     random_draft(home / f"{name}-features", load(folder, device="cpu", dtype="float32"))
     model = LLM(folder, home / f"{name}-features", retrieval_budget=64, speculative_tokens=4)

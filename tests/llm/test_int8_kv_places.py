@@ -34,7 +34,7 @@ LENGTHS = 530, 700, 850
     ("folder", "draft", "mode", "ranks", "prompts", "tokens"),
     [
         pytest.param(SMOLLM2, None, "retrieval", [3], 3, 48, marks=needs_smollm2),
-        pytest.param(SMOLLM2, None, "retrieval", [3], 50, 256, marks=needs_smollm2),
+        pytest.param(SMOLLM2, None, "retrieval", [3], 10, 128, marks=needs_smollm2),
         pytest.param(*SHIPPED, "triforce", [2, 4], 50, 256),
     ],
     ids=["4-bit-few", "4-bit", "bfloat16"],

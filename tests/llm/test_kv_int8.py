@@ -10,25 +10,26 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from tests.helpers.extras import needs_torch
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, checkpoints, ids, llm
 from tests.llm.test_bitwise import cut, passes
+from triforce.arrays import itemsize, to_host
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.backends.kv_rows import numbers, rounded
-from triforce.backends.torch.kv import TorchKV
 from triforce.checkpoint.weights import fingerprint
 from triforce.cli import main
+from triforce.engine.model_loader import locate_model
 from triforce.errors import CacheError
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
+from triforce.model.kv_rows import numbers
 from triforce.ragged import ints
 
 needs_native = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")
@@ -80,12 +81,13 @@ def test_int8_kv_is_another_model_than_bfloat16(pair: Path) -> None:
     assert output.kv_dtype == "int8"
 
 
-def test_rotation_of_heads_changes_fingerprint(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rotation_of_heads_changes_fingerprint(pair: Path) -> None:
     """The rotation changes the fingerprint of int8 KV, which is rotated, and of no other KV."""
-    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
     target = LLM(pair / "target", None, dtype="float32").target
-    configs = [replace(target.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
-    rotated, still, *unrotated = (fingerprint(config, target.decoder.model.weights) for config in configs)
+    source = locate_model(pair / "target", device="cpu", dtype="float32", kv_dtype="auto", context=None)
+    weights = source.weights()
+    configs = [replace(source.config, kv_int8=int8, hadamard=turn) for int8 in (True, False) for turn in (True, False)]
+    rotated, still, *unrotated = (fingerprint(config, weights) for config in configs)
     assert len({rotated, still, *unrotated}) == 3 and unrotated[0] == unrotated[1] == target.fingerprint
 
 
@@ -97,19 +99,22 @@ def test_int8_kv_logits_of_any_passes_are_bitwise_equal(pair: Path, dtype: str, 
     text = ids(300, seed=seed)
     (expected_TV,) = passes(decoder, [text], [[1] * len(text)])
     (got_TV,) = passes(decoder, [text], [cut(len(text), Random(seed), 90)], padding=seed)
-    assert torch.equal(got_TV, expected_TV)
-    assert torch.equal(passes(decoder, [text], [[len(text)]])[0], expected_TV)
+    assert np.array_equal(got_TV, expected_TV)
+    assert np.array_equal(passes(decoder, [text], [[len(text)]])[0], expected_TV)
 
 
-def fed(decoder: Any, text: list[int]) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
+def fed(decoder: Any, text: list[int]) -> tuple[NDArray[Any], list[list[NDArray[Any]]]]:
     """Return logits (T, V) of a text in one pass, and the rows of its KV."""
     pool = PagePool(decoder.config, 1, pages_for(len(text)), decoder.dtype)
     pool.reserve(0, len(text))
     view = FullView(pool)
-    logits_1TV = decoder(torch.tensor([text]), ints([len(text)]), view)
-    return logits_1TV[0], [pool.span(layer, 0, 0, len(text)) for layer in range(decoder.config.layers)]
+    logits_1TV = to_host(decoder(np.array([text]), ints([len(text)]), view))
+    return logits_1TV[0], [
+        [to_host(rows_GNR) for rows_GNR in pool.span(layer, 0, 0, len(text))] for layer in range(decoder.config.layers)
+    ]
 
 
+@needs_torch
 @needs_native
 def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = ids(200)
@@ -117,17 +122,18 @@ def test_torch_path_has_nearly_the_logits_of_native_kernels(pair: Path, monkeypa
     monkeypatch.setattr(dispatch, "native", None)
     torch_TV, torch_rows = fed(LLM(pair / "target", None, dtype="float32", kv_dtype="int8").target.decoder, text)
     for ours, theirs in zip(native_rows[0], torch_rows[0], strict=True):  # later layers have rounded sums
-        assert (ours[..., :-2].int() - theirs[..., :-2].int()).abs().max() <= 1
-        torch.testing.assert_close(numbers(ours), numbers(theirs), atol=0.03, rtol=0)
+        assert np.abs(ours[..., :-2].astype(int) - theirs[..., :-2]).max() <= 1
+        np.testing.assert_allclose(numbers(ours), numbers(theirs), atol=0.03, rtol=0)
     exact_TV = fed(LLM(pair / "target", None, dtype="float32").target.decoder, text)[0]
-    native_error, exact_error = ((x - torch_TV).abs().max() for x in (native_TV, exact_TV))
+    native_error, exact_error = (np.abs(x_TV - torch_TV).max() for x_TV in (native_TV, exact_TV))
     assert native_error < exact_error / 3, "the two are one model, and bfloat16 KV is another"
 
 
+@needs_torch
 def test_torch_path_texts_equal_plain_decoding(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "native", None)
     model = LLM(pair / "target", pair / "draft", dtype="float32", kv_dtype="int8", retrieval_budget=64)
-    assert isinstance(model.open(1, 100).core.store.pool.kv, TorchKV)
+    assert dispatch.identity(model.target.decoder.model, model.open(1, 100).core.store.pool.kv) == "torch"
     plain = texts(model, "ar", PROMPTS, **GREEDY)
     assert texts(model, "triforce", PROMPTS, **GREEDY) == plain
 
@@ -156,20 +162,8 @@ def test_int8_kv_bytes_are_counted(pair: Path) -> None:
         pool = model.open(1, CONTEXT).core.store.pool
         config = model.target.config
         tokens = (pool.allocator.pages + 1) * 16
-        per_head = 2 * (config.head_dim + 2) if config.kv_int8 else 2 * config.head_dim * pool.dtype.itemsize
+        per_head = 2 * (config.head_dim + 2) if config.kv_int8 else 2 * config.head_dim * itemsize(pool.dtype)
         assert pool.bytes.device_bytes == tokens * config.layers * config.kv_heads * per_head
-
-
-@pytest.mark.parametrize(
-    "x", [torch.randn(5, 3, 64), torch.zeros(1, 16), torch.full((2, 16), 1e-30)], ids=lambda x: str(tuple(x.shape))
-)
-def test_rounded_rows_are_nearest_multiples(x: Tensor) -> None:
-    rows = rounded(x)
-    back = numbers(rows)
-    scale = rows[..., -2:].contiguous().view(torch.bfloat16).float()
-    assert (rows[..., :-2].abs() <= 127).all()
-    assert ((back - x).abs() <= scale * 0.5001).all()
-    assert (scale * 127 >= x.abs().amax(-1, keepdim=True) * (1 - 1e-6)).all()
 
 
 @pytest.mark.parametrize(("flags", "advice"), [

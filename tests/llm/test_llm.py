@@ -11,14 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
+from tests.helpers.extras import needs_torch
 from tests.helpers.tiny_checkpoint import save, tiny_model, tiny_tokenizer
-from triforce.backends import dispatch
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.checkpoint.weights import fingerprint
 from triforce.engine.engine import OutputChunk
-from triforce.engine.inputs import PLENTY
+from triforce.engine.inputs import PROBE_CHARACTERS_PER_TOKEN
+from triforce.engine.model_loader import locate_model
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.tier_builder import MODES
 from triforce.errors import CacheError, ModelError, RequestError
@@ -26,6 +26,7 @@ from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool, RetrievalView
 from triforce.llm import LLM
+from triforce.model.weights import numbers
 from triforce.ragged import Ints
 from triforce.session import Session
 
@@ -54,7 +55,7 @@ def tokens(llm: LLM, *arguments: object, **options: object) -> list[int]:
     return llm.generate(*arguments, **options)[0].outputs[0].token_ids  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", pytest.param("float16", marks=needs_torch)])
 @pytest.mark.parametrize("mode", MODES)
 def test_llm_modes_run_in_every_dtype(folder: Path, mode: str, dtype: str) -> None:
     llm = LLM(folder / "target", folder / "draft", retrieval_budget=32, dtype=dtype)
@@ -64,6 +65,7 @@ def test_llm_modes_run_in_every_dtype(folder: Path, mode: str, dtype: str) -> No
 
 
 def test_llm_prompts_as_text_lists_arrays_and_tensors(llm: LLM) -> None:
+    torch = pytest.importorskip("torch")
     expected_ids = tokens(llm, PROMPT, params())
     for prompt in (np.array(PROMPT), torch.tensor(PROMPT), list(np.array(PROMPT)), tuple(PROMPT), [PROMPT]):
         assert tokens(llm, prompt, params()) == expected_ids
@@ -134,12 +136,12 @@ def test_llm_far_too_long_text_is_encoded_in_part(llm: LLM, monkeypatch: pytest.
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: read.append(len(text)) or encode(text))
     with pytest.raises(RequestError, match=f"context of {context} holds"):
         llm.encode("night " * 100 * context)
-    assert read == [PLENTY * context]
+    assert read == [PROBE_CHARACTERS_PER_TOKEN * context]
 
 
 def test_llm_text_long_in_characters_only_is_encoded_whole(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert llm.tokenizer
-    size = PLENTY * llm.target.config.context + 1
+    size = PROBE_CHARACTERS_PER_TOKEN * llm.target.config.context + 1
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: [5] * (3 if len(text) == size else 1))
     assert llm.encode("x" * size) == [5, 5, 5]
 
@@ -205,7 +207,7 @@ def test_llm_save_cache_replaces_files_only(llm: LLM, tmp_path: Path) -> None:
 
 def test_llm_missing_cache_is_reported(llm: LLM) -> None:
     with pytest.raises(CacheError, match=r"GiB.*context"):
-        PagePool(llm.target.config, 1, 2**40, torch.float32)
+        PagePool(llm.target.config, 1, 2**40, "float32")
 
 
 def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
@@ -215,12 +217,13 @@ def test_llm_session_prompt_logprobs_cover_prompt(llm: LLM) -> None:
     assert isinstance(output, RequestOutput) and len(output.prompt_logprobs or []) == len(PROMPT) + 2
 
 
-def test_llm_changed_weight_changes_fingerprint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "native", None)  # this packs the weights
-    llm = LLM(folder / "target", None, dtype="bfloat16")
-    original_fingerprint = fingerprint(llm.target.config, llm.models.target.model.weights)
-    llm.models.target.model.weights.layers[1].up_proj_IC[17, 23] += 0.25
-    assert fingerprint(llm.target.config, llm.models.target.model.weights) != original_fingerprint
+def test_llm_changed_weight_changes_fingerprint(folder: Path) -> None:
+    target = LLM(folder / "target", None, dtype="bfloat16").target
+    source = locate_model(folder / "target", device="cpu", dtype="bfloat16", kv_dtype="auto", context=None)
+    weights = source.weights()
+    assert fingerprint(source.config, weights) == target.fingerprint
+    numbers(weights.layers[1].up_proj_IC)[17, 23] ^= 1
+    assert fingerprint(source.config, weights) != target.fingerprint
 
 
 @pytest.mark.parametrize("refresh", [0, 4, 1])

@@ -47,9 +47,9 @@ def test_real_model_first_token_needs_one_prefill(llm: LLM, saved: tuple[list[in
             llm.generate(prompt, SamplingParams(max_tokens=1), mode=mode, load_cache=file)
         return widths
 
-    guesses = llm.speculation.speculative_tokens if mode == "retrieval" else 0
+    draft_tokens = llm.speculation.speculative_tokens if mode == "retrieval" else 0
     *read, last_width = passes("ar")
-    assert passes(mode) == [*read, *[last_width] * guesses, last_width + guesses]
+    assert passes(mode) == [*read, *[last_width] * draft_tokens, last_width + draft_tokens]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.6])

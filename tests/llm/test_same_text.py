@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import resources
 
+import numpy as np
 import pytest
-import torch
 
+from tests.helpers.extras import needs_torch
+from triforce.arrays import to_host
 from triforce.backends import dispatch
-from triforce.backends.token_sampler import make_noise
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
@@ -37,7 +38,7 @@ def llm() -> LLM:
 def prompts(llm: LLM) -> list[list[int]]:
     text = (resources.files("triforce") / "assets" / "dracula.txt").read_text(encoding="utf-8")
     ids = llm.tokenizer.encode(text[:200_000]) if llm.tokenizer else []
-    starts = torch.linspace(0, len(ids) - LENGTHS[-1] - 1, len(LENGTHS)).long().tolist()
+    starts = np.linspace(0, len(ids) - LENGTHS[-1] - 1, len(LENGTHS)).astype(int).tolist()
     return [ids[start : start + length] for start, length in zip(starts, LENGTHS, strict=True)]
 
 
@@ -56,12 +57,13 @@ def margin(llm: LLM, text: list[int], params: SamplingParams, tokens: Sequence[i
         pass
     batch.step()
     assert batch.top.logits_BJV is not None
-    scores = batch.top.logits_BJV[0, 0].double()[list(tokens)]
+    scores = to_host(batch.top.logits_BJV)[0, 0, list(tokens)].astype(np.float64)
     if params.temperature:
-        place = torch.tensor([[len(text)]])
-        race = make_noise([sequence.seed], [0]).exponentials(place, llm.target.config.vocab_size)[0, 0]
-        scores = scores / params.temperature - race[list(tokens)].log()
-    return float((scores[0] - scores[1]).abs())
+        from triforce.backends.torch.noise import Noise
+
+        race = Noise([sequence.seed], [0]).exponentials(np.array([[len(text)]]), llm.target.config.vocab_size)[0, 0]
+        scores = scores / params.temperature - np.log(race.numpy()[list(tokens)])
+    return float(abs(scores[0] - scores[1]))
 
 
 def ties(
@@ -122,6 +124,7 @@ def test_many_texts_equal_plain_decoding(
     check(llm, prompts, mode, temperature, tokens=512, rows=rows)
 
 
+@needs_torch
 def test_differing_texts_are_detected(llm: LLM, prompts: list[list[int]]) -> None:
     """Negative control: another seed, and a changed token, are not ties."""
     params = SamplingParams(temperature=0.8, seed=SEED, max_tokens=8, ignore_eos=True)

@@ -8,7 +8,6 @@ from random import Random
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.tiny_llm import CONTEXT, GREEDY, MODES, SEEDED, ask, counted, ids, llm
 from triforce.engine.engine import OutputChunk
@@ -18,8 +17,6 @@ from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache.views.full import TAIL
 from triforce.llm import LLM
 from triforce.session import Session
-
-torch.set_num_threads(1)
 
 
 def turn(session: Session, conversation: list[int], params: SamplingParams) -> list[int]:
@@ -165,7 +162,7 @@ def test_session_interrupted_pass_leaves_no_trace(pair: Path, monkeypatch: pytes
 def test_session_answer_stopping_inside_step_continues(pair: Path) -> None:
     """Verified tokens past a stop token are in the pool, but not in the conversation."""
     model = llm(pair, mode="ar")
-    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all: all guesses are accepted
+    speculating = llm(pair, mode="retrieval", retrieval_budget=640)  # sees all: all draft tokens are accepted
     conversation = ids(60)
     for at in range(3, 15, 2):
         stop = fresh(model, conversation, ask())[at]

@@ -85,7 +85,7 @@ def test_shipped_pair_acceptance_holds_beyond_budget(llm: LLM, book: list[int]) 
 
 
 def acceptance(share: float) -> float:
-    """Return the acceptance of one guess, from the share of tokens that were guesses, with six guesses a time."""
+    """Return the acceptance of one draft token, from the share of drafted tokens, for drafts of six tokens."""
     candidates = torch.linspace(0.001, 0.999, 999, dtype=torch.float64)
     expected_accepted = sum(candidates**i for i in range(1, 7))
     return float(candidates[(expected_accepted / (expected_accepted + 1) - share).abs().argmin()])

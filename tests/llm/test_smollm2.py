@@ -1,6 +1,6 @@
 """A real model as people have it, in 4 bits: every mode writes one text, and rounding costs next to nothing.
 
-By default the shortest versions that can fail; the slow ones are those that the results tell of.
+By default the shortest versions that can fail; the slow tests are the runs of docs/results.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def book(llm: LLM) -> list[int]:
 
 
 def certify(tmp_path: Path, texts: int, tokens: int, *more: str) -> tuple[int, int]:
-    """Compare so many texts of each mode with plain decoding: how many tokens were, and how many texts differ."""
+    """Compare `texts` texts of each mode with plain decoding. Return the numbers of tokens and of differing texts."""
     file = tmp_path / "certificate.json"
     sizes = ["--batches", str(texts), "--tokens", str(tokens), "--json", str(file), "-q"]
     code = main(["bench", "lossless", str(SMOLLM2), *sizes, *TEMPERATURES, *more])

@@ -34,7 +34,7 @@ def full_passes(folder: Path, monkeypatch: pytest.MonkeyPatch, strict: bool) -> 
     forward = model.forward
 
     def spy(ids_BT: Any, kv: Any, batch: ForwardBatch, at_BJ: Any) -> Any:
-        if batch.exact and at_BJ is not None and at_BJ.shape[1]:
+        if batch.past_committed and at_BJ is not None and at_BJ.shape[1]:
             shapes.add(shape_of(*ids_BT.shape, at_BJ.shape[1], batch, padded=True))
         return forward(ids_BT, kv, batch, at_BJ)
 
@@ -69,7 +69,7 @@ def test_strict_full_passes_have_one_shape(folder: Path, monkeypatch: pytest.Mon
 
 def test_strict_prefill_passes_end_at_same_places(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """This holds for any start. Prompts share the KV of whole passes, not a part of one, nor decoded tokens."""
-    monkeypatch.setattr(full, "PREFILL_ON_CPU", 64)
+    monkeypatch.setattr(full, "PREFILL_CHUNK_ON_CPU", 64)
     llm = LLM(folder / "target", retrieval_budget=64, strict=True)
     engine = llm.open(1, 640)
     passes: list[tuple[int, int]] = []

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.gguf_models import MIXED, write_model
 from tests.helpers.paged_kv import at_level, native
@@ -16,7 +15,6 @@ from triforce.llm import LLM
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
-torch.set_num_threads(1)
 
 FILES: dict[str, dict[str, Any]] = {
     "Q4_K": dict(kind="Q4_K", others=MIXED),

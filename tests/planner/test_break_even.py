@@ -7,26 +7,26 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
 
 from triforce.model.config import Architecture, Experts, LayerKind, ModelConfig
 from triforce.model.expert_unions import experts_touched
 from triforce.model.rope import Rope
-from triforce.planner.break_even import GAIN, STEP, UNBOUND, Balance, BreakEven, contexts
-from triforce.planner.pass_costs import LEAST_BYTES, TierWork, default_machine
+from triforce.planner.break_even import PAYING_SPEEDUP, STEP, UNBOUND, Balance, SelfSpeculationRoofline, contexts
+from triforce.planner.pass_costs import PASS_OVERHEAD_BYTES, TierWork, default_machine
 
 LLAMA_8B = ModelConfig(
-    128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(torch.ones(64), 1.0)
+    128_256, 4096, 14_336, 32, 32, 8, 128, 1e-5, tied=False, context=131_072, rope=Rope(np.ones(64, np.float32), 1.0)
 )
 WINDOWS = tuple(LayerKind(window=128 if layer % 4 else 0) for layer in range(32))
 
 
 def test_kv_read_by_windows_is_bounded() -> None:
     windowed = replace(LLAMA_8B, architecture=Architecture(kinds=WINDOWS))
-    assert LLAMA_8B.kv_read(1000) == 1000 * LLAMA_8B.kv_size
-    assert windowed.kv_read(1000) == 2 * 8 * 128 * (8 * 1000 + 24 * 128)
-    assert windowed.kv_read(100) == 100 * LLAMA_8B.kv_size
+    assert LLAMA_8B.kv_numbers_read(1000) == 1000 * LLAMA_8B.kv_size
+    assert windowed.kv_numbers_read(1000) == 2 * 8 * 128 * (8 * 1000 + 24 * 128)
+    assert windowed.kv_numbers_read(100) == 100 * LLAMA_8B.kv_size
 
 
 def test_experts_touched_equal_mean_of_draws() -> None:
@@ -43,8 +43,8 @@ MIXTURE = replace(LLAMA_8B, intermediate_size=1792, architecture=Architecture(ex
 
 def even(
     config: ModelConfig = LLAMA_8B, weight: float = 0.6, number: float = 2.0, balance: Balance = HERE
-) -> BreakEven:
-    return BreakEven(config, 2048, weight, number, balance)
+) -> SelfSpeculationRoofline:
+    return SelfSpeculationRoofline(config, 2048, weight, number, balance)
 
 
 @pytest.mark.parametrize("weight", [0.6, 2.0])
@@ -52,7 +52,7 @@ def test_speculation_pays_from_the_first_context_that_gains(weight: float) -> No
     point = even(weight=weight)
     begins = point.pays_from()
     assert begins is not None
-    assert point.speedup(begins) >= GAIN > point.speedup(begins - STEP)
+    assert point.speedup(begins) >= PAYING_SPEEDUP > point.speedup(begins - STEP)
 
 
 def test_speculation_by_windows_or_experts_pays_later() -> None:
@@ -61,7 +61,7 @@ def test_speculation_by_windows_or_experts_pays_later() -> None:
     assert begins is not None
     for config in (windowed, MIXTURE):
         assert (even(config).pays_from() or LLAMA_8B.context) > begins
-    assert replace(even(MIXTURE), shared_experts=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
+    assert replace(even(MIXTURE), same_experts=True).pays_from() in range(begins, begins + 2 * STEP)  # it has routers
     assert even(replace(windowed, context=8192)).pays_from() is None
 
 
@@ -77,12 +77,12 @@ def test_speculation_with_more_arithmetic_pays_earlier(config: ModelConfig, numb
 
 def test_passes_take_the_longer_of_bytes_and_operations() -> None:
     """The weights and the KV each take the longer of the two, besides the fixed cost of a pass."""
-    begins = LEAST_BYTES + default_machine()[1] * LLAMA_8B.layers
+    begins = PASS_OVERHEAD_BYTES + default_machine()[1] * LLAMA_8B.layers
     weights = 2.0 * LLAMA_8B.weights_read
     kv = 2.0 * LLAMA_8B.kv_size * 4096
 
     def taken(width: int, *balance: float) -> float:
-        return float(even(weight=2.0, balance=Balance(*balance)).bytes(width, 4096)) - begins
+        return float(even(weight=2.0, balance=Balance(*balance)).byte_times(width, 4096)) - begins
 
     assert taken(1, *UNBOUND) == pytest.approx(weights + kv)
     assert taken(8, *UNBOUND) == pytest.approx(weights + kv)
@@ -103,7 +103,8 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
         ),
         (
             dict(context=16_384), Balance(4.0, 6.0),
-            "no more than 1.2 tokens are computed while the weights are read, and 1.5 while KV is",
+            "while the weights are read, the machine computes 1.2 tokens (while KV is read, 1.5), so verifying more "
+            "tokens takes longer",
         ),
         (
             dict(context=8192, architecture=Architecture(kinds=WINDOWS)), HERE,
@@ -134,7 +135,7 @@ def test_work_of_a_pass_has_the_experts_that_some_token_chooses(parts: Architect
 
     def read(width: float, rows: int = 1, sequential: bool = False) -> float:
         work = TierWork.of(mixture, 2.0, 2.0, sequential)
-        return float(work.bytes(width, rows, 0.0, 1e12, 0.0, 1.0)) - LEAST_BYTES
+        return float(work.byte_times(width, rows, 0.0, 1e12, 0.0, 1.0)) - PASS_OVERHEAD_BYTES
 
     assert parts.experts is not None
     for width in (1, 2, 4, 8):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.controlled_batch import LIVE, known, read, steered
 from tests.helpers.simulated_tiers import steer
-from triforce.engine.tier_builder import unlinked
+from triforce.engine.tier_builder import unlink_tiers
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.controller import Cadence
 from triforce.planner.forecast import Cause, Choice
@@ -36,7 +36,7 @@ def scanning_controller(
     scans = list[int]()
     weighed = list[int]()
     batch = read(None)
-    controller = PlanController(unlinked(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
+    controller = PlanController(unlink_tiers(batch.top), costs, clock=lambda: 1e-5 * next(ticks))
     monkeypatch.setattr(controller.beliefs.hindsight, "update", lambda prefix, b: scans.append(len(scans)) or hits)
     best = controller.choose
 
@@ -87,7 +87,7 @@ def test_similar_plain_texts_are_seldom_planned(monkeypatch: pytest.MonkeyPatch)
         assert controller.plain_rate > 0 and controller.choice.rate == controller.plain_rate
     assert replan_counts[0] >= 1 and sum(replan_counts) <= 6
     controller, prefix, _, weighed = scanning_controller(monkeypatch, costs)
-    controller.beliefs.acceptance.temperature += 1  # texts of another kind
+    controller.beliefs.acceptance.temperature_band += 1  # texts of another kind
     decode_plainly(controller, prefix, 1)
     assert len(weighed) == 1
 
@@ -135,7 +135,7 @@ def test_batch_ending_before_proposal_is_not_remembered() -> None:
         costs = hopeless()
         controller, batch = steered(costs, steps)
         controller.close(batch.prefix)
-        assert not costs.kinds
+        assert not costs.state_by_text_kind
 
 
 def test_short_plain_texts_teach_pass_costs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Under any decision of the controller, the text or its law is that of plain decoding."""
+"""The text, or its law, is that of plain decoding under any decision of the controller."""
 
 from __future__ import annotations
 

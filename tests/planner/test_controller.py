@@ -55,7 +55,7 @@ def test_plan_better_by_upper_bound_alone_is_tried() -> None:
 
 
 def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
-    """Here the first gamma promises less than plain decoding, and a larger one more."""
+    """The first gamma promises less than plain decoding here, and a larger gamma promises more."""
     long = SimulatedTiers({"full": (8e-3, 0.0), "draft": (1e-4, 0.0)}, {}, fused_draft=7e-3)
     expected = estimates(lambda tier, tokens: long.pass_seconds(tier, tokens) if tier in long.costs else 1.0, {})
     unsure = {"draft": np.array([[0.0, 0.7, 0.7]]), "retrieval": np.array([[0.0, 0.1, 0.1]])}
@@ -68,7 +68,7 @@ def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
 
 
 def test_plain_text_reports_no_attention_from_first_proposal_on() -> None:
-    """This process knows the costs of passes and so weighs plans at once."""
+    """The process knows the costs of passes, and so weighs plans at once."""
     controller, batch = steered(known(full=1e-4), steps=1)
     assert controller.plan == Plan() and controller.choice.state is State.PLAIN and batch.top.cache.grain == 0
 

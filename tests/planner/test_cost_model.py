@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.helpers.laws.tiny import MODELS
+from triforce.arrays import DType
 from triforce.planner import CostModel, cost_model
 from triforce.planner.cost_model import costs_path
 from triforce.planner.pass_costs import MAX_KINDS, TierWork
@@ -23,12 +23,12 @@ def true(tokens: int, keys: int) -> float:
 
 def learnt(path: Path | None = None) -> CostModel:
     """Return costs learnt from noisy passes of several widths and contexts."""
-    dice = random.Random(1)
+    generator = random.Random(1)
     costs = CostModel(path)
     for _ in range(400):
-        tokens = dice.choice((1, 2, 5, 9))
-        keys = dice.choice((1000, 8000, 30_000))
-        costs.passes.observe("full", tokens, 1, keys, true(tokens, keys) * dice.uniform(0.9, 1.1))
+        tokens = generator.choice((1, 2, 5, 9))
+        keys = generator.choice((1000, 8000, 30_000))
+        costs.passes.observe("full", tokens, 1, keys, true(tokens, keys) * generator.uniform(0.9, 1.1))
     return costs
 
 
@@ -59,7 +59,7 @@ def test_costs_of_unvaried_width_are_bounded() -> None:
 
 
 def test_dear_passes_of_short_contexts_say_nothing_of_long_ones() -> None:
-    """Among other models they cost four times as much after 600 tokens, and so drafts were never tried again."""
+    """Passes among other models cost four times as much at 600 tokens; costs at 30,000 tokens are not scaled by it."""
     costs = learnt()
     for width in (2, 3, 4):
         costs.passes.observe(AMONG_MODELS, width, 1, 600, 4 * true(width, 600), 4)
@@ -74,8 +74,8 @@ def test_acceptance_is_stored_and_bounded(tmp_path: Path) -> None:
         costs.acceptance.add(case, 3, 1)
     assert sum(costs.acceptance.verdicts[case]) <= CONFIG.history_limit + 1e-6
     costs.save()
-    assert CostModel(costs.path).acceptance.expected(case) == costs.acceptance.expected(case)
-    assert costs.acceptance.expected(case)[0] > 0.73
+    assert CostModel(costs.path).acceptance.expected_acceptance(case) == costs.acceptance.expected_acceptance(case)
+    assert costs.acceptance.expected_acceptance(case)[0] > 0.73
 
 
 def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
@@ -90,18 +90,18 @@ def test_costs_are_stored_and_restored(tmp_path: Path) -> None:
 
 def test_layer_costs_are_stored_and_restored(tmp_path: Path) -> None:
     costs = CostModel(tmp_path / "costs.json")
-    costs.layers |= {"15": Finding([1], [2]), "16": Finding(trial=3, without=[4, 5], searching=[6, 0])}
+    costs.findings |= {"15": Finding([1], [2]), "16": Finding(trial=3, baseline_verdicts=[4, 5], trial_verdicts=[6, 0])}
     costs.save()
-    assert CostModel(costs.path).layers == costs.layers
+    assert CostModel(costs.path).findings == costs.findings
 
 
 def busy(costs: CostModel, times: float, tiers: tuple[str, ...], passes: int = 100) -> None:
     """Observe passes that take `times` the seconds of a quiet machine."""
-    dice = random.Random(3)
+    generator = random.Random(3)
     for _ in range(passes):
         for tier in tiers:
-            width = dice.choice((1, 3, 7))
-            costs.passes.observe(tier, width, 1, 8000, times * true(width, 8000) * dice.uniform(0.95, 1.05))
+            width = generator.choice((1, 3, 7))
+            costs.passes.observe(tier, width, 1, 8000, times * true(width, 8000) * generator.uniform(0.95, 1.05))
 
 
 @pytest.mark.parametrize("times", [0.4, 3.0])
@@ -131,20 +131,20 @@ def test_costs_of_new_contexts_keep_machine_speed() -> None:
 @pytest.mark.parametrize("damage", ["", "{", "[]", "7\n[]", "[" * 100_000, "cut", "changed", "earlier"])
 def test_corrupt_cost_file_is_replaced(damage: str, tmp_path: Path) -> None:
     costs = learnt(tmp_path / "costs.json")
-    costs.layers["15"] = Finding([1])
+    costs.findings["15"] = Finding([1])
     costs.save()
-    assert costs.path and CostModel(costs.path).layers == costs.layers
+    assert costs.path and CostModel(costs.path).findings == costs.findings
     valid_text = costs.path.read_text()
     text = {"cut": valid_text[:-9], "changed": valid_text.replace("full", "fool"), "earlier": valid_text.split("\n")[1]}
     costs.path.write_text(text.get(damage, damage))
     reloaded = CostModel(costs.path)
-    assert not (reloaded.layers or reloaded.passes.tiers or reloaded.acceptance.verdicts)
+    assert not (reloaded.findings or reloaded.passes.tiers or reloaded.acceptance.verdicts)
     reloaded.passes.observe("full", 1, 1, 1, 1.0)
     assert reloaded.passes.seconds("full", 1, 1, 1) == pytest.approx(1.0)
 
 
-def path_of(*models: str, dtype: torch.dtype = torch.bfloat16) -> Path | None:
-    return costs_path([*models], torch.device("cpu"), dtype)
+def path_of(*models: str, dtype: DType = "bfloat16") -> Path | None:
+    return costs_path([*models], "cpu", dtype)
 
 
 def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_missing_home_stores_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_cost_file_is_keyed_by_version_dtype_and_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     native_path = path_of("a")
-    assert "-bfloat16-" in str(native_path) and "-float32-" in str(path_of("a", dtype=torch.float32))
+    assert "-bfloat16-" in str(native_path) and "-float32-" in str(path_of("a", dtype="float32"))
     monkeypatch.setattr(cost_model, "version_of", lambda name: "another")
     second_path = path_of("a")
     assert second_path != native_path
@@ -196,7 +196,7 @@ def test_noise_of_single_tokens_does_not_forbid_wide_passes() -> None:
     assert costs.passes.seconds("full", 5, 1, 2048) < 2.5 * costs.passes.seconds("full", 1, 1, 2048)
 
 
-def test_lower_tier_is_foretold_by_its_work() -> None:
+def test_lower_tier_is_predicted_by_its_work() -> None:
     """The retrieval tier has the weights of the full one, and fewer keys."""
     works = {name: TierWork(6, 1e7, 6e3) for name in ("full", "retrieval")}
     costs = CostModel(works=works)
@@ -206,15 +206,15 @@ def test_lower_tier_is_foretold_by_its_work() -> None:
     assert 0.5e-3 < costs.passes.seconds("retrieval", 1, 1, 2000) < 3e-3
 
 
-def test_one_tier_alone_does_not_change_speed() -> None:
-    """If only the draft takes longer, its costs were wrong; the machine is as fast as before."""
+def test_one_tier_alone_does_not_change_slowdown() -> None:
+    """A draft that alone takes longer had wrong costs; the machine is as fast as before."""
     costs = learnt()
     for _ in range(20):
         costs.passes.observe("draft", 2, 1, 0, 1e-4)
     for _ in range(20):
         costs.passes.observe("draft", 2, 1, 0, 27e-4)
         costs.passes.observe("full", 2, 1, 8000, true(2, 8000))
-    assert costs.passes.speed == 1.0
+    assert costs.passes.slowdown == 1.0
     assert costs.passes.seconds("draft", 2, 1, 0) == pytest.approx(27e-4, rel=0.2)
 
 
@@ -228,15 +228,17 @@ def test_many_kinds_of_passes_are_bounded() -> None:
 
 def test_work_of_model_counts_bytes() -> None:
     work = TierWork.of(MODELS.target.config, 4, 4)
-    assert work.weights == 4 * MODELS.target.config.weights_read and work.group == 2
-    once = work.bytes(1.0, 1, 1000.0, 8.0, 0.0, 8.0)
-    assert work.bytes(1.0, 1, 2000.0, 8.0, 0.0, 8.0) - once == pytest.approx(work.key * 1000, rel=1e-3)
+    assert work.weight_bytes == 4 * MODELS.target.config.weights_read and work.heads_per_kv_head == 2
+    once = work.byte_times(1.0, 1, 1000.0, 8.0, 0.0, 8.0)
+    assert work.byte_times(1.0, 1, 2000.0, 8.0, 0.0, 8.0) - once == pytest.approx(work.token_kv_bytes * 1000, rel=1e-3)
 
 
 def test_work_of_int8_kv_counts_codes_and_scales() -> None:
     """The model's type does not matter. Tiers below the full one read half of each code."""
     config = replace(MODELS.target.config, kv_int8=True)
     heads = 2 * config.layers * config.kv_heads
-    full, lower = (TierWork.of(config, 2, 4, lower=below) for below in (False, True))
-    assert full.key == pytest.approx(heads * (config.head_dim + 2)) and full.number == 1 + 2 / config.head_dim
-    assert lower.key == pytest.approx(heads * (config.head_dim / 2 + 2)) and full.weights == lower.weights
+    full, lower = (TierWork.of(config, 2, 4, reads_fewer_bits=below) for below in (False, True))
+    assert full.token_kv_bytes == pytest.approx(heads * (config.head_dim + 2))
+    assert full.bytes_per_element == 1 + 2 / config.head_dim
+    assert lower.token_kv_bytes == pytest.approx(heads * (config.head_dim / 2 + 2))
+    assert full.weight_bytes == lower.weight_bytes

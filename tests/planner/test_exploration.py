@@ -6,7 +6,7 @@ import pytest
 
 from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import NoHindsight, SimulatedTiers, steer
-from triforce.engine.tier_builder import unlinked
+from triforce.engine.tier_builder import unlink_tiers
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import CONFIG
@@ -20,7 +20,7 @@ def test_controller_tries_unknown_tiers_in_first_text() -> None:
     simulated = SimulatedTiers(paces, {"draft": 0.6, "retrieval": 0.95})
     batch = read(None)
     tried = list[Plan]()
-    controller = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
+    controller = PlanController(unlink_tiers(batch.top), costs, clock=lambda: 0.0)
     controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     for _ in range(30):
         steer(controller, batch.prefix, remaining_tokens=lambda: 300)

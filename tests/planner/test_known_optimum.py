@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
-from triforce.engine.tier_builder import unlinked
+from triforce.engine.tier_builder import unlink_tiers
 from triforce.planner import CostModel, Plan, PlanController, controller
 from triforce.planner.forecast import Choice, State, candidates
 from triforce.planner.planner_config import CONFIG
@@ -25,8 +25,8 @@ SHORT = LONG | {"retrieval": (1.0 * MS, 0.1 * MS), "full": (1.1 * MS, 0.1 * MS)}
 HOPELESS = LONG | {"draft": (8 * MS, 0.0), "retrieval": (7.5 * MS, 0.2 * MS)}
 LOSES = {
     "cheap full passes": SimulatedTiers(SHORT | {"draft": (0.9 * MS, 0.0)}, {"draft": 0.5, "retrieval": 0.9}),
-    "guesses that are never kept": SimulatedTiers(LONG, {"draft": 0.02, "retrieval": 0.05}),
-    "guesses that cost too much": SimulatedTiers(HOPELESS, {"draft": 0.6, "retrieval": 0.9}),
+    "draft tokens that are never accepted": SimulatedTiers(LONG, {"draft": 0.02, "retrieval": 0.05}),
+    "draft tokens that cost too much": SimulatedTiers(HOPELESS, {"draft": 0.6, "retrieval": 0.9}),
 }
 PAYS = {
     "a hierarchy": SimulatedTiers(LONG, {"draft": 0.6, "retrieval": 0.95}),
@@ -49,9 +49,9 @@ def informed(simulated: SimulatedTiers) -> CostModel:
 
 def speed(simulated: SimulatedTiers, costs: CostModel, proposals: int = 600, warm_up: int = 0, seed: int = 5) -> float:
     """Return tokens per second of `proposals` proposals after `warm_up` others, with random numbers of `seed`."""
-    simulated = replace(simulated, dice=random.Random(seed))
+    simulated = replace(simulated, generator=random.Random(seed))
     batch = read(None)
-    controller = PlanController(unlinked(batch.top), costs, clock=lambda: 0.0)
+    controller = PlanController(unlink_tiers(batch.top), costs, clock=lambda: 0.0)
     if warm_up:
         simulated_rate(controller, batch.prefix, simulated, warm_up)
     return simulated_rate(controller, batch.prefix, simulated, proposals)
@@ -96,18 +96,18 @@ def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monk
 
 @pytest.mark.slow
 def test_wrong_costs_are_corrected() -> None:
-    """A saved profile says that guesses are cheap. Measured speed says otherwise."""
-    simulated = LOSES["guesses that cost too much"]
+    """A saved profile says that draft tokens are cheap. Measured speed says otherwise."""
+    simulated = LOSES["draft tokens that cost too much"]
     believed = PAYS["a hierarchy"]
     speeds = [speed(simulated, informed(believed), warm_up=60, seed=seed) for seed in range(12)]
     assert sum(speeds) / 12 > 0.97 * fixed(Plan(), simulated)
 
 
 def test_changing_text_is_followed() -> None:
-    """The draft's guesses are accepted for a while, and then no more."""
+    """The draft's tokens are accepted for a while, and then no more."""
     simulated = SimulatedTiers(LONG, {"draft": 0.8, "retrieval": 0.95})
     batch = read(None)
-    controller = PlanController(unlinked(batch.top), informed(simulated), clock=lambda: 0.0)
+    controller = PlanController(unlink_tiers(batch.top), informed(simulated), clock=lambda: 0.0)
     simulated_rate(controller, batch.prefix, simulated, 200)
     assert "draft" in controller.plan.tiers
     simulated.shares["draft"] = 0.0

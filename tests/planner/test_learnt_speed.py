@@ -8,7 +8,7 @@ import pytest
 
 from tests.planner.test_break_even import LLAMA_8B, even
 from triforce.planner import CostModel
-from triforce.planner.break_even import GAIN, MIN_TOKENS, STEP, LearntSpeed, break_even_point
+from triforce.planner.break_even import MIN_TOKENS, PAYING_SPEEDUP, STEP, LearntSpeed, break_even_point
 from triforce.planner.pass_costs import TierWork
 from triforce.planner.planner_config import AMONG_MODELS
 
@@ -56,9 +56,9 @@ def test_break_even_with_learnt_acceptance_is_later_where_less_is_kept() -> None
         costs = taught(10e-3, 1e-6, 5e-4)
         costs.acceptance.add(("retrieval", 2, 14, 1.0), 300 * accepted, 300 * (1 - accepted))
         point = break_even_point(even(CONFIG), KNOWN, speed := LearntSpeed(costs, 2048))
-        assert f"{(300 * accepted + 8 * 0.92) / 308:.0%} of the retrieval tier's accepted" in point.basis
+        assert f"{(300 * accepted + 8 * 0.92) / 308:.0%} of the retrieval tier's tokens accepted" in point.basis
         begins.append(point.tokens or 1 << 20)
-        assert not point.tokens or speed.speedup(point.tokens) >= GAIN > speed.speedup(point.tokens - STEP)
+        assert not point.tokens or speed.speedup(point.tokens) >= PAYING_SPEEDUP > speed.speedup(point.tokens - STEP)
     assert begins == sorted(begins) and begins[0] < begins[-1]
 
 
@@ -69,4 +69,4 @@ def test_draft_counts_once_enough_of_its_tokens_were_verified(tokens: float) -> 
         costs.passes.observe("draft", width, 1, 0, 1e-4 * width)
     costs.acceptance.add(("draft", 0, 0, 1.0), 0.8 * tokens, 0.2 * tokens)
     point = break_even_point(even(CONFIG), KNOWN, LearntSpeed(costs, 2048))
-    assert (point.tokens == STEP) == (tokens > MIN_TOKENS) == ("of the draft tier's accepted" in point.basis)
+    assert (point.tokens == STEP) == (tokens > MIN_TOKENS) == ("of the draft tier's tokens accepted" in point.basis)

@@ -1,4 +1,4 @@
-"""Hindsight: guesses that n-gram lookup would have made at earlier places, without changing its state."""
+"""Hindsight: draft tokens that n-gram lookup would have made at earlier places, without changing its state."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def match_at(text: np.ndarray, place: int) -> tuple[int, int]:
     grams = NgramIndex(MIN_MATCH_ALONE)
     grams.read(text[:place])
     match, match_end = grams.match(text[:place])
-    guesses = np.resize(text[match_end:place], MAX_GAMMA)
-    right = guesses == text[place : place + MAX_GAMMA]
+    draft_tokens = np.resize(text[match_end:place], MAX_GAMMA)
+    right = draft_tokens == text[place : place + MAX_GAMMA]
     return match, 0 if not match else MAX_GAMMA if right.all() else int(right.argmin())
 
 
@@ -53,7 +53,7 @@ def test_hindsight_leaves_no_trace() -> None:
         list(scanned.hindsight(prefix(TEXT, length), 0, MAX_GAMMA))
         for lookup in (scanned, unscanned):
             lookup.rewind(prefix(TEXT, length))
-            lookup.guess(prefix(TEXT, length), 0, MIN_MATCH_ALONE)
+            lookup.draft_row(prefix(TEXT, length), 0, MIN_MATCH_ALONE)
         assert scanned.indexes[0].__dict__ == unscanned.indexes[0].__dict__
 
 
@@ -72,7 +72,7 @@ def test_hindsight_detects_loop(text: np.ndarray, acceptance: float) -> None:
 
 
 def test_text_half_of_which_repeats_itself_is_read_twice_as_fast() -> None:
-    """On average n-grams predict 8 tokens per place. Yet every second token needs a proposal of its own."""
+    """N-grams predict 8 tokens per place on average, yet every second token needs a proposal of its own."""
     hindsight = NgramHindsight(NgramProposer(1))
     hindsight.places.extend([(64, KNOWN_TOKENS, True), (0, 0, True)] * 48)
     expected = replace(estimates(lambda tier, width: float(tier == "full"), {}), odds=hindsight.odds())
@@ -101,7 +101,7 @@ def test_text_of_its_own_outweighs_prompt() -> None:
 
 
 def test_prompts_of_all_rows_count_less_than_text() -> None:
-    """This holds for any order of rows, although a second row's prompt is scanned after the text of the first."""
+    """A second row's prompt counts less than the first row's text, although it is scanned after that text."""
     ids_BS = np.stack([np.concatenate([LOOP[:200], np.arange(100, 172)])] * 2)
     two_rows = SequenceState(ids_BS, ints([200, 200]))
     lookup = NgramProposer(2)

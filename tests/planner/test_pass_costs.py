@@ -25,7 +25,7 @@ def test_table_of_several_keys_is_that_of_each() -> None:
 
 def test_kind_that_ran_costs_the_same_when_routers_turn_out_otherwise() -> None:
     unions = ExpertUnions(Experts(64, 4, renormalised=True))
-    work = TierWork(weights=1e8, experts=9e7, unions=unions)
+    work = TierWork(weight_bytes=1e8, expert_bytes=9e7, unions=unions)
     costs = PassCosts({"full": work})
     for _ in range(8):
         costs.observe("full", 8, 1, 1000, 5e-3)
@@ -47,6 +47,6 @@ def test_stall_of_one_tier_is_not_kept_for_the_others(tmp_path: Path) -> None:
     stalled = CostModel(costs.path)
     for _ in range(5):
         stalled.passes.observe("full", 1, 1, 8000, 1.0)
-    assert stalled.passes.speed > 10
+    assert stalled.passes.slowdown > 10
     stalled.save()
     assert CostModel(costs.path).passes.seconds("draft", 2, 1, 0) == pytest.approx(0.002, rel=0.1)

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.simulated_tiers import estimates, plans, values
 from triforce.engine.tier_builder import MAX_AUTO_TOKENS
-from triforce.planner.plan import Plan, expected, plan_space, proposals
+from triforce.planner.plan import Plan, expected_tokens, plan_space, proposals
 
 
 def fixed(
@@ -23,8 +23,8 @@ def fixed(
 
 
 def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], proposals: int = 4000) -> float:
-    """Return tokens per second of the recursion itself, each guess accepted with the probability of its tier."""
-    dice = random.Random(1)
+    """Return tokens per second of the recursion itself, each draft token accepted with the probability of its tier."""
+    generator = random.Random(1)
     spent = 0.0
     gammas = (*plan.gammas, 1)
 
@@ -32,10 +32,10 @@ def played(plan: Plan, costs: dict[str, float], shares: dict[str, float], propos
         nonlocal spent
         proposed = 0
         while proposed < gammas[level]:
-            guesses = propose(level - 1) if level else 0
+            draft_tokens = propose(level - 1) if level else 0
             spent += costs[plan.tiers[level]]
             accepted = 0
-            while accepted < guesses and dice.random() < shares[plan.tiers[level - 1]]:
+            while accepted < draft_tokens and generator.random() < shares[plan.tiers[level - 1]]:
                 accepted += 1
             proposed += accepted + 1
         return proposed
@@ -61,9 +61,9 @@ def test_expected_tokens_equal_simulation(plan: Plan, shares: dict[str, float]) 
     assert fixed(costs, shares)[plan] == pytest.approx(played(plan, costs, shares), rel=0.06)
 
 
-@pytest.mark.parametrize(("acceptance", "guesses", "tokens"), [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5)])
-def test_expected_tokens_of_verification_alone(acceptance: float, guesses: int, tokens: float) -> None:
-    assert expected(acceptance, guesses) == tokens
+@pytest.mark.parametrize(("acceptance", "draft_tokens", "tokens"), [(0.0, 5, 1.0), (1.0, 5, 6.0), (0.5, 1, 1.5)])
+def test_expected_tokens_of_verification_alone(acceptance: float, draft_tokens: int, tokens: float) -> None:
+    assert expected_tokens(acceptance, draft_tokens) == tokens
 
 
 def best(costs: dict[str, float], shares: dict[str, float]) -> Plan:

@@ -1,4 +1,4 @@
-"""Under any decision of a controller, a seeded text is that of plain decoding: on native kernels bit for bit."""
+"""A seeded text is that of plain decoding under any decision of a controller: bit for bit on native kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import random
 from importlib import resources
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.helpers.controlled_batch import replan_always, with_random_budgets
@@ -39,16 +40,16 @@ def prompts(llm: LLM) -> list[list[int]]:
 @pytest.fixture(params=[1, 2])
 def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     """Draw a plan and budgets at each proposal, and sometimes plain decoding for a while."""
-    dice = random.Random(request.param)
+    generator = random.Random(request.param)
     drawn = list[Plan]()
 
     def random_plan(self: PlanController, lengths: list[int], remaining: int) -> Choice:
-        if dice.random() < 0.1:
+        if generator.random() < 0.1:
             return Choice()
         possible = list(plans("draft" in self.by_name, max(lengths) > 256))
-        tiers = dice.choice(sorted({plan.tiers for plan in possible if not plan.plain}))
+        tiers = generator.choice(sorted({plan.tiers for plan in possible if not plan.plain}))
         same_tiers = [plan for plan in possible if plan.tiers == tiers]
-        drawn.append(with_random_budgets(dice.choice(same_tiers), dice, lengths))
+        drawn.append(with_random_budgets(generator.choice(same_tiers), generator, lengths))
         return Choice(drawn[-1])
 
     monkeypatch.setattr(PlanController, "choose", random_plan)
@@ -101,7 +102,7 @@ def test_cheating_engine_is_detected(
         apply_plan(planned, parts, *arguments)
         *_, retrieval, full = parts
         if next(turns) % 2:
-            full.model = lambda *pass_: retrieval.model(*pass_).roll(1, -1)
+            full.model = lambda *pass_: np.roll(retrieval.model(*pass_), 1, -1)
 
     monkeypatch.setattr(sequence_batch, "apply_plan", cheat)
     params = SamplingParams(0.8, seed=5, max_tokens=60, ignore_eos=True)

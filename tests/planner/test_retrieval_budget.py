@@ -1,4 +1,4 @@
-"""Without a budget from the user, the controller chooses the retrieval tier's budget by a row's length."""
+"""The controller chooses the retrieval tier's budget by a row's length, unless the user gives one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.planner.test_known_optimum import LONG, MS
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
-from triforce.engine.tier_builder import MODES, unlinked
+from triforce.engine.tier_builder import MODES, unlink_tiers
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import Budget, RetrievalConfig
 from triforce.planner import CostModel, Plan, PlanController, cost_model, forecast
@@ -25,7 +25,7 @@ from triforce.planner.pass_costs import TierWork
 from triforce.planner.plan import BudgetFactors, plan_space, proposals
 from triforce.planner.planner_config import CONFIG
 
-OPEN = RetrievalConfig(Budget(64, open=True))
+OPEN = RetrievalConfig(Budget(64, adjustable=True))
 LONGER = (PROMPTS[0] * 3)[:400]
 SHORTER = PROMPTS[0]
 DEEP = Plan(("draft", "retrieval", "full"), (2, 6))
@@ -70,8 +70,8 @@ def budgets_and_speed(
     """Return the budget factor of each proposal, and tokens per second."""
     prefilled = batch(LONGER, setting=setting)
     budgets = []
-    simulated.dice = random.Random(seed)
-    controller = PlanController(unlinked(prefilled.top), informed(simulated), clock=lambda: 0.0)
+    simulated.generator = random.Random(seed)
+    controller = PlanController(unlink_tiers(prefilled.top), informed(simulated), clock=lambda: 0.0)
     speed = 0.0
     for _ in range(proposals):
         speed += simulated_rate(controller, prefilled.prefix, simulated, 1) / proposals
@@ -113,12 +113,12 @@ def test_budget_small_gain_keeps_budget(monkeypatch: pytest.MonkeyPatch) -> None
     ids=["simulated", "once", "auto"],
 )
 def test_budget_stays_where_requested_or_unavailable(setting: RetrievalConfig) -> None:
-    controller = PlanController(unlinked(batch(LONGER, setting=setting).top), CostModel())
+    controller = PlanController(unlink_tiers(batch(LONGER, setting=setting).top), CostModel())
     assert budget_options(controller.view, [400]) == [()]
 
 
 def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
-    view = PlanController(unlinked(batch(LONGER).top), CostModel()).view
+    view = PlanController(unlink_tiers(batch(LONGER).top), CostModel()).view
     half = (9, 0.5)
     twice = (9, 2.0)
     assert budget_options(view, [400]) == [(), (half,), (twice,)]
@@ -130,7 +130,7 @@ def test_budget_candidates_are_neighbours_up_to_half_context() -> None:
 
 def two_row_batch() -> tuple[PlanController, SequenceBatch]:
     prefilled = batch(LONGER, SHORTER)
-    controller = PlanController(unlinked(prefilled.top), informed(LARGER), clock=lambda: 0.0)
+    controller = PlanController(unlink_tiers(prefilled.top), informed(LARGER), clock=lambda: 0.0)
     controller.beliefs.hindsight = NoHindsight()  # type: ignore[assignment]
     return controller, prefilled
 
@@ -176,12 +176,12 @@ def test_unvaried_keys_cost_by_their_bytes() -> None:
 def test_unread_keys_cost_at_most_full_tier() -> None:
     """The keys of a short text hardly vary, so a line through its passes may point anywhere at long contexts."""
     controller, _ = two_row_batch()
-    controller.beliefs.costs, dice = CostModel(), random.Random(1)
+    controller.beliefs.costs, generator = CostModel(), random.Random(1)
     costs = controller.beliefs.costs
     view = controller.view
     size = 400
     key_count = 10
-    budget = view.keys(size)
+    budget = view.keys_read(size)
 
     def true(tokens: int, keys: float) -> float:
         return 1 * MS + (0.1 + 0.001 * keys) * tokens * MS
@@ -200,7 +200,7 @@ def test_unread_keys_cost_at_most_full_tier() -> None:
     assert predicted() == pytest.approx(true(1, budget), rel=0.2)
     dear = 3 * true(1, budget)
     for _ in range(20):
-        costs.passes.observe("retrieval", 1, 1, budget, dear * dice.uniform(0.9, 1.1))
+        costs.passes.observe("retrieval", 1, 1, budget, dear * generator.uniform(0.9, 1.1))
     assert predicted() == pytest.approx(dear, rel=0.2)  # now the cost is known, whatever the exact tier's is
 
 

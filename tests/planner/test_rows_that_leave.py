@@ -75,11 +75,11 @@ def test_verdicts_on_row_that_comes_again_are_learnt_once(batch: SequenceBatch) 
 
 
 def test_ngrams_of_rows_of_two_sizes_are_judged_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accepted guesses of one row beyond its hindsight offset rejected guesses of another row."""
+    """Accepted draft tokens of one row beyond its hindsight offset rejected draft tokens of another row."""
     controller = controlled(rows=2).controller
     verdicts = list[tuple[str, float, float]]()
     assert controller
-    monkeypatch.setattr(controller.beliefs, "_accepted", lambda tier: 0.5)
+    monkeypatch.setattr(controller.beliefs, "_predicted_acceptance", lambda tier: 0.5)
     monkeypatch.setattr(
         controller.beliefs.acceptance, "add", lambda tier, _, *counts: verdicts.append((tier, *counts[:2]))
     )
@@ -101,13 +101,13 @@ def test_account_and_acceptance_are_those_of_the_rows_that_are_there() -> None:
     controller.account.plain_seconds = 3e-3
     batch.keep([0])
     assert controller.account.plain_seconds == pytest.approx(1e-3, rel=0.2)
-    assert controller.beliefs.acceptance.temperature == 0
+    assert controller.beliefs.acceptance.temperature_band == 0
     batch.step()
     batch.join(controlled(rows=1))
     assert controller.account.plain_seconds == pytest.approx(3e-3, rel=0.2) and controller._pending == NO_PENDING
     assert (
-        controller.beliefs.acceptance.temperature
-        == AcceptanceTracker(controller.costs.acceptance, PARAMS.temperature / 2).temperature
+        controller.beliefs.acceptance.temperature_band
+        == AcceptanceTracker(controller.costs.acceptance, PARAMS.temperature / 2).temperature_band
     )
     batch.keep([])
 

@@ -60,12 +60,12 @@ def played(
     seed: int = 4,
 ) -> list[set[int]]:
     """Play proposals, whose acceptance depends on the searched layers; return the searched layers of each."""
-    dice = Random(seed)
+    generator = Random(seed)
     searched = []
     for _ in range(proposals):
         layers = searched_layers.next_layers(LENGTH, remaining)
         share = acceptance.get(tuple(sorted(layers)), acceptance[()])
-        run = next((n for n in range(6) if dice.random() > share), 6)
+        run = next((n for n in range(6) if generator.random() > share), 6)
         searched_layers.tier.counters.record_verdict(np.array([6]), np.array([run]), ONE)
         searched_layers.observe()
         searched.append(set(layers))
@@ -98,7 +98,7 @@ def test_layer_is_searched_where_it_pays(
 
 
 def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such a layer always sees its whole window, whatever a selection would miss."""
+    """A layer with a window always sees its whole window, whatever a selection would miss."""
     searched_layers = search({}, [0.3, 0.8], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
     searched = played(searched_layers, {(): 0.7, (0,): 0.9, (1,): 0.99, (0, 1): 0.99}, 400)
@@ -108,14 +108,14 @@ def test_layers_with_a_window_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_searched_layer_costs_its_own_keys_beside_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other layer has a window and reads the same keys whatever is searched."""
+    """A search adds the keys of its own layer; a layer with a window reads the same keys whatever is searched."""
     searched_layers = search({}, [0.8, 0.3], monkeypatch)
     monkeypatch.setattr(ModelConfig, "windows", property(lambda self: [0, 24]))
     view = searched_layers.tier.cache
     config = searched_layers.tier.cache.full.pool.config
     searched_layers._length = LENGTH
-    selected_keys = view.keys(LENGTH, searched=0)
-    searched_keys = view.keys(LENGTH, searched=1)
+    selected_keys = view.keys_read(LENGTH, searched=0)
+    searched_keys = view.keys_read(LENGTH, searched=1)
     searched = LENGTH // SEARCH_DIVISOR + LENGTH // SKETCH_DIVISOR if view.full.pool.kv.searches else LENGTH
     assert (selected_keys, searched_keys) == (view.budget(LENGTH), searched)
     added_seconds = 1 / searched_layers._rate(1.0, searched=1) - 1 / searched_layers._rate(1.0, searched=0)
@@ -131,7 +131,7 @@ def test_few_rejections_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rows_that_observed_nothing_start_no_trial(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such rows were decoded plainly, swapped out, and swapped in to a batch of their own."""
+    """The rows were decoded plainly, swapped out, and swapped in to a batch of their own."""
     findings: Findings = {}
     assert not any(played(search(findings, [], monkeypatch), {(): 0.5}, 100))
     assert [finding.trial for finding in findings.values()] == [None]
@@ -237,7 +237,7 @@ def test_remembered_layers_beyond_model_are_ignored(tmp_path: Path) -> None:
 
 
 class ReplayedGroup(TPGroup):
-    """Rank 0, which broadcasts values, or another rank, which receives them in as many calls, else they diverge."""
+    """A rank of a replayed group: rank 0 records the values that it broadcasts, and others receive them in order."""
 
     def __init__(self, rank: int, messages: deque[bytes]) -> None:
         self.rank = rank
@@ -252,7 +252,7 @@ class ReplayedGroup(TPGroup):
 
 
 def test_batch_that_goes_on_alone_has_one_finding_on_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One batch prefills while another decodes and ends. The latter's findings count on each rank."""
+    """A batch prefills while another batch decodes and ends; the ended batch's findings count on each rank."""
     messages = deque[bytes]()
     rank_findings = []
     for rank in (0, 1):

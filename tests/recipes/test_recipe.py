@@ -140,7 +140,9 @@ def test_recipe_cycles_close_and_third_round_is_masked() -> None:
         plants.plant_loops(window, known_mask, rng)
         assert (window[known_mask == 1] == original[known_mask == 1]).all()
         avoided = (known_mask == plants.AVOIDED).nonzero()[0]
-        rounds += sum(window[max(0, at - 2 * plants.LOOP_REACH) : at].tolist().count(window[at]) > 1 for at in avoided)
+        rounds += sum(
+            window[max(0, at - 2 * plants.MAX_LOOP_PERIOD) : at].tolist().count(window[at]) > 1 for at in avoided
+        )
         assert len(avoided) > 8
     assert rounds > 20 * 8
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from recipes.pair import pictures, sources
+from tests.helpers.extras import needs
 
 BUCKETS = [{"from": 0, "to": 256, "tokens": 255, "nats": 3.0}, {"from": 256, "to": 512, "tokens": 256, "nats": 2.5}]
 CELLS = [
@@ -22,6 +23,7 @@ def test_card_counts_sources_by_licence(tmp_path: Path) -> None:
     assert sources.counts(tmp_path / "nowhere") == {}
 
 
+@needs("matplotlib")
 def test_card_pictures_are_deterministic(tmp_path: Path) -> None:
     results = {"positions": {"kinds": {"prose": BUCKETS}}, "far": {"skipped": "short"}, "needle": {"cells": CELLS}}
     drawn = [pictures.draw(results, tmp_path / folder) for folder in ("a", "b")]
@@ -31,6 +33,7 @@ def test_card_pictures_are_deterministic(tmp_path: Path) -> None:
         assert b"<svg" in (tmp_path / "a" / name).read_bytes()
 
 
+@needs("matplotlib")
 def test_card_missing_measurements_are_not_drawn(tmp_path: Path) -> None:
     results = {"positions": {"kinds": {"prose": BUCKETS}}, "far": {"skipped": "short"}, "needle": {"skipped": "short"}}
     assert [name for name, _ in pictures.draw(results, tmp_path)] == ["positions.svg"]

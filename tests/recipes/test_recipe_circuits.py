@@ -1,4 +1,4 @@
-"""Heads that look things up work from the start, near and far, where a model without them guesses."""
+"""Heads that look things up work from the start, near and far, where a model without them predicts at chance."""
 
 from __future__ import annotations
 

@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers import chat_fixtures
 
 pair, llm = chat_fixtures.pair, chat_fixtures.llm  # fixtures; `llm` is what replicas are compared with
-torch.set_num_threads(1)
 MISSING = importlib.util.find_spec("ray") is None
 collect_ignore_glob = ["test_ray_*.py"] if MISSING else []
 

@@ -70,7 +70,7 @@ def test_ray_batch_equals_one_engine(pair: Path, tmp_path: Path) -> None:
     batch(pair, file, "-o", str(direct))
     texts = [line for line in direct.read_text().splitlines(keepends=True) if '"custom_id": "c' in line]
     output.write_text("".join(texts[:2]))
-    assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 2} answered, 3 refused, 2 there already")
+    assert batch(pair, file, "--replicas", "2").startswith(f"{LINES - 2} answered, 3 refused, 2 skipped")
     assert answered(output) == answered(direct) and len(set(map(str, answered(direct).values()))) == LINES + 3
 
 

@@ -41,10 +41,10 @@ def test_ray_ranks_have_own_device() -> None:
 @pytest.mark.parametrize(
     ("machines", "count", "device", "says"),
     [
-        (nodes(1, 1), 3, "auto", "3 replicas need a processor each, and this Ray has them for 2"),
-        (nodes(8, gpus=(1,)), 2, "auto", "2 replicas need a GPU and a processor each, and this Ray has them for 1"),
+        (nodes(1, 1), 3, "auto", "3 replicas need a processor each, and this Ray has room for 2"),
+        (nodes(8, gpus=(1,)), 2, "auto", "2 replicas need a GPU and a processor each, and this Ray has room for 1"),
         (nodes(8, gpus=(2,)), 2, "cuda:1", "use --device cuda"),
-        ([], 1, "auto", "this Ray has them for 0"),
+        ([], 1, "auto", "this Ray has room for 0"),
     ],
 )
 def test_ray_impossible_placement_is_reported(machines: Any, count: int, device: str, says: str) -> None:

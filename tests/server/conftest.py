@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-import torch
 
 from tests.helpers import chat_fixtures, guarded_app
 
-torch.set_num_threads(1)
 pair, llm = chat_fixtures.pair, chat_fixtures.llm  # fixtures
 guarded = guarded_app.guarded
 

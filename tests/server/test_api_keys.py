@@ -18,8 +18,8 @@ from triforce.server.engine_thread import Worker
 
 
 def test_api_key_needed_on_every_route_but_health(guarded: ASGIApp) -> None:
-    assert good(ask(guarded, "/health")) == {"status": "ok"}
-    for path in (PATH, "/v1/models", "/metrics", "/tokenize", "/openapi.json", "/nowhere", "/health/", "/docs"):
+    assert good(ask(guarded, "/health")) == good(ask(guarded, "/health/")) == {"status": "ok"}
+    for path in (PATH, "/v1/models", "/metrics", "/tokenize", "/openapi.json", "/nowhere", "/docs"):
         response = ask(guarded, path)
         assert "Authorization: Bearer" in refused(response, 401) and response.headers["www-authenticate"] == "Bearer"
         assert ask(guarded, path, headers={"authorization": f"Bearer {KEY}"}).status_code != 401
@@ -95,7 +95,7 @@ def test_loopback_address_needs_no_key() -> None:
 
 
 def test_api_key_has_own_prefix_scope(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No key learns by timing what another one has asked. Without keys there is one scope."""
+    """Each key has a prefix scope, so timing tells nothing of another key's prompts. A server without keys has one."""
     scopes: list[str] = []
     engine, plain = guarded.state.service.engine, Worker.submit  # type: ignore[attr-defined]
     monkeypatch.setattr(engine, "submit", lambda asks: (scopes.extend(a.scope for a in asks), plain(engine, asks))[1])

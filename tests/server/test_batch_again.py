@@ -16,7 +16,7 @@ from triforce.server.batch import sole_writer
 
 
 def batch(folder: Path, pair: Path, lines: list[str], *extra_options: str) -> int:
-    """The exit code of a batch of lines."""
+    """Run a batch of lines, and return its exit code."""
     (folder / "in.jsonl").write_text("".join(lines))
     return main(arguments(pair, folder / "in.jsonl", folder / "out.jsonl", *extra_options))
 
@@ -53,7 +53,7 @@ def test_batch_answers_of_something_else_are_not_taken(
     assert [answer["custom_id"] for answer in new_answers] == [answer["custom_id"] for answer in old_answers]
     kept_ids = {new["custom_id"] for new, old in zip(new_answers, old_answers, strict=True) if new == old}
     assert kept_ids == ({"a", "c"} if count == 1 else set())
-    assert f"{count} answered, 0 refused, {3 - count} there already" in capsys.readouterr().err
+    assert f"{count} answered, 0 refused, {3 - count} skipped" in capsys.readouterr().err
     assert batch(tmp_path, pair, lines, *extra_options) == 0
     assert answers(tmp_path) == new_answers
 
@@ -87,7 +87,7 @@ def test_batch_answers_without_digest_are_kept_and_told_of(
 
 
 def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, tmp_path: Path) -> None:
-    """A new answer stands behind the earlier one until the run ends."""
+    """A killed run leaves the new answer behind the earlier one; the next run keeps the new answer."""
     assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat")]) == 0
     earlier = (tmp_path / "out.jsonl").read_bytes()
     assert batch(tmp_path, pair, [short("a", "the dog"), short("b", "the hat")], "--again") == 0
@@ -99,7 +99,7 @@ def test_batch_killed_while_answering_again_keeps_the_later_answer(pair: Path, t
 
 
 def test_batch_again_keeps_what_it_refuses(pair: Path, tmp_path: Path) -> None:
-    """Refusals stand in the output as behind every other run, each once, and in the place of a stale answer."""
+    """Refusals stand in the output once each, after the answers as in any run, or in the place of a stale answer."""
     refused = ["no JSON\n", line("hot", "/v1/completions", {"prompt": "x", "temperature": -1})]
     cold = line("c", "/v1/completions", {"prompt": "x", "temperature": -1})
     assert batch(tmp_path, pair, [short("a", "the cat"), short("b", "the hat"), short("c", "the mat"), *refused]) == 1
@@ -114,7 +114,7 @@ def test_batch_again_keeps_what_it_refuses(pair: Path, tmp_path: Path) -> None:
 def test_batch_refuses_an_output_that_another_batch_writes(
     pair: Path, tmp_path: Path, named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The lock is gone behind the batch that had it, and a file that one left behind which was killed is none."""
+    """A batch removes its lock when it ends. The lock file of a killed batch does not refuse the next batch."""
     (tmp_path / "link").symlink_to("out.jsonl")
     with sole_writer(tmp_path / named):
         assert batch(tmp_path, pair, [short("a", "the cat")]) == 2

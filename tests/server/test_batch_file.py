@@ -32,7 +32,7 @@ Run = Callable[..., int]
 
 @pytest.fixture
 def run(pair: Path, tmp_path: Path) -> Run:
-    """Writes lines into in.jsonl, has them answered in out.jsonl, and gives the exit code."""
+    """Write lines into in.jsonl, run the batch into out.jsonl, and return the exit code."""
 
     def go(*lines: str) -> int:
         (tmp_path / "in.jsonl").write_text("".join(lines))
@@ -61,7 +61,7 @@ def test_batch_answers_equal_server(run: Run, app: ASGIApp, tmp_path: Path) -> N
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_batch_with_int8_kv_answers_as_its_model(pair: Path, tmp_path: Path) -> None:
-    """Texts are so long that those of KV as it is differ."""
+    """Texts with int8 KV equal the model's, and are long enough to differ from texts with unrounded KV."""
     body = BODIES["/v1/completions"] | {"n": 1, "max_tokens": 300, "temperature": 2.0}
     (tmp_path / "in.jsonl").write_text("".join(line(str(n), "/v1/completions", body | {"seed": n}) for n in range(2)))
     source = tmp_path / "in.jsonl"
@@ -107,11 +107,11 @@ def test_batch_bad_lines_stop_nothing(pair: Path, tmp_path: Path, capsys: pytest
         lines = answers(tmp_path)
         assert len(lines) == 3 + len(BAD)
     assert source.read_bytes() == source_bytes
-    assert "0 answered, 13 refused, 1 there already" in capsys.readouterr().err
+    assert "0 answered, 13 refused, 1 skipped" in capsys.readouterr().err
     named = {answer["custom_id"]: answer for answer in lines}
     assert named["good"]["response"]["status_code"] == 200
     assert [named[name]["response"]["status_code"] for name in ("unserved", "nameless")] == [400, 404]
-    assert "no such field" in named["unserved"]["response"]["body"]["error"]["message"]
+    assert "unknown field" in named["unserved"]["response"]["body"]["error"]["message"]
     errors = [answer["error"] for answer in lines if answer["error"]]
     assert all(error["code"] == "invalid_line" for error in errors)
     for says in BAD.values():
@@ -125,11 +125,13 @@ def test_batch_refused_lines_name_reason_and_are_retried(
     lines = [line(str(i), "/v1/completions", body | {"model": "gpt"}) for i in range(3)]
     assert run(GOOD, "[5]\n", *lines) == 1
     stderr = capsys.readouterr().err
-    assert "1 answered, 4 refused, 0 there already" in stderr
-    assert "3 lines for the commonest reason, the first: 0: model 'gpt' is not served here" in stderr
+    assert "1 answered, 4 refused, 0 skipped" in stderr
+    assert (
+        "3 lines were refused for the commonest reason; the first of them: 0: model 'gpt' is not served here" in stderr
+    )
     (good_answer,) = (answer for answer in answers(tmp_path) if answer["custom_id"] == "good")
     assert run(GOOD, *(line(str(i), "/v1/completions", body) for i in range(3))) == 0
-    assert "3 answered, 0 refused, 1 there already" in capsys.readouterr().err
+    assert "3 answered, 0 refused, 1 skipped" in capsys.readouterr().err
     retried = answers(tmp_path)
     assert sorted(answer["custom_id"] for answer in retried) == ["0", "1", "2", "good"] and good_answer in retried
     assert {answer["response"]["status_code"] for answer in retried} == {200}

@@ -23,7 +23,7 @@ def test_refused_lines_are_counted_by_kind(pair: Path, tmp_path: Path, capsys: p
     (tmp_path / "in").write_text("\n".join(["", "[1] 2", "{", *"{{{{", ""]) + "".join(hot))
     assert main(arguments(pair, tmp_path / "in", tmp_path / "out")) == 1
     stderr = capsys.readouterr().err
-    assert "5 lines for the commonest reason, the first: line 3 is not JSON: Expecting" in stderr
+    assert "5 lines were refused for the commonest reason; the first of them: line 3 is not JSON: Expecting" in stderr
     assert "at column 2" in stderr and "line 1" not in stderr
 
 
@@ -33,7 +33,9 @@ def test_refused_lines_with_other_values_are_of_one_kind() -> None:
     assert tally.commonest() == "The reason: first: temperature is -1.5, and 'a' is not b"
     tally.refuse("temperature is 12, and 'c' is not b", "second")
     assert tally.refused == 2
-    assert tally.commonest().startswith("2 lines for one reason, the first: first: temperature is -1.5")
+    assert tally.commonest().startswith(
+        "2 lines were refused for one reason; the first of them: first: temperature is -1.5"
+    )
 
 
 @pytest.mark.parametrize("output", ["-", "/dev/stdout"])

@@ -30,14 +30,14 @@ def test_broken_http_is_refused_as_all_errors_are(sent: bytes) -> None:
         error = json.loads(body)["error"]
         assert head.startswith(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n")
         assert error.keys() == {"message", "type", "param", "code"} and error["type"] == "invalid_request_error"
-        assert "no request of HTTP/1.1" in error["message"]
+        assert "no valid request of HTTP/1.1" in error["message"]
         assert await scene.ask() == b"HTTP/1.1 200 OK\r\n"
 
     scene(play)
 
 
 def test_broken_body_does_not_write_into_an_answer() -> None:
-    """The answer had begun, so that the connection is closed without another one."""
+    """A body that breaks after the answer began closes the connection without a second answer."""
 
     async def play(scene: Scene) -> None:
         chunked = b"GET /endless HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"

@@ -128,7 +128,7 @@ def test_other_key_cannot_tell_what_was_read(host: Callable[[str], Host], where:
 
 
 def test_other_key_cannot_tell_where_server_learns(host: Callable[..., Host]) -> None:
-    """Mode auto and its search of layers go by earlier texts: by that the text and what is read stay what they are."""
+    """Mode auto and its search of layers learn from another key's texts; text, usage and disk reads do not change."""
     path, body = REQUESTS["stream"]
     learns: dict[str, Any] = dict(mode="auto", searched_layers="auto")
     asked = host("read", **learns)
@@ -150,7 +150,7 @@ def usage_of(observation: Observation) -> Any:
 
 
 def test_own_key_can_tell_what_was_read(host: Callable[[str], Host]) -> None:
-    """The comparison above would show it."""
+    """The key that read a document sees cached tokens and disk reads, so the comparison above detects a leak."""
     path, body = REQUESTS["stream"]
     asked = host("read")
     first_answer = asked.observe(KEY, path, body)
@@ -167,7 +167,7 @@ def text_of(observation: Observation) -> str:
 
 
 def test_no_answer_to_another_key_names_what_was_read(host: Callable[[str], Host]) -> None:
-    """Neither errors nor the lists of the server have it."""
+    """Errors, models, health and metrics contain nothing of another key's document."""
     asked = host("read")
     read_by(asked, KEY)
     headers = {"authorization": f"Bearer {OTHER}"}

@@ -1,4 +1,4 @@
-"""Keys, salts and requests that are kept out: who may start from what, at the server, with a disk cache."""
+"""Scopes of a server's disk cache: by key, by salt, and none for requests that opt out."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_reason_for_reading_again_is_told_in_usage_and_log(
     (reason,) = server.ask(prompt=changed, tier_stats=True)["usage"]["reread"]
     server.stop()
     lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert "differs from token" in reason and "secret" not in out.getvalue()
+    assert "it differs from recent texts" in reason and "secret" not in out.getvalue()
     assert [line["reread"] for line in lines if line["event"] == "request"] == [[reason]]
 
 

@@ -1,4 +1,4 @@
-"""/v1/chat/completions and /v1/responses: the model's template lays out what is said, and is a program to mistrust."""
+"""/v1/chat/completions and /v1/responses: the model's template renders the messages, and is untrusted code."""
 
 from __future__ import annotations
 

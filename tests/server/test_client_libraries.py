@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]  # the first test ins
 
 @pytest.fixture(scope="module")
 def missing() -> dict[str, str]:
-    return clients.installed()
+    return clients.install_libraries()
 
 
 @pytest.fixture(scope="module", params=FILES)

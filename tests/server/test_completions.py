@@ -90,7 +90,7 @@ def test_completions_settings_reach_sampler(app: ASGIApp, llm: LLM) -> None:
 
 
 def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
-    """Its `local-completions` sums token_logprobs[context:-1], and finds a token greedy if none scores higher."""
+    """lm_eval's `local-completions` sums token_logprobs[context:-1], and calls a token greedy if none scores higher."""
     ids = [llm.encode(PROMPT), llm.encode("the hat and")]
     body = {"prompt": ids, "max_tokens": 1, "temperature": 0, "seed": 1234, "echo": True, "logprobs": 1}
     choices = good(ask(app, PATH, body))["choices"]
@@ -104,6 +104,17 @@ def test_completions_prompt_scores_for_lm_eval(app: ASGIApp, llm: LLM) -> None:
         text = choice["text"]
         offsets = choice["logprobs"]["text_offset"]
         assert offsets[0] == 0 and offsets == sorted(offsets) and offsets[-1] <= len(text)
+
+
+def test_offsets_behind_incomplete_character_are_those_of_the_text(app: ASGIApp, llm: LLM) -> None:
+    prompt = [*llm.encode("hat \u4e16")[:-1], *llm.encode("cat")]
+    body = {"prompt": prompt, "max_tokens": 0, "echo": True, "logprobs": 0}
+    (choice,) = good(ask(app, PATH, body))["choices"]
+    tokens = choice["logprobs"]["tokens"]
+    offsets = choice["logprobs"]["text_offset"]
+    placed = [(token, offset) for token, offset in zip(tokens, offsets, strict=True) if not token.startswith("<0x")]
+    assert "\ufffd" in choice["text"] and len(placed) < len(tokens)
+    assert [choice["text"][offset:][: len(token)] for token, offset in placed] == [token for token, _ in placed]
 
 
 def test_completions_prompt_can_be_scored_only(app: ASGIApp, llm: LLM) -> None:

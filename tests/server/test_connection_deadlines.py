@@ -46,7 +46,7 @@ def test_trickling_headers_time_out() -> None:
     ],
 )
 def test_idle_connection_is_closed(before: bytes) -> None:
-    """One that never asked, one that did, and those that do not end a body which nobody waits for."""
+    """A connection without a request, one after a request, and two whose unfinished body the app does not read."""
 
     async def play(it: Scene) -> None:
         reader, _ = await it.connect(before)
@@ -70,7 +70,7 @@ def test_second_request_has_own_deadline_and_answered_one_none() -> None:
 
 
 def test_unread_answer_is_aborted() -> None:
-    """What makes it is told that the client is gone."""
+    """The handler of an unread answer is told that the client is gone."""
 
     async def play(it: Scene) -> None:
         with socket.create_connection(it.address[:2]) as client:
@@ -83,7 +83,7 @@ def test_unread_answer_is_aborted() -> None:
 
 @pytest.mark.parametrize("requests", [20, 1000])
 def test_unread_pipelined_answers_are_aborted(requests: int) -> None:
-    """Requests one behind the other; of the many not even all fit into what the server reads ahead."""
+    """Pipelined requests whose answers are not read are aborted, also if they exceed the server's read-ahead."""
 
     async def play(it: Scene) -> None:
         with socket.create_connection(it.address[:2]) as client:
@@ -95,7 +95,7 @@ def test_unread_pipelined_answers_are_aborted(requests: int) -> None:
 
 
 class Still:
-    """A clock, and a transport, that do as they are told."""
+    """A clock and a transport that the test sets."""
 
     def __init__(self) -> None:
         self.now, self.unsent, self.closing = 0.0, 0, False

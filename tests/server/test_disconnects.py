@@ -32,7 +32,7 @@ async def until_idle(worker: Worker) -> None:
 
 
 def held(worker: Worker) -> int:
-    """Pages that rows have."""
+    """Return the number of pages that rows hold."""
     engine = worker.mirror.engine.core
     return engine.store.pages - engine.store.pool.free_pages - len(engine.prefixes.pages)
 
@@ -40,7 +40,7 @@ def held(worker: Worker) -> int:
 @pytest.mark.parametrize("after", [0, 1, 6])
 @pytest.mark.parametrize("stream", [True, False])
 def test_disconnect_frees_kv(llm: LLM, after: int, stream: bool) -> None:
-    """Before the headers, after them, in the middle of the text."""
+    """A client that hangs up before the headers, after them, or in mid-text leaves no KV behind."""
     worker = Worker(llm, Limits(waiting=4))
     app = create_app(llm, worker, "tiny")
     body = LONG | {"stream": stream, "prompt": ["the cat", "the hat"]}
@@ -95,7 +95,7 @@ def test_concurrent_requests_keep_seeded_texts(llm: LLM, mode: str) -> None:
 
 
 def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
-    """Every sample that /metrics has, by name and by its label beside the model."""
+    """Return each sample of /metrics by its name and its label beside the model."""
     text = ask(app, "/metrics").text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     told = ("tier", "finished_reason", "dtype")
@@ -103,7 +103,7 @@ def sums(app: ASGIApp) -> dict[tuple[str, str], float]:
 
 
 def test_times_of_prompts_sent_together_are_those_of_their_request(llm: LLM) -> None:
-    """The second one is there when the first has been sent: it took as long all the same."""
+    """Two prompts of one request are timed once each; neither exceeds the request's own time."""
     app = create_app(llm, Worker(llm, Limits(waiting=4)), "tiny")
     began = perf_counter()
     good(ask(app, "/v1/completions", {"prompt": ["the cat", "a hat"], **SAMPLED, "max_tokens": 40}))

@@ -23,7 +23,7 @@ from triforce.server.limits import Limits
 
 
 class Req:
-    """Three pieces to be made."""
+    """A request for three pieces."""
 
     def __init__(self, first_token: int) -> None:
         self.first = first_token
@@ -32,7 +32,7 @@ class Req:
 
 
 class Scripted:
-    """Stands for a model and its texts. A step, once it is let, makes a piece for each of as many as there are rows."""
+    """A stand-in for a model and its engine. Each permitted step makes a piece for each row."""
 
     target = SimpleNamespace(config=SimpleNamespace(context=100))
     ranks = ALONE
@@ -96,7 +96,7 @@ async def read(answer: Any) -> int:
 
 
 def run(scene: Callable[[Scripted, Worker], Any], waiting: int = 4, rows: int = 1) -> list[str]:
-    """Play a scene, and close the worker; what the engine did."""
+    """Play a scene, close the worker, and return the engine's log."""
 
     async def play() -> None:
         llm = Scripted()

@@ -1,4 +1,4 @@
-"""What people and their clients send to the server, and what it is answered: tests/data/everyday/server.json.
+"""Everyday requests of people and clients, and the server's answers: tests/data/everyday/server.json.
 
 A case is `sent` to a `path` of a `server`: `plain`, one that needs `keys`, or one whose template has `calls` of tools
 and thinking. `says` stands in the message of an error, `param` is its field, `ignored` what the header names.
@@ -98,7 +98,7 @@ def test_drawn_seed_is_told_and_gives_the_text_again(app: ASGIApp, path: str, st
 
 
 def ended(response: httpx.Response, stream: bool) -> Any:
-    """Return what has the seed: a choice, of a stream its last, or a response."""
+    """Return the part of an answer that has the seed: a choice (a stream's last one), or a response."""
     if not stream:
         answer = good(response)
         return answer["choices"][0] if "choices" in answer else answer

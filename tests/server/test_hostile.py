@@ -99,7 +99,7 @@ def bad_bodies(chance: random.Random) -> Iterator[tuple[str, bytes]]:
 
 
 def hostile_requests(url: str, count: int, seed: int = 0) -> int:
-    """`count` of them, some at a time."""
+    """Send `count` invalid requests, four at a time; return the count."""
     chance = random.Random(seed)
     kinds = bad_bodies(chance)
     types = ["application/json", "application/json; charset=utf-16", "text/plain", "multipart/form-data", "\xff"]
@@ -122,7 +122,7 @@ def hostile_requests(url: str, count: int, seed: int = 0) -> int:
 
 
 def slow_clients(url: str, count: int) -> int:
-    """Clients that send a part of a request, or never read the answer. Other clients are served meanwhile."""
+    """Connect clients that send a part of a request, or never read the answer; serve other clients meanwhile."""
     host, port = url.removeprefix("http://").split(":")
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n".encode()
     body = json.dumps({"prompt": "the cat", "max_tokens": 100, "ignore_eos": True, "stream": True}).encode()
@@ -156,7 +156,7 @@ def test_hostile_slow_clients_block_nobody(url: str) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of another process are Linux's")
 def test_hostile_descriptor_exhaustion_recovers(url: str) -> None:
-    """Half-sent headers take all that it has, which is less than its bound on connections. Who waits gives way."""
+    """Half-sent headers take all descriptors, fewer than the bound on connections. Waiting connections give way."""
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
     soft, hard_limit = server.rlimit(psutil.RLIMIT_NOFILE)
     host, port = url.removeprefix("http://").split(":")
@@ -174,7 +174,7 @@ def test_hostile_descriptor_exhaustion_recovers(url: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_hostile_ten_thousand_requests_keep_memory_flat(url: str) -> None:
-    """Twice as many requests take no more memory than half of them did."""
+    """Memory does not grow with a second run of as many requests."""
     server = next(p for p in psutil.Process().children() if "serve" in p.cmdline())
     sent = schemathesis_requests(url, 200) + hostile_requests(url, 2500) + slow_clients(url, 100)
     wait_until_idle(url)

@@ -1,4 +1,4 @@
-"""Bodies that are parsed apart: what is counted in them, and that they are answered as small ones are."""
+"""Bodies that are parsed apart: their values are counted in reading, and answers equal those of small bodies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = 'a, [b] {c} \\ "d" ' * (LARGE_INPUT // 16)
 
 
 def outcome(body: bytes | str, containers: int = 1000, values: int = 1000) -> tuple[str, Any]:
-    return json_reader.parsed(body.encode() if isinstance(body, str) else body, (containers, values))
+    return json_reader.parse(body.encode() if isinstance(body, str) else body, (containers, values))
 
 
 def test_reader_values_equal_those_of_json() -> None:
@@ -67,7 +67,8 @@ def test_large_body_is_answered_as_small_one(app: ASGIApp) -> None:
 def test_large_body_errors_name_their_cause(app: ASGIApp) -> None:
     padding = {"prompt": "a", "user": LONG}
     assert "is not JSON: " in refused(ask(app, PATH, content=json.dumps(padding)[:-1], headers=JSON))
-    assert "is not JSON: byte 0 of it" in refused(ask(app, PATH, content=b"\xff" * (LARGE_INPUT + 1), headers=JSON))
+    latin = b"\xff" * (LARGE_INPUT + 1)
+    assert "is not JSON: the byte at offset 0" in refused(ask(app, PATH, content=latin, headers=JSON))
     assert f"at most {MAX_VALUES:,}" in refused(ask(app, PATH, {"prompt": [5] * (MAX_VALUES + 1)}))
     lists: Any = [[]] * (MAX_CONTAINERS + 1)
     assert f"at most {MAX_CONTAINERS:,}" in refused(ask(app, PATH, padding | {"metadata": lists}))
@@ -107,4 +108,4 @@ def test_call_arguments_and_schemas_are_bounded(app: ASGIApp) -> None:
 
 def test_echo_beyond_its_bound_is_refused(app: ASGIApp) -> None:
     echo = {"prompt": [[5] * 1000] * 13, "echo": True, "logprobs": 19, "max_tokens": 0}
-    assert "262144 are the most" in refused(ask(app, PATH, echo | {"n": 2}))
+    assert "the maximum is 262144" in refused(ask(app, PATH, echo | {"n": 2}))

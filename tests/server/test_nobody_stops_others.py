@@ -68,7 +68,7 @@ def sent_together(
 
 @pytest.mark.parametrize("kinds", [list(HOSTILE)[begin::FEW_GROUPS] for begin in range(FEW_GROUPS)], ids=", ".join)
 def test_bystanders_wait_briefly_beside_hostile_requests(url: str, kinds: list[str]) -> None:
-    """Kinds are sent together, which is harder than one after the other.
+    """Hostile requests of all kinds are sent together, which is harder than one kind after the other.
 
     The bounds are far from what is measured, as other work may be going on here, and far below what came before.
     """

@@ -69,7 +69,7 @@ def test_cors_named_origins_are_allowed(llm: LLM, app: ASGIApp) -> None:
     ],
 )
 def test_cors_origin_that_no_browser_sends_raises(origin: str) -> None:
-    with pytest.raises(RequestError, match="is no origin of pages; give --cors-origin a scheme and a host"):
+    with pytest.raises(RequestError, match="is no origin of pages; give --cors-origin once for each origin"):
         checked_origins(["https://example.org", origin])
 
 
@@ -122,7 +122,7 @@ def test_absolute_target_names_host_and_path(target: str, path: str | None) -> N
 
 
 def test_health_is_told_without_a_host_header_alone() -> None:
-    """Balancers check by HTTP/1.0, which has none; a page in a browser always sends one."""
+    """Load balancers check health by HTTP/1.0 without a Host header; a page in a browser always sends one."""
     for path in ("/health", "/ping"):
         assert send_to(HostCheck(echo, []), path=path)[0] == 200
         assert send_to(HostCheck(echo, []), path=path, headers=[(b"host", b"evil.example.org")])[0] == 400

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import SAMPLED, ask, events, good, refused
 from triforce.cli.demo import BEGIN, QUESTION
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
@@ -58,7 +58,7 @@ def test_playground_has_long_sample(app: ASGIApp) -> None:
 
 
 def test_playground_asks_what_demo_asks(app: ASGIApp) -> None:
-    """In one sentence, so that its answer ends: about a chapter, where the page's document then begins."""
+    """The page asks the demo's question, in one sentence; its document begins at the chapter in question."""
     (question,) = re.findall(r'<input id="question".*?>', ask(app, "/").text)
     (asked,), (about_data,) = re.findall(r'value="(.*?)"', question), re.findall(r"data-about='(.*?)'", question)
     assert asked == f"Answer in one sentence: {QUESTION[0].lower()}{QUESTION[1:]}"
@@ -144,7 +144,7 @@ def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
 
 
 def test_playground_events_are_ignored_by_openai_client(app: ASGIApp) -> None:
-    """Progress comes with a piece of no text."""
+    """Progress events have an empty text, so the openai client yields the text alone."""
     openai = pytest.importorskip("openai", reason="openai is not installed")
 
     async def go() -> tuple[int, list[str]]:
@@ -187,7 +187,7 @@ def test_playground_model_reports_abilities(app: ASGIApp, llm: LLM) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_texts_with_tier_stats_tell_how_far_they_repeat(app: ASGIApp, llm: LLM, path: str) -> None:
-    """Themselves: that a text repeats its prompt is no loop."""
+    """The share counts 8-grams that a text repeats of itself, not of its prompt."""
     turns = [{"role": "user", "content": PROMPT}]
     request_body = {"prompt": PROMPT}
     ids = llm.encode(PROMPT)
@@ -198,7 +198,7 @@ def test_texts_with_tier_stats_tell_how_far_they_repeat(app: ASGIApp, llm: LLM, 
     (output,) = llm.generate(
         ids, llm.sampling_params(n=2, max_tokens=60, top_k=2, temperature=0.8, seed=5, ignore_eos=True)
     )
-    shares = [round(repeated(completion.token_ids), 4) for completion in output.outputs]
+    shares = [round(repeated_share(completion.token_ids), 4) for completion in output.outputs]
     assert good(ask(app, path, body))["usage"]["repeated_8_grams"] == shares
     *_, last_event = events(ask(app, path, body | {"stream": True, "stream_options": USAGE}))
     assert last_event["usage"]["repeated_8_grams"] == shares

@@ -1,4 +1,4 @@
-"""Whoever waits and asks for progress is told its place in the queue."""
+"""A waiting request that asks for progress is told its place in the queue."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.request_base import UNSUPPORTED
+from triforce.server.request_base import UNSUPPORTED_FIELDS
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
@@ -67,9 +67,9 @@ PICTURE = {"type": "image_url", "image_url": {}}
         ({"logit_bias": {str(i): 1 for i in range(1025)}}, "at most 1024"),
         ({"mode": "fast"}, "choose from"),
         ({"stream_options": {"include_usage": True}}, "stream: true"),
-        ({"stream": True, "stream_options": {"x": 1}}, "no such field"),
-        ({"surprise": 1}, "no such field"),
-        ({"\ud800": 1}, "no such field"),
+        ({"stream": True, "stream_options": {"x": 1}}, "unknown field"),
+        ({"surprise": 1}, "unknown field"),
+        ({"\ud800": 1}, "unknown field"),
         ({"best_of": 4}, "n gives"),
         ({"suffix": "end"}, "leave it out"),
         ({"response_format": {"type": "yaml"}}, "response_format"),
@@ -97,9 +97,9 @@ def test_bad_completions_are_400(app: ASGIApp, changes: dict[str, Any], says: st
             "messages[0].content[0] is 'image_url'",
         ),
         ({"tools": [{"type": "function"}]}, "tools.0.function"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "chat template has no calls"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "chat template has no known format"),
         ({"tool_choice": "required"}, "needs tools"),
-        ({"functions": [{"name": "f"}]}, "through tools"),
+        ({"functions": [{"name": "f"}]}, "use tools and tool_choice"),
         ({"top_logprobs": 3}, "logprobs: true"),
     ],
 )
@@ -109,7 +109,7 @@ def test_bad_chats_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> 
 
 @pytest.mark.parametrize("field", ["previous_response_id", "background"])
 def test_responses_stored_state_is_refused(app: ASGIApp, field: str) -> None:
-    assert UNSUPPORTED[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: True}))
+    assert UNSUPPORTED_FIELDS[field][1] in refused(ask(app, RESPONSES, GOOD[RESPONSES] | {field: True}))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -123,9 +123,9 @@ def test_ignored_client_fields_are_accepted_and_named(app: ASGIApp, path: str, s
     assert "X-Triforce-Ignored" not in ask(app, path, plain).headers
 
 
-@pytest.mark.parametrize("field", sorted(UNSUPPORTED))
+@pytest.mark.parametrize("field", sorted(UNSUPPORTED_FIELDS))
 def test_neutral_values_are_accepted(app: ASGIApp, field: str) -> None:
-    body = GOOD[CHAT] | {"max_completion_tokens": 1, field: [None, *UNSUPPORTED[field][0]][-1], "user": "me"}
+    body = GOOD[CHAT] | {"max_completion_tokens": 1, field: [None, *UNSUPPORTED_FIELDS[field][0]][-1], "user": "me"}
     if field == "top_logprobs":
         body |= {"logprobs": True}
     assert ask(app, CHAT, body).status_code == 200
@@ -206,7 +206,7 @@ def test_openapi_describes_the_routes(app: ASGIApp) -> None:
 
 
 def test_valid_requests_beside_mistakes_are_served(app: ASGIApp) -> None:
-    """The controls."""
+    """Valid requests beside the invalid ones above are served."""
     for path, body in GOOD.items():
         few_fields = {SHORT[path]: 2, "temperature": 0.8, "seed": 0} if path in SHORT else {}
         assert ask(app, path, body | few_fields).status_code == 200

@@ -1,4 +1,4 @@
-"""`response_format` and `text.format`: answers are what they must be, and `generate` gives the same ones."""
+"""`response_format` and `text.format`: answers have the requested form, and equal those of `generate`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tests.helpers.asgi_client import ask, events, good, hang_up, refused
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
-from triforce.server.request_base import UNSUPPORTED
+from triforce.server.request_base import UNSUPPORTED_FIELDS
 from triforce.structured_output import compiler
 from triforce.structured_output import compiler as structured_output_compiler
 
@@ -93,7 +93,7 @@ def test_bad_format_is_refused_before_queue(app: ASGIApp) -> None:
         (RESPONSES, {"input": "x", "text": {"format": {"type": "json_schema", "schema": {"uniqueItems": True}}}}),
     ):
         assert "uniqueItems" in refused(ask(app, path, body))
-    assert UNSUPPORTED["text"][1] in refused(ask(app, CHAT, {"messages": TALK, "text": {"format": FORMAT}}))
+    assert UNSUPPORTED_FIELDS["text"][1] in refused(ask(app, CHAT, {"messages": TALK, "text": {"format": FORMAT}}))
 
 
 def test_grammar_is_compiled_once_and_travels_with_request(app: ASGIApp, llm: LLM, monkeypatch: Any) -> None:
@@ -112,7 +112,7 @@ plain = structured_output_compiler.new_matcher
 
 
 def test_grammar_trial_ends_with_its_client(app: ASGIApp) -> None:
-    """Otherwise it would take two seconds of a processor, and the next one's turn would come behind it."""
+    """The trial compilation of a slow grammar ends with its client, and does not delay the next request."""
     slow = {"type": "object", "properties": {"a": {"type": "integer", "multipleOf": 99_999_989}}}
     form = {"type": "json_schema", "json_schema": {"schema": slow}}
 

@@ -131,17 +131,17 @@ def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     ("changes", "says"),
     [
         ({"tool_choice": {"type": "function", "name": "bark"}}, "'bark'"),
-        ({"tools": [*FLAT, FLAT[0]]}, "one name"),
-        ({"tools": TOOLS}, "function: its fields stand beside type here"),
+        ({"tools": [*FLAT, FLAT[0]]}, "the same name"),
+        ({"tools": TOOLS}, "function: send its fields beside type"),
         ({"tools": [{"type": "web_search"}]}, "none of them is a function"),
         ({"tools": [], "tool_choice": "required"}, "needs tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "held to text"),
-        ({"input": [CALL | {"arguments": "[]"}]}, "no JSON object"),
+        ({"text": {"format": {"type": "json_object"}}}, "text and tools exclude each other"),
+        ({"input": [CALL | {"arguments": "[]"}]}, "not a JSON object"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "function_call_output"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "Field required"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
           "tool_choice": "required"}, "uniqueItems"),
-        ({"previous_response_id": "resp_1"}, "nothing is kept"),
+        ({"previous_response_id": "resp_1"}, "are not stored"),
     ],
 )  # fmt: skip
 def test_response_impossible_tools_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:
@@ -167,7 +167,7 @@ def test_response_tools_without_template_are_refused(pair: Path) -> None:
 
 @pytest.mark.parametrize("width", [1, 5, 1000])
 def test_response_items_stream_in_order(width: int) -> None:
-    """Text, calls, and text again: each its own item, complete before the next one begins."""
+    """Each text and each call is an item, complete before the next item begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
     items = Items(QWEN.parser({"size"}))
     open_at, told = None, []

@@ -105,7 +105,7 @@ def test_disconnected_client_is_cancelled(url: str) -> None:
 
 
 def test_many_streams_with_disconnects_finish(url: str) -> None:
-    """64 at once, the most that the queue takes: streams that stay get the whole text of their seed."""
+    """Streams that stay get the whole text of their seed: 64 streams run at once, the limit of the queue."""
     headers = {"authorization": f"Bearer {KEY}"}
     body = {"prompt": PROMPT, "ignore_eos": True, "stream": True}
 
@@ -174,7 +174,7 @@ def test_shipped_examples_run(url: str, example: str) -> None:
 
 @pytest.fixture
 def signals_taken() -> Iterator[None]:
-    """Signals that this process ignores, as under `nohup`, are not ignored by its child processes."""
+    """Reset ignored signals, as under `nohup`, so that child processes do not ignore them."""
     old_handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, old_handler)
@@ -216,7 +216,7 @@ def test_signal_drains_or_reports(pair: Path, sent_signal: signal.Signals, grace
 
 @pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 def test_server_with_int8_kv_tells_its_type(pair: Path) -> None:
-    """With int8 KV the texts are those of another model."""
+    """A server with int8 KV gives the texts of `LLM` with int8 KV, and names the type in its metrics."""
     with served(pair, "--kv-dtype", "int8") as (_, url), client(url) as api:
         full_text = api.completions.create(prompt=PROMPT, **SETTINGS, extra_body=EXTENSIONS)
         metrics = httpx.get(f"{url}/metrics", headers={"authorization": f"Bearer {KEY}"}).text

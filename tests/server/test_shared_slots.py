@@ -12,9 +12,9 @@ from triforce.server.errors import ApiError
 from triforce.server.grammar_queue import SharedSlots
 
 
-def slots(share: int = 9) -> SharedSlots:
+def slots(max_per_key: int = 9) -> SharedSlots:
     """Return shared slots with one place."""
-    return SharedSlots("texts", 0.0, share)
+    return SharedSlots("texts", 0.0, max_per_key)
 
 
 async def begun(holder: SharedSlots, key: str, work: Callable[[], object], **how: Callable[[], None]) -> asyncio.Task:
@@ -38,10 +38,10 @@ def test_slots_let_keys_take_turns() -> None:
 
 def test_slots_share_used_up_is_429_for_its_key_only() -> None:
     async def scene() -> None:
-        holder = slots(share=2)
+        holder = slots(max_per_key=2)
         gate = threading.Event()
         tasks = [await begun(holder, "a", gate.wait), await begun(holder, "a", gate.wait)]
-        with pytest.raises(ApiError, match=r"2 texts of yours .* try again in 5 seconds") as refusal:
+        with pytest.raises(ApiError, match=r"2 texts of this client .* try again in 5 seconds") as refusal:
             await holder.run("a", gate.wait)
         assert refusal.value.status == 429 and refusal.value.headers == {"Retry-After": "5"}
         tasks.append(await begun(holder, "b", gate.wait))

@@ -1,4 +1,4 @@
-"""Calls of functions: held to their parameters when they must be made, and found in the text when they may be."""
+"""Tool calls: required calls follow their parameters' schema, and optional calls are found in the text."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ BODY = {"messages": [{"role": "user", "content": "the cat?"}], "tools": TOOLS, "
 
 
 def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
-    """The server on a model that writes calls in this form."""
+    """Yield the server of a model that writes calls in the form."""
     llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
     assert llm.tokenizer
     llm.tokenizer.templates = {"default": TURNS.replace("CALL", CALLS[form])}
@@ -60,7 +60,7 @@ def app(request: pytest.FixtureRequest, pair: Path) -> Iterator[ASGIApp]:
 
 
 def checked(call: dict[str, Any]) -> str:
-    """The name of a call whose arguments are what they must be."""
+    """Check a call's arguments, and return its name."""
     name, arguments = call["function"]["name"], json.loads(call["function"]["arguments"])
     assert call["type"] == "function" and call["id"].startswith("call_")
     jsonschema.validate(arguments, SIZE if name == "size" else {"maxProperties": 0})
@@ -126,18 +126,18 @@ def test_tool_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     (answer,) = good(ask(app, CHAT, body))["choices"]
     assert "tool_calls" not in answer["message"] and answer["finish_reason"] == "length"
     turns[0]["tool_calls"][0]["function"]["arguments"] = "[]"  # type: ignore[index]
-    assert "no JSON object" in refused(ask(app, CHAT, body | {"messages": turns}))
+    assert "not a JSON object" in refused(ask(app, CHAT, body | {"messages": turns}))
 
 
 def test_tools_unused_change_nothing(app: ASGIApp) -> None:
-    """`none` does not even show the tools."""
+    """The choice `none` leaves the tools out of the prompt."""
     free = {key: value for key, value in BODY.items() if key != "tools"} | {"max_tokens": 8}
     plain, none = (good(ask(app, CHAT, body)) for body in (free, free | {"tools": TOOLS, "tool_choice": "none"}))
     assert plain["choices"] == none["choices"] and plain["usage"] == none["usage"]
 
 
 def nested(depth: int) -> list[dict[str, Any]]:
-    """A tool whose parameters are nested so deeply."""
+    """Return a tool whose parameters are nested `depth` levels deep."""
     parameters = json.loads('{"items": ' * depth + "{}" + "}" * depth)
     return [{"type": "function", "function": {"name": "deep", "parameters": parameters}}]
 
@@ -168,7 +168,7 @@ def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
     matcher = new_matcher(LLTokenizer(letters, slices=[]), grammar.kind, grammar.source)
     for arguments, taken in (("{}", True), ("[]", False), ("5", False), ('"x"', False), ("null", False)):
-        text = f'{{"name": "f", "{form.arguments}": {arguments}}}'
+        text = f'{{"name": "f", "{form.arguments_key}": {arguments}}}'
         text = f"<tool_call>\n{text}\n</tool_call>" if form.tagged else text
         ids = list(text.encode())
         text_matcher = matcher.deep_copy()
@@ -179,7 +179,7 @@ def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
     ("changes", "says"),
     [
         ({"tool_choice": {"type": "function", "function": {"name": "bark"}}}, "'bark'"),
-        ({"tools": [*TOOLS, TOOLS[0]]}, "one name"),
+        ({"tools": [*TOOLS, TOOLS[0]]}, "the same name"),
         ({"tools": [TOOLS[1]] * 129}, "at most 128"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"response_format": {"type": "json_object"}}, "one of them"),
@@ -189,7 +189,7 @@ def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
         ]}, "uniqueItems"),
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"enum": [{"a": 2**53 + 1}]}}}
-        ]}, "the parameters of f cannot be kept to: the integer 9007199254740993 would be rounded"),
+        ]}, "the parameters of f cannot be enforced: the integer 9007199254740993 would be rounded"),
     ],
 )  # fmt: skip
 def test_tools_impossible_requests_are_400(app: ASGIApp, changes: dict[str, Any], says: str) -> None:

@@ -48,16 +48,16 @@ def longest_match(text: list[int], min_length: int) -> tuple[int, int]:
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_ngram_longest_match_is_found(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ngram, "OCCURRENCES", 10**6)
-    dice = random.Random(n)
+    generator = random.Random(n)
     match_count = 0
     for letters in (1, 2, 4):
         index = NgramIndex(n)
         text = list[int]()
         for _ in range(300):
-            if dice.random() < 0.3:  # rewound, with another text from there on
-                text = text[: dice.randint(max(0, len(text) - 12), len(text))]
+            if generator.random() < 0.3:  # rewound, with another text from there on
+                text = text[: generator.randint(max(0, len(text) - 12), len(text))]
                 index.forget(len(text))
-            text += dice.choices(range(letters), k=dice.randint(0, 4))
+            text += generator.choices(range(letters), k=generator.randint(0, 4))
             text = text[:60]
             index.read(ints(text))
             match_count += (match := index.match(ints(text)))[0] > n
@@ -109,7 +109,7 @@ def proposed(text: list[int], gamma: int = 4, min_match: int = 3) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("text", "guess"),
+    ("text", "draft_tokens"),
     [
         ([1, 2, 5, 6, 7, 1, 2], []),  # two tokens are no match
         ([1, 2, 3, 5, 6, 7, 1, 2, 3], [5]),
@@ -122,9 +122,9 @@ def proposed(text: list[int], gamma: int = 4, min_match: int = 3) -> list[int]:
         ([1], []),
     ],
 )
-def test_ngram_longer_matches_propose_more(text: list[int], guess: list[int]) -> None:
-    assert proposed(text) == guess
-    assert proposed(text, gamma=1) == guess[:1]
+def test_ngram_longer_matches_propose_more(text: list[int], draft_tokens: list[int]) -> None:
+    assert proposed(text) == draft_tokens
+    assert proposed(text, gamma=1) == draft_tokens[:1]
 
 
 @pytest.mark.parametrize("coupling", [Seeded, Rejection])
@@ -136,7 +136,7 @@ def test_ngram_proposal_law_is_point_mass(coupling: type) -> None:
     if coupling is Seeded:
         assert draft.probs_BKV.shape == (2, 2, 0)
     else:
-        assert draft.probs_BKV[0].tolist() == torch.eye(10, dtype=torch.float64)[[5, 6]].tolist()
+        assert draft.probs_BKV[0].tolist() == np.eye(10)[[5, 6]].tolist()
 
 
 def hybrid(rows: int, coupling: str = "seeded", prompt: list[int] | None = None) -> SequenceBatch:
@@ -163,7 +163,7 @@ def test_ngram_and_draft_are_counted_apart(coupling: str) -> None:
     assert [tier.name for tier in batch.tiers] == names
     for counters in (draft, above):
         assert 0 < counters.accepted_B.sum() < counters.proposed_B.sum()
-    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # one tier per guess
+    assert (draft.accepted_BN.sum(1) + above.accepted_BN.sum(1) == middle.passes_B).all()  # one tier per draft token
     assert {origin for sequence in batch.sequences for origin in sequence.origins} == set(names)
 
 
@@ -187,8 +187,8 @@ def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(CacheError):
                 proposer.propose(longer, batch.sampling, np.array([True, True]))
         else:
-            guess = proposer.propose(longer, batch.sampling, np.array([True, True]))
-            assert (guess.origins_BK == draft.level).all() and (guess.counts_B == draft.gamma).all()
+            proposal = proposer.propose(longer, batch.sampling, np.array([True, True]))
+            assert (proposal.origins_BK == draft.level).all() and (proposal.counts_B == draft.gamma).all()
             assert (draft.cache.lengths_B >= longer.lengths_B - 1).all()
 
 
@@ -217,17 +217,17 @@ def test_ngram_retires_behind_better_draft_and_returns() -> None:
     text = [*range(10), *range(8)]
     prefix = SequenceState(ints([*text, 0, 0])[None], ints([len(text)]))
 
-    def guesses(accepted: int) -> bool:
-        """Return whether the proposer guesses itself; `accepted` of its two tokens are accepted."""
+    def drafts(accepted: int) -> bool:
+        """Return whether the proposer drafts by n-grams itself; `accepted` of its two tokens are accepted."""
         draft.asked = 0
         proposer.propose(prefix, Wanted(), LIVE)
         origin_BK = np.full((1, 2), draft.level if draft.asked else proposer.level)
-        proposer.record_verdict(Draft(origin_BK, torch.empty(1, 2, 0), origin_BK, ints([2])), ints([accepted]), LIVE)
+        proposer.record_verdict(Draft(origin_BK, np.empty((1, 2, 0)), origin_BK, ints([2])), ints([accepted]), LIVE)
         return not draft.asked
 
-    assert [guesses(accepted=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
+    assert [drafts(accepted=0) for _ in range(4)] == [True, True, True, False]  # eight tokens are not enough any more
     assert draft.counters.rejected_B[0] == 1  # the fourth was the draft's, and rejected
-    assert [guesses(accepted=2) for _ in range(3)] == [True] * 3
+    assert [drafts(accepted=2) for _ in range(3)] == [True] * 3
     assert proposer.counters.rejected_B[0] == 3 and proposer.counters.accepted_B[0] == 6
 
 

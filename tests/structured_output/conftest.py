@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
-
-torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

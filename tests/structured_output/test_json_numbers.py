@@ -71,10 +71,10 @@ def test_json_number_mask_depends_on_text_only(llm: LLM) -> None:
     for _ in range(40):
         text = rng.choice(texts)
         length = rng.randrange(len(text))
-        guesses = rng.randrange(6)
-        text_and_guesses = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:guesses])
-        unused_mask = llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
-        assert (used.allowed(*text_and_guesses) == unused_mask).all()
+        draft_tokens = rng.randrange(6)
+        text_and_draft = ints(text[:length]), ints([*text[length:], *rng.choice(texts)][:draft_tokens])
+        unused_mask = llm.grammars.compile(grammar).follow().allowed(*text_and_draft)
+        assert (used.allowed(*text_and_draft) == unused_mask).all()
         cut += bool((~unused_mask[:, ids["1"]]).any())
     assert cut
 

@@ -11,6 +11,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.extras import needs_transformers
 from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
@@ -77,16 +78,16 @@ SCHEMAS = NESTED | NESTED.map(
 
 
 def walk(constraint: Constraint, ends: frozenset[int], rng: random.Random, max_tokens: int = 150) -> list[int]:
-    """Return a random text. Sometimes a guess leads elsewhere."""
+    """Return a random text. Sometimes a draft token leads elsewhere."""
     text: list[int] = []
     while len(text) < max_tokens and not ends & set(text):
         masks = constraint.allowed(ints(text), ints([rng.randrange(256)]))
         allowed_now, then = [np.flatnonzero(mask) for mask in masks]
         assert len(allowed_now) and len(then)
-        guess = int(rng.choice(allowed_now))
-        detour = constraint.allowed(ints(text), ints([guess]))[1]
+        draft_token = int(rng.choice(allowed_now))
+        detour = constraint.allowed(ints(text), ints([draft_token]))[1]
         text.append(int(rng.choice(allowed_now)))
-        if text[-1] == guess:
+        if text[-1] == draft_token:
             assert (constraint.allowed(ints(text), ints([]))[0] == detour).all()
     return text
 
@@ -121,11 +122,9 @@ def test_matcher_detours_leave_no_trace(llm: LLM, seed: int) -> None:
     for _ in range(12):
         text = rng.choice(texts)
         cut = rng.randrange(len(text) + 1)
-        guesses = rng.randrange(4)
-        text_and_guesses = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:guesses])
-        assert (
-            used.allowed(*text_and_guesses) == llm.grammars.compile(grammar).follow().allowed(*text_and_guesses)
-        ).all()
+        draft_tokens = rng.randrange(4)
+        text_and_draft = ints(text[:cut]), ints([*text[cut:], *rng.choice(texts)][:draft_tokens])
+        assert (used.allowed(*text_and_draft) == llm.grammars.compile(grammar).follow().allowed(*text_and_draft)).all()
 
 
 def test_matcher_after_end_allows_all(llm: LLM) -> None:
@@ -143,6 +142,7 @@ def test_matcher_after_end_allows_all(llm: LLM) -> None:
     assert constraint.allowed(ints([]), ints([digits[1], 5]))[1:].all() and not constraint.failure
 
 
+@needs_transformers
 def test_matcher_special_tokens_are_masked_and_added_allowed() -> None:
     """Marks such as <|eot_id|> would be read as nothing. A <tool_call> of one token spells its text."""
     hf = tiny_tokenizer()

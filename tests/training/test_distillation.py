@@ -1,4 +1,4 @@
-"""Guesses in a row as they are trained: what they see, and the gradient of their loss.
+"""Draft tokens in a row as they are trained: what they see, and the gradient of their loss.
 
 Shape suffixes as in training/distillation.py.
 """
@@ -12,11 +12,13 @@ from torch import Tensor
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from triforce.backends.torch.attention import attend
+from triforce.backends.torch.rotation import rotate
+from triforce.checkpoint.rope_scaling import wavelengths
 from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.eagle.torch_passes import EagleHeadLayer, Entries
-from triforce.model.rope import Rope, rotate
+from triforce.model.rope import Rope
 from triforce.training import distillation
-from triforce.training.distillation import Head, PastEntries, guesses, loss
+from triforce.training.distillation import OutputHead, PastEntries, draft_outputs, loss
 from triforce.training.episodes import Chunk
 
 torch.set_num_threads(1)
@@ -25,7 +27,7 @@ CLOSE = dict(atol=2e-5, rtol=2e-5)
 
 
 def layer(sinks: int = 4, window: int = 20) -> EagleHeadLayer:
-    rope = Rope(100.0 ** -(torch.arange(0, 8, 2) / 8), 1.0)
+    rope = Rope(1 / wavelengths(100.0, 8), 1.0)
     config = EagleHeadConfig(V, C, 48, 4, 2, 8, 1e-5, (1, 2), M, rope, sinks, window, True, True, False)
     draw = torch.Generator().manual_seed(0)
     named = {
@@ -51,7 +53,7 @@ def part(whole: Chunk, start: int, stop: int) -> Chunk:
 
 
 def outputs(draft: EagleHeadLayer, of: Chunk, past: PastEntries, anchors_N: Tensor, steps: int = 3) -> list[Tensor]:
-    return [out_BNC for out_BNC, _ in guesses(draft, of, past, anchors_N, steps)]
+    return [out_BNC for out_BNC, _ in draft_outputs(draft, of, past, anchors_N, steps)]
 
 
 def test_chunks_give_outputs_of_one_pass() -> None:
@@ -71,7 +73,7 @@ def test_chunks_give_outputs_of_one_pass() -> None:
             start = stop
 
 
-def test_later_tokens_change_no_guess() -> None:
+def test_later_tokens_change_no_draft_token() -> None:
     draft, whole = layer(), chunk(40)
     for anchor in (0, 3, 17, 30):
         alone = outputs(draft, part(whole, 0, anchor + 3), PastEntries(), torch.tensor([anchor]))
@@ -81,8 +83,8 @@ def test_later_tokens_change_no_guess() -> None:
             torch.testing.assert_close(one[:, 0], both[:, 1], **CLOSE)
 
 
-def test_state_behind_first_guess_is_its_output() -> None:
-    """What the target computed before an anchor reaches all guesses behind it."""
+def test_state_behind_first_draft_token_is_its_output() -> None:
+    """What the target computed before an anchor reaches all draft tokens behind it."""
     draft, whole = layer(), chunk(12)
     first, *others = outputs(draft, whole, PastEntries(), torch.tensor([5]))
     changed = part(whole, 0, 12)
@@ -104,7 +106,7 @@ def test_window_hides_far_entries_but_sinks() -> None:
 def test_attention_equals_that_of_streaming_views() -> None:
     """Of the engine, that is: sinks, a window, and queries that are rotated once more for the sinks."""
     draft, draw = layer(sinks=4, window=20), torch.Generator().manual_seed(7)
-    rope, slots_1T = draft.config.rope, torch.arange(70)[None]
+    rope, slots_1T = draft.rope, torch.arange(70)[None]
     q_1THD, k_1TGD, v_1TGD = (torch.randn(1, 70, heads, 8, generator=draw) for heads in (4, 2, 2))
     seen = Entries(rotate(k_1TGD, rope.cos_sin(slots_1T)), v_1TGD, slots_1T)
     got_1TQ = draft._attend(q_1THD, slots_1T, seen, slots_1T, ())
@@ -114,8 +116,8 @@ def test_attention_equals_that_of_streaming_views() -> None:
     torch.testing.assert_close(got_1TQ[0], wanted_THD.flatten(1), **CLOSE)
 
 
-def test_guesses_in_a_row_are_those_of_single_steps() -> None:
-    """Each sees the entries up to the anchor, the guesses since, and itself, at slots of their own."""
+def test_draft_tokens_in_a_row_are_those_of_single_steps() -> None:
+    """Each sees the entries up to the anchor, the draft tokens since, and itself, at slots of their own."""
     draft, whole, anchor = layer(), chunk(30), 11
     slots_BT, embedded_BTC = whole.slots_BT, whole.embeddings_BTC
     fused_BTC = draft.fuse(whole.states_BTX)[:, : anchor + 1]
@@ -129,29 +131,30 @@ def test_guesses_in_a_row_are_those_of_single_steps() -> None:
 
 
 CHECKS = {
-    "later": test_later_tokens_change_no_guess,
-    "row": test_guesses_in_a_row_are_those_of_single_steps,
+    "later": test_later_tokens_change_no_draft_token,
+    "row": test_draft_tokens_in_a_row_are_those_of_single_steps,
     "window": test_window_hides_far_entries_but_sinks,
     "engine": test_attention_equals_that_of_streaming_views,
     "chunks": test_chunks_give_outputs_of_one_pass,
 }
 
 
-@pytest.mark.parametrize("mutant", caught_in("test_guess_mutant_is_noticed"), ids=str)
-def test_guess_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutant", caught_in("test_draft_token_mutant_is_noticed"), ids=str)
+def test_draft_token_mutant_is_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
     mutant.apply(monkeypatch)
-    monkeypatch.setitem(globals(), "guesses", distillation.guesses)
+    monkeypatch.setitem(globals(), "draft_outputs", distillation.draft_outputs)
     for check in mutant.checks:
         with pytest.raises(AssertionError):
             CHECKS[check]()
 
 
 def test_gradient_of_loss_equals_that_of_plain_formula() -> None:
-    """All tokens are guessed behind; the guesses that follow go on from some places. A share is the best token's."""
+    """Every token is an anchor; the later draft tokens go on from some anchors. A share is the best token's."""
     draft, whole, later_N, decay = layer(), chunk(30), torch.tensor([0, 4, 9, 27]), 0.7
-    dice = torch.Generator().manual_seed(3)
-    head = Head(1 + 0.3 * torch.randn(C, generator=dice), 1e-5, torch.randn(M, C, generator=dice), greedy=0.3)
-    trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained()]
+    generator = torch.Generator().manual_seed(3)
+    norm_C = 1 + 0.3 * torch.randn(C, generator=generator)
+    head = OutputHead(norm_C, 1e-5, torch.randn(M, C, generator=generator), greedy_weight=0.3)
+    trained = [tensor.requires_grad_() for _, tensor in draft.weights.trained_tensors()]
     value = loss(draft, head, whole, PastEntries(), later_N, 3, decay)
     got = torch.autograd.grad(value, trained)
     final_BTC = whole.final_BTC * (whole.final_BTC.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * head.norm_C

@@ -12,10 +12,11 @@ from tests.helpers import tiny_training
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
 from tests.helpers.tiny_training import CONFIG, text, trainer
+from triforce.backends.torch.tensors import as_tensor
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
-from triforce.training.distillation import Head
+from triforce.training.distillation import OutputHead
 from triforce.training.episodes import HELD_OUT, EpisodeReader, Episodes, TargetStream, Texts
 from triforce.training.initial_weights import last_norm
 from triforce.training.trainer import FILE, TrainingState
@@ -32,9 +33,9 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_training_raises_acceptance_of_heldout_texts(target: Path, tmp_path: Path) -> None:
     made = trainer(target, tmp_path)
-    before = made.heldout.greedy(made.subject, CONFIG.steps)
+    before = made.heldout.greedy_shares(made.subject, CONFIG.steps)
     made.run(90)
-    after = made.heldout.greedy(made.subject, CONFIG.steps)
+    after = made.heldout.greedy_shares(made.subject, CONFIG.steps)
     assert made.state.updates == 90 and len(made.state.history) == 90 // CONFIG.check_every
     assert min(after["texts"]) > max(before["texts"]) + 0.1, (before, after)
 
@@ -56,7 +57,7 @@ def test_training_cut_off_equals_unbroken_one(target: Path, tmp_path: Path) -> N
 
 
 def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
-    """Two and five episodes later, and read once for that. Whoever goes on reads again what was kept before."""
+    """An episode is trained on again two and five episodes later, and read once. A new reader reads them again."""
     made, asked = trainer(target, tmp_path), list[int]()
     read = Episodes.__call__
     with pytest.MonkeyPatch.context() as patch:
@@ -67,7 +68,7 @@ def test_episodes_are_trained_on_again(target: Path, tmp_path: Path) -> None:
     each = CONFIG.groups * CONFIG.rows * CONFIG.width
     assert made.state.updates == CONFIG.groups * (9 + 7 + 4) and made.state.tokens == each * 9
     fresh = EpisodeReader(made.decoder, made.draft.state_layers, made.episodes, CONFIG)
-    next(fresh(4)), next(fresh(5))  # which nobody has read to their ends
+    next(fresh(4)), next(fresh(5))  # these two are not read to their ends
     for number in (4, 5):  # answers are the second ones
         chunks = [[chunk for text in readings(number) for chunk in text] for readings in (fresh, made.reader)]
         for one, other in zip(*chunks, strict=True):
@@ -107,7 +108,7 @@ def test_interrupted_training_loses_no_update(target: Path, tmp_path: Path) -> N
 def test_training_of_other_texts_or_target_is_refused(target: Path, tmp_path: Path) -> None:
     made = trainer(target, tmp_path / "draft")
     made.save()
-    with pytest.raises(ModelError, match="another texts"):
+    with pytest.raises(ModelError, match="with other texts"):
         trainer(target, tmp_path / "draft", {"a": text(seed=1)})
     (tmp_path / "draft" / FILE).write_bytes(b"PK no zip")
     with pytest.raises(ModelError, match="damaged"):
@@ -130,7 +131,7 @@ def test_many_short_texts_are_held_out_from_together(target: Path) -> None:
 def test_law_of_a_capped_target_is_capped() -> None:
     draw = torch.Generator().manual_seed(0)
     final_NC, rows_MC = torch.randn(3, 8, generator=draw), 9 * torch.randn(20, 8, generator=draw)
-    plain, capped = (Head(torch.ones(8), 1e-6, rows_MC, cap) for cap in (0.0, 30.0))
+    plain, capped = (OutputHead(torch.ones(8), 1e-6, rows_MC, cap) for cap in (0.0, 30.0))
     logits_NM = plain.logits(final_NC * torch.rsqrt(final_NC.square().mean(-1, keepdim=True) + 1e-6))
     torch.testing.assert_close(plain.probs(final_NC), logits_NM.softmax(-1), **CLOSE)
     torch.testing.assert_close(capped.probs(final_NC), (30 * (logits_NM / 30).tanh()).softmax(-1), **CLOSE)
@@ -148,7 +149,8 @@ def test_states_of_stream_are_those_before_each_token(target: Path) -> None:
     alone = TargetStream(decoder, (1, 2), 1, 40).read(ids_BT[1:])
     assert torch.equal(alone.states_BTX[0], whole.states_BTX[1])
     assert not whole.states_BTX[:, 0].any() and whole.states_BTX[:, 1:].any(-1).all()
-    head = Head(last_norm(llm.target), llm.target.config.norm_eps, decoder.head_rows(tokens_M))
+    rows_MC = as_tensor(decoder.head_rows(tokens_M.numpy()))
+    head = OutputHead(last_norm(llm.target), llm.target.config.norm_eps, rows_MC)
     torch.testing.assert_close(head.probs(whole.final_BTC), whole.logits_BTV[..., tokens_M].softmax(-1), **CLOSE)
 
 

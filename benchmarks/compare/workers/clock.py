@@ -18,7 +18,7 @@ Result = dict[str, Any]
 Generate = Callable[[Turn], Result]
 
 SLACK = 16
-"""Positions beyond prompt and text, for guesses."""
+"""Positions beyond prompt and text, for draft tokens."""
 
 
 class Clock:

@@ -1,8 +1,9 @@
 """llama.cpp, by llama-cpp-python, on a GGUF file.
 
-Settings: `flash`, `ubatch` and `kv`, a type of ggml. A turn's is `lookup`, tokens guessed from the prompt, or
-`python`: the texts of `Llama.generate`. All others are made here, by llama.cpp's functions for a pass and for a draw,
-so that nothing of the package is in their way: with guesses its own loop wants the logits of the whole prompt.
+Settings: `flash`, `ubatch` and `kv`, a type of ggml. A turn's is `lookup`, a number of draft tokens from the
+prompt, or `python`: the texts of `Llama.generate`. All others are made here, by llama.cpp's functions for a pass and
+for a draw, so that nothing of the package is in their way: with draft tokens its own loop wants the logits of the
+whole prompt.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class LlamaCpp:
         if settings.get("python"):
             texts = self._by_package(turn)
         elif lookup := settings.get("lookup"):
-            texts = self._guessing(turn, lookup)
+            texts = self._by_lookup(turn, lookup)
         else:
             texts = self._plainly(turn)
         for tokens in texts:
@@ -72,12 +73,12 @@ class LlamaCpp:
                 yield [token_array[0]]
                 self._decode(self.api.llama_batch_get_one(token_array, 1))
 
-    def _guessing(self, turn: Turn, count: int) -> Iterator[list[int]]:
-        """Prompt lookup: a pass over the last token and the guesses; a guess stays if the same token is drawn."""
+    def _by_lookup(self, turn: Turn, count: int) -> Iterator[list[int]]:
+        """Run prompt lookup: a pass over the last token and the draft. A draft token stays if the draw equals it."""
         import numpy as np
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-        guess = LlamaPromptLookupDecoding(num_pred_tokens=count)
+        proposer = LlamaPromptLookupDecoding(num_pred_tokens=count)
         length = len(turn["ids"])
         text = np.zeros(length + turn["tokens"] + count + 1, dtype=np.intc)
         text[:length] = turn["ids"]
@@ -89,13 +90,13 @@ class LlamaCpp:
                 text[length : length + len(drawn)] = drawn
                 length += len(drawn)
                 self.api.llama_memory_seq_rm(self._memory, 0, length - 1, -1)
-                guesses = guess(text[:length]).tolist()
-                self._fill(batch, [drawn[-1], *guesses], length - 1)
+                draft_tokens = proposer(text[:length]).tolist()
+                self._fill(batch, [drawn[-1], *draft_tokens], length - 1)
                 self._decode(batch)
                 drawn = []
-                for n, guessed in enumerate([*guesses, None]):
+                for n, draft_token in enumerate([*draft_tokens, None]):
                     drawn.append(self.api.llama_sampler_sample(sampler, self.llm.ctx, n))
-                    if drawn[-1] != guessed:
+                    if drawn[-1] != draft_token:
                         break
 
     def _by_package(self, turn: Turn) -> Iterator[list[int]]:

@@ -1,7 +1,7 @@
 """OpenVINO GenAI, which reads GGUF files itself.
 
-Its settings are the pipeline's; a turn's is `lookup`, tokens guessed from the prompt. Its speculative decoding takes no
-draft model from a GGUF file.
+Its settings are the pipeline's; a turn's is `lookup`, a number of draft tokens from the prompt. Its speculative
+decoding takes no draft model from a GGUF file.
 """
 
 from __future__ import annotations

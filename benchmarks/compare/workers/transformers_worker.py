@@ -1,4 +1,4 @@
-"""transformers' generate. Its setting is `dtype`; a turn's are `lookup`, tokens guessed from the prompt, or `draft`."""
+"""transformers' generate. Its setting is `dtype`; a turn's are `draft`, or `lookup`: a number of draft tokens."""
 
 from __future__ import annotations
 

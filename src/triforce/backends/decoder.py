@@ -13,15 +13,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
 
-import torch
-from torch import Tensor
-
+from triforce.arrays import Array, is_gpu
 from triforce.backends import dispatch
 from triforce.backends.current_device import device_context, steps_on
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, OffloadedKVBackend
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
-from triforce.model.expert_unions import SAMPLED, ExpertUnions
+from triforce.model.expert_unions import SAMPLED_TOKENS, ExpertUnions
 from triforce.model.weights import Weights
 from triforce.ragged import Ints
 
@@ -34,7 +32,7 @@ class View(Protocol):
         """KV memory that passes of this view write and read."""
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
-        """Return the pass that feeds `counts_B` tokens of each row at its length; columns up to `width` are padding."""
+        """Return a pass that appends `counts_B[b]` tokens to row b. The other columns, up to `width`, are padding."""
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
         """Count the tokens of a pass from `begin` as cached, and keep what `output` observed (None: nothing)."""
@@ -43,50 +41,50 @@ class View(Protocol):
 class ReadableHead(Protocol):
     """Model that unpacks rows of its output head."""
 
-    def head_rows(self, ids_N: Tensor) -> Tensor: ...
+    def head_rows(self, ids_N: Ints) -> Array: ...
 
 
 class Decoder:
     """Model without its cache: weights of one dtype on one device, never trained.
 
-    `bits`: 8 or 4 rounds the weights to that, only for tiers whose tokens are verified; 0 keeps them. Raises
-    RequestError where the kernels cannot round. `ranks` share the model: config and weights are then this rank's.
+    `weights`: on the host. `device`: where passes run, such as `cuda:0`. `bits`: 8 or 4 rounds the weights to 8 or 4
+    bits, for tiers whose tokens the target verifies; 0: no rounding. Raises RequestError where the kernels cannot
+    round. `ranks`: the group that shares the model; config and weights are then those of this rank.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, device: str = "cpu", bits: int = 0, ranks: TPGroup = ALONE
+    ) -> None:
         self.config = config
         self.ranks = ranks
-        self.device = weights.norm_C.device
-        self.dtype = weights.embedding_VC.dtype
-        self.model = dispatch.model(config, weights, bits, ranks)
+        self.device = device
+        self.dtype = weights.dtype
+        self.model = dispatch.model(config, weights, device, bits, ranks)
         self._on_device: Callable[[], AbstractContextManager[object]] = nullcontext
-        if self.device.type == "cuda":
+        if is_gpu(self.device):
             self._on_device = partial(device_context, self.device)
         experts = config.architecture.experts
         self.unions = ExpertUnions(experts) if experts else None
         """Unions of experts, observed from this model's passes; None without experts."""
 
-    # Not inference_mode: a caller may keep outputs of a pass and change them in place outside of it.
-    @torch.no_grad()
-    def __call__(self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None = None) -> Tensor:
+    def __call__(self, ids_BT: Ints, counts_B: Ints, cache: View, at_BJ: Ints | None = None) -> Array:
         """Run one pass: feed the first `counts_B` tokens of each row, which then are in the cache.
 
-        The other columns are padding. Ids and columns are on the host. Returns the logits of the columns `at_BJ`
-        (None: all columns, J = T; J = 0 scores nothing), float32 (B, J, V).
+        The other columns are padding. Returns the logits of the columns `at_BJ` (None: all columns, J = T; J = 0 scores
+        nothing), float32 (B, J, V).
         """
         return self.observe(ids_BT, counts_B, cache, at_BJ, ())[1].logits_BJV
 
-    @torch.no_grad()
     def observe(
-        self, ids_BT: Tensor, counts_B: Ints, cache: View, at_BJ: Tensor | None, layers: tuple[int, ...]
+        self, ids_BT: Ints, counts_B: Ints, cache: View, at_BJ: Ints | None, layers: tuple[int, ...]
     ) -> tuple[ForwardBatch, ForwardOutput]:
-        """Run the same pass; return the batch that the view described, and the whole output.
+        """Run a pass as `__call__` does; return the batch that the view described, and the whole output.
 
-        The output has the residual stream after the first n layers, for each n of `layers`, too.
+        The output also has the residual stream after the first n layers, for each n of `layers`.
         """
         batch = cache.begin(counts_B, ids_BT.shape[1])
         if layers:
-            batch = replace(batch, states=layers)
+            batch = replace(batch, state_layers=layers)
         with self._on_device():
             output = self.model.forward(ids_BT, cache.kv, batch, at_BJ)
         cache.record(batch, output)
@@ -94,50 +92,47 @@ class Decoder:
             self._observe_experts(ids_BT, counts_B, output)
         return batch, output
 
-    @torch.no_grad()
-    def run(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+    def run(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         """Run a pass that a view has described, without recording it in the view."""
         with self._on_device():
             return self.model.forward(ids_BT, kv, batch, at_BJ)
 
-    @torch.no_grad()
-    def head_rows(self, ids_N: Tensor) -> Tensor:
+    def head_rows(self, ids_N: Ints) -> Array:
         """Return the head's rows of tokens `ids_N`, as products use them: float32 (N, C)."""
         with device_context(self.device):
             return cast(ReadableHead, self.model).head_rows(ids_N)
 
-    @torch.no_grad()
-    def read(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
+    def read(self, ids_1T: Ints, counts_1: Ints, cache: View) -> Iterator[int]:
         """Feed many tokens of one row, unscored, in a pass that may be abandoned between two parts.
 
-        Yields after each part the tokens that all work so far is worth.
+        Yields the progress after each part, in tokens: the share of the pass that is done times the tokens of the pass.
         """
         yield from self.observe_parts(ids_1T, counts_1, cache, ())
 
-    @torch.no_grad()
     def observe_parts(
-        self, ids_1T: Tensor, counts_1: Ints, cache: View, layers: tuple[int, ...]
+        self, ids_1T: Ints, counts_1: Ints, cache: View, layers: tuple[int, ...]
     ) -> Generator[int, None, tuple[ForwardBatch, ForwardOutput]]:
-        """Run the pass of `read`; return what `observe` does, without logits."""
+        """Run the pass of `read`; return the batch and the output as `observe` does, without logits."""
         with device_context(self.device):
-            batch = replace(cache.begin(counts_1, ids_1T.shape[1]), states=layers)
+            batch = replace(cache.begin(counts_1, ids_1T.shape[1]), state_layers=layers)
         output = yield from dispatch.parts_of_pass(self.model, cache.kv, ids_1T, batch)
         cache.record(batch, output)
         if self.unions:
             self._observe_experts(ids_1T, counts_1, output)
         return batch, output
 
-    def _observe_experts(self, ids_BT: Tensor, counts_B: Ints, output: ForwardOutput) -> None:
+    def _observe_experts(self, ids_BT: Ints, counts_B: Ints, output: ForwardOutput) -> None:
         """Observe how many distinct experts the first tokens of a pass touch."""
-        width = min(SAMPLED, ids_BT.numel())
-        if self.unions and output.touched and counts_B[0] >= width:  # of one sequence, without padding
-            self.unions.observe(width, output.touched)
+        width = min(SAMPLED_TOKENS, ids_BT.size)
+        # The first `width` tokens must be of one sequence, without padding.
+        if self.unions and output.mean_distinct_experts and counts_B[0] >= width:
+            self.unions.observe(width, output.mean_distinct_experts)
 
-    @torch.no_grad()
-    def read_by_layer(self, ids_1T: Tensor, counts_1: Ints, cache: View) -> Iterator[int]:
-        """Feed many tokens of one row whose KV is offloaded, unscored, layer by layer: K and V leave memory once.
+    def read_by_layer(self, ids_1T: Ints, counts_1: Ints, cache: View) -> Iterator[int]:
+        """Feed many tokens of one row whose KV is offloaded, unscored, layer by layer.
 
-        Yields after each step the tokens that all work so far is worth. Raises CacheError.
+        The KV of each layer is written to the store once. Yields the progress after each step, as `read` does. Raises
+        CacheError.
         """
         batch = cache.begin(counts_1, ids_1T.shape[1])
         steps = cast(OffloadedKVBackend, cache.kv).read_prompt(self.model, ids_1T, batch)

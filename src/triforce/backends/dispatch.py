@@ -5,20 +5,22 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
 from hashlib import blake2b
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from triforce.arrays import Array, DType, is_gpu
 from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
-    Device,
     ForwardBatch,
     ForwardOutput,
     KVBackend,
@@ -26,13 +28,13 @@ from triforce.backends.kernel_api import (
     OffloadedKVBackend,
     OffloadLayout,
 )
+from triforce.backends.layerwise import forward_layerwise, layer_steps
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.backends.torch.kv import TorchKV
-from triforce.backends.torch.model import TorchModel, forward_layerwise, layer_steps
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import RequestError, TriforceError, argument
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Weights
+from triforce.ragged import Ints
 
 VARIABLE = "TRIFORCE_KERNELS"
 
@@ -59,23 +61,34 @@ def load(requested: str) -> tuple[ModuleType | None, str]:
     return _native, ""
 
 
-def suits_triton(requested: str, device: torch.device) -> bool:
+def suits_triton(requested: str, device: str) -> bool:
     """Return whether Triton's kernels are to be used on a device.
 
     Raises TriforceError where `requested` names them and they are not available.
     """
-    if requested != "triton" and (requested or device.type != "cuda"):
+    if requested != "triton" and (requested or not is_gpu(device)):
         return False
     if not _installed():
         if requested:
             raise TriforceError(f"{VARIABLE}={requested}, but Triton is not installed; pip install 'triforce[gpu]'")
         return False
-    if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
+    if is_gpu(device) or os.environ.get("TRITON_INTERPRET") == "1":
         return True
     raise TriforceError(
         f"{VARIABLE}={requested}, but these kernels are for CUDA devices and this is {device}. Leave {VARIABLE} out, "
         "name a CUDA device, or set TRITON_INTERPRET=1 to have Triton interpret them, which is for tests and very slow"
     )
+
+
+def has_torch() -> bool:
+    """Return whether torch is installed."""
+    return importlib.util.find_spec("torch") is not None
+
+
+def require_torch(purpose: str) -> None:
+    """Raise TriforceError where torch is not installed. purpose: what needs it, in the plural."""
+    if not has_torch():
+        raise TriforceError(f"{purpose} need torch, which is not installed; pip install 'triforce[torch]'")
 
 
 @contextmanager
@@ -102,17 +115,18 @@ def usable_cpus() -> int:
 
 def use_threads(count: int) -> None:
     """Set the threads of this process, in kernels and in torch: processes on one machine share its processors."""
-    torch.set_num_threads(count)
     if native is not None:
         native.set_threads(count)
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(count)
 
 
-def build() -> str:
-    """Return the identity of this build of the kernels at its level; other builds may compute other bits."""
+def build_identity() -> str:
+    """Return an identity of the kernels' build and SIMD level. Other builds or levels may compute other bits."""
     if native is None:
-        return f"torch {torch.__version__}"
+        return f"torch {version('torch')}"
     digest = blake2b(Path(str(native.__file__)).read_bytes(), digest_size=4).hexdigest()
-    return f"{native.level()} {digest}, torch {torch.__version__}"
+    return f"{native.level()} {digest}"
 
 
 @cache
@@ -121,36 +135,45 @@ def _installed() -> bool:
 
 
 requested = os.environ.get(VARIABLE, "")
-native, missing = load(requested)
-"""`missing` is the reason why native kernels are absent, for a user who did not turn them off."""
+native, missing_reason = load(requested)
+"""`missing_reason` says why native kernels are absent; it is empty if the user turned them off."""
 
 
-FusedDraft = Callable[..., Tensor]
+FusedDraft = Callable[..., Array]
+"""Function that drafts several tokens in one call, and returns their probabilities."""
 
 
-def claim_threads(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
-    """Leave the processors to native kernels, where these will compute, for the whole process.
+def claim_threads(config: ModelConfig, dtype: DType, device: str) -> None:
+    """Limit torch's threads for the whole process, to one if native kernels will compute.
 
-    Torch then has little work, and its threads would spin on cores that native threads need, or wait for cores that
-    other processes use. Elsewhere torch is limited to the control groups' quota, which it does not read itself.
+    Torch has little work beside native kernels, and its threads would spin on cores that native threads need, or wait
+    for cores that other processes use. Without native kernels torch is limited to the quota of the control groups,
+    which torch does not read itself.
     """
-    thread_limit = 1 if suits_native(config.head_dim, dtype, device) else usable_cpus()
+    computes_natively = suits_native(config.head_dim, dtype, device)
+    if computes_natively and "torch" not in sys.modules:
+        return
+    import torch
+
+    thread_limit = 1 if computes_natively else usable_cpus()
     torch.set_num_threads(min(torch.get_num_threads(), thread_limit))
 
 
-def keeps_packed(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def keeps_packed(config: ModelConfig, dtype: DType, device: str) -> bool:
     """Return whether weights of GGUF files stay packed: products with them then take bfloat16 inputs."""
     suits = suits_native(config.head_dim, dtype, device) or _suits_triton(config, dtype, device)
-    return dtype == torch.bfloat16 and suits
+    return dtype == "bfloat16" and suits
 
 
-def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup = ALONE) -> ModelBackend:
-    """Return the weights, ready for the fastest kernels that take them. Raises RequestError for unsupported `bits`.
+def model(
+    config: ModelConfig, weights: Weights, device: str = "cpu", bits: int = 0, ranks: TPGroup = ALONE
+) -> ModelBackend:
+    """Return the weights on a device, ready for the fastest kernels that take them.
 
-    With several `ranks`, which share the model, the weights are this rank's shard (see `ShardedModel`).
+    Raises RequestError for unsupported `bits`. With several `ranks`, which share the model, the weights are this rank's
+    shard (see `ShardedModel`).
     """
-    device = weights.norm_C.device
-    dtype = weights.embedding_VC.dtype
+    dtype = weights.dtype
     forward = forward_layerwise
     claim_threads(config, dtype, device)
     if suits_native(config.head_dim, dtype, device):
@@ -161,72 +184,80 @@ def model(config: ModelConfig, weights: Weights, bits: int = 0, ranks: TPGroup =
         return NativeModel(config, weights, bits)
     if bits:
         raise _no_int8()
-    plain: TorchModel
+    require_torch("models that native kernels do not take")
+    plain: Any
     if _suits_triton(config, dtype, device):
         from triforce.backends.cuda.model import TritonModel
 
-        plain = TritonModel(config, weights)
+        plain = TritonModel(config, weights, device)
         forward = plain.run
     else:
-        if device.type == "cpu" and missing:
+        if not is_gpu(device) and missing_reason:
             _warn_of_missing_kernels()
-        plain = TorchModel(config, weights)
+        from triforce.backends.torch.model import TorchModel
+
+        plain = TorchModel(config, weights, device)
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
 def memory(
     config: ModelConfig,
     pages: int,
-    dtype: torch.dtype,
-    device: Device = "cpu",
+    dtype: DType,
+    device: str = "cpu",
     unit: int = PAGE,
     int8: bool = False,
     window_pages: int = 0,
 ) -> KVBackend:
-    """Allocate KV memory of `pages` pages, for the fastest kernels whose lists take units of `unit` tokens.
+    """Allocate KV memory of `pages` pages, for the fastest kernels that support page tables of `unit`-token units.
 
-    int8: with int8 copies. window_pages: pages of each layer with a window; 0: `pages`, as in other layers.
-    Raises CacheError where memory is short, and RequestError where no kernels read int8.
+    int8: whether the memory also has int8 copies of keys and values. window_pages: pages of each layer with a window;
+    0: `pages`, as in other layers. Raises CacheError where memory is short, RequestError where no kernels read int8.
     """
-    if unit == PAGE and suits_native(config.head_dim, dtype, torch.device(device)):
+    if unit == PAGE and suits_native(config.head_dim, dtype, device):
         from triforce.backends.cpu.kv import NativeKV
 
         return NativeKV(config, pages, dtype, int8, window_pages)
     if int8:
         raise _no_int8()
-    if _suits_triton(config, dtype, torch.device(device)):
+    require_torch(f"pages in units of {unit} tokens" if unit != PAGE else "models that native kernels do not take")
+    if _suits_triton(config, dtype, device):
         from triforce.backends.cuda.kv import TritonKV
 
         return TritonKV(config, pages, dtype, device)
+    from triforce.backends.torch.kv import TorchKV
+
     return TorchKV(config, pages, dtype, device, window_pages=window_pages)
 
 
-def require_offload(config: ModelConfig, dtype: torch.dtype, device: Device, kind: str) -> None:
+def require_offload(config: ModelConfig, dtype: DType, device: str, kind: str) -> None:
     """Raise RequestError where no kernels read KV from a store of this kind, `host` or `file`."""
     host_option = argument("kv_offload", "host")
     none_option = argument("kv_offload", "none")
-    if layered(config, dtype, device):
+    if streams_layers(config, dtype, device):
         if kind == "file":
             raise RequestError(f"a GPU reads KV from the host's memory, not from a file; use {host_option}")
-    elif torch.device(device).type != "cpu" and not config.architecture.is_baseline:
+    elif is_gpu(device) and not config.architecture.has_plain_layers:
         raise RequestError(f"KV of this family cannot be offloaded on a GPU yet; use {none_option}")
-    elif torch.device(device).type != "cpu":
+    elif is_gpu(device):
         raise RequestError(f"KV offload on a GPU needs Triton; pip install 'triforce[gpu]', or use {none_option}")
-    elif not suits_native(config.head_dim, dtype, torch.device(device)):
+    elif not suits_native(config.head_dim, dtype, device):
         raise RequestError(f"KV offload needs native kernels, but {_why_not_native()}; use {none_option}")
 
 
-def layered(config: ModelConfig, dtype: torch.dtype, device: Device) -> bool:
-    """Return whether offloaded KV streams in whole layers that each fit on the device, and from memory only."""
-    device = torch.device(device)
+def streams_layers(config: ModelConfig, dtype: DType, device: str) -> bool:
+    """Return whether offloaded KV streams to the device layer by layer.
+
+    The device must then have room for a whole layer, and the store must be host memory.
+    """
     return not suits_native(config.head_dim, dtype, device) and _suits_triton(config, dtype, device)
 
 
 def offloaded(
     config: ModelConfig,
     pages: int,
-    dtype: torch.dtype,
-    device: Device,
+    dtype: DType,
+    device: str,
     offload_layout: OffloadLayout,
     window_pages: int = 0,
 ) -> OffloadedKVBackend:
@@ -234,7 +265,7 @@ def offloaded(
 
     window_pages: see `memory`; they are resident.
     """
-    if layered(config, dtype, device):
+    if streams_layers(config, dtype, device):
         from triforce.backends.cuda.offload.kv import TritonOffloadedKV
 
         return TritonOffloadedKV(config, pages, dtype, device, offload_layout)
@@ -246,7 +277,7 @@ def offloaded(
 def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDraft | None:
     """Return `fused_draft` of this model and memory, which drafts several tokens in one call; None without one.
 
-    width: tokens a row of the first pass.
+    width: tokens per row in the first pass.
     """
     if native:
         from triforce.backends.cpu.kv import NativeKV
@@ -262,34 +293,36 @@ def fused_draft_with(model: ModelBackend, kv: KVBackend, width: int) -> FusedDra
 
 
 def parts_of_pass(
-    model: ModelBackend, kv: KVBackend, ids_1T: Tensor, batch: ForwardBatch
+    model: ModelBackend, kv: KVBackend, ids_1T: Ints, batch: ForwardBatch
 ) -> Generator[int, None, ForwardOutput]:
     """Run a pass over many unscored tokens of one row, which may be abandoned between two parts.
 
-    Yields after each part the tokens that all work so far is worth. On a GPU the whole pass is one part.
+    Yields the progress after each part, as `Decoder.read` does. On a GPU the whole pass is one part.
     """
-    nothing = torch.empty(1, 0, dtype=torch.long)
+    no_columns_10 = np.empty((1, 0), np.int64)
     if native:
         from triforce.backends.cpu import model as cpu_model
 
         if steps := cpu_model.steps(model, kv, ids_1T, batch):
             return (yield from steps)
-    if batch.views[0][1].units.device.type == "cpu":
-        return (yield from layer_steps(model, ids_1T, kv, batch, nothing))
-    return model.forward(ids_1T, kv, batch, nothing)
+    if not is_gpu(kv.device):
+        return (yield from layer_steps(model, ids_1T, kv, batch, no_columns_10))
+    return model.forward(ids_1T, kv, batch, no_columns_10)
 
 
-def best(scores_GN: Tensor, candidates: range, picks: int) -> Tensor:
-    """Return the columns of the `picks` highest scores among `candidates`, ascending: int64 (G, picks)."""
-    if native is not None and scores_GN.device.type == "cpu" and scores_GN.dtype == torch.float32:
-        ids_GP = torch.empty(len(scores_GN), picks, dtype=torch.long)
-        native.topk(scores_GN.contiguous(), candidates.start, candidates.stop, ids_GP)
+def top_columns(scores_GN: Array, candidates: range, picks: int) -> Array:
+    """Return the columns of the `picks` highest scores (float32) among `candidates`, ascending: int64 (G, picks)."""
+    if isinstance(scores_GN, np.ndarray):
+        assert native is not None, "arrays on the host come from native kernels"
+        ids_GP = np.empty((len(scores_GN), picks), np.int64)
+        native.topk(np.ascontiguousarray(scores_GN), candidates.start, candidates.stop, ids_GP)
         return ids_GP
-    if scores_GN.dtype == torch.float32 and suits_triton(requested, scores_GN.device):
+    device = str(scores_GN.device)
+    if suits_triton(requested, device):
         from triforce.backends.cuda.triton import topk
 
         if len(candidates) <= topk.MAX_CANDIDATES:
-            with device_context(scores_GN.device):
+            with device_context(device):
                 return topk.best(scores_GN, candidates, picks)
     among_GN = scores_GN[:, candidates.start : candidates.stop]
     return among_GN.topk(picks, dim=1).indices.sort(dim=1).values + candidates.start
@@ -301,7 +334,7 @@ def identity(model: ModelBackend, memory: KVBackend) -> str:
 
 
 def _kind(part: ModelBackend | KVBackend) -> str:
-    if type(part) in (TorchModel, TorchKV):
+    if type(part).__module__.startswith("triforce.backends.torch."):
         return "torch"
     if _by_triton(part) or native is None:
         return "triton"
@@ -309,7 +342,7 @@ def _kind(part: ModelBackend | KVBackend) -> str:
 
 
 def _by_triton(part: ModelBackend | KVBackend) -> bool:
-    return isinstance(part, TorchModel | TorchKV) and type(part) not in (TorchModel, TorchKV)
+    return type(part).__module__.startswith("triforce.backends.cuda.")
 
 
 def _no_int8() -> RequestError:
@@ -321,35 +354,42 @@ def _no_int8() -> RequestError:
 def _why_not_native() -> str:
     if native is not None:
         return "they are for CPUs, for bfloat16 and float32, and for heads whose size is a multiple of 16, at most 256"
-    return missing or f"{VARIABLE}=torch leaves them out"
+    return missing_reason or f"{VARIABLE}=torch leaves them out"
 
 
 @cache
 def _warn_of_missing_kernels() -> None:
     """Warn once in a process."""
-    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", missing)
+    logging.getLogger("triforce").warning("without native kernels, several times slower: %s", missing_reason)
 
 
-def best_dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
-    """Return bfloat16, which halves the bytes read; float16 where a GPU has units for that alone; else float32.
+def best_dtype(config: ModelConfig, device: str) -> DType:
+    """Return the fastest dtype: bfloat16 on a GPU or for native kernels, because it halves the bytes read.
 
-    Torch alone on a CPU gets float32, as its bfloat16 is slow there.
+    A GPU before Ampere gets float16, because it has units for float16 only. Torch alone on a CPU gets float32, because
+    its bfloat16 is slow there.
     """
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return torch.float16
-    native_or_gpu = device.type != "cpu" or suits_native(config.head_dim, torch.bfloat16, device)
-    return torch.bfloat16 if native_or_gpu else torch.float32
+    if is_gpu(device) and _capability(device) < (8, 0):
+        return "float16"
+    native_or_gpu = is_gpu(device) or suits_native(config.head_dim, "bfloat16", device)
+    return "bfloat16" if native_or_gpu else "float32"
 
 
-def suits_native(head_dim: int, dtype: torch.dtype, device: torch.device) -> bool:
+def suits_native(head_dim: int, dtype: DType, device: str) -> bool:
     """Return whether native kernels take models whose heads have `head_dim` numbers of type `dtype` on `device`."""
-    fits = head_dim % 16 == 0 and head_dim <= 256 and dtype in (torch.bfloat16, torch.float32)
-    return native is not None and device.type == "cpu" and fits
+    fits = head_dim % 16 == 0 and head_dim <= 256 and dtype in ("bfloat16", "float32")
+    return native is not None and not is_gpu(device) and fits
 
 
-def _suits_triton(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> bool:
+def _suits_triton(config: ModelConfig, dtype: DType, device: str) -> bool:
     fits = config.head_dim % 2 == 0 and config.head_dim <= 256
-    if config.kv_int8 and device.type == "cuda":  # older devices have neither integer products nor bfloat16
-        fits = fits and torch.cuda.get_device_capability(device) >= (8, 0)
-    is_supported = dtype in (torch.bfloat16, torch.float16, torch.float32) and config.architecture.is_baseline
+    if config.kv_int8 and is_gpu(device):  # older devices have neither integer products nor bfloat16
+        fits = fits and _capability(device) >= (8, 0)
+    is_supported = dtype in ("bfloat16", "float16", "float32") and config.architecture.has_plain_layers
     return fits and is_supported and suits_triton(requested, device)
+
+
+def _capability(device: str) -> tuple[int, int]:
+    from triforce.backends.torch.devices import capability
+
+    return capability(device)

@@ -1,7 +1,8 @@
 """Contract of a set of kernels: models that run passes, and the KV memory that models are given.
 
 A view of the KV memory (see `triforce.kvcache`) describes a pass as a `ForwardBatch`; a `ModelBackend` runs it; a
-`KVBackend` stores keys and values, and attends.
+`KVBackend` stores keys and values, and attends. Native kernels take and return numpy arrays; other kernels torch
+tensors on their device. Token ids, columns and counts are numpy arrays for all.
 
 Shape suffixes: B rows, T tokens fed in one pass, N = B * T, J scored columns, L layers, C hidden size, V vocabulary,
 H query heads, G KV heads, D head size, F = D / 2, U units of a list of keys, S layers whose outputs are kept.
@@ -11,20 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
-import torch
-from torch import Tensor
-
+from triforce.arrays import Array
 from triforce.distributed.group import TPGroup
 from triforce.interface.outputs import KVMemoryUsage
+from triforce.ragged import Ints
 
-Device = torch.device | str
-
-Rotation = tuple[Tensor, Tensor]
+Rotation = tuple[Array, Array]
 """cos and sin of each token's position, (N, F) each, with yarn's factor on them."""
 
-KeysValues = tuple[Tensor, Tensor]
+KeysValues = tuple[Array, Array]
 """Keys and values, (G, N, D) each."""
 
 PAGE = 16
@@ -37,9 +35,10 @@ def pages_for(tokens: int) -> int:
 
 
 class Search(NamedTuple):
-    """Search of row b's units [start[b], stop[b]): its queries need attend only to the nearest `picks[b]` of them.
+    """Search among row b's units [start[b], stop[b]) for the `picks[b]` units whose keys are nearest to its queries.
 
-    An estimate may say which units are nearest, and a memory may attend to all of them.
+    Attention may leave out the other units of that range. The memory may estimate which units are nearest, and may
+    attend to all of them.
     """
 
     start: list[int]
@@ -57,15 +56,18 @@ class PageTable:
     `window` of these.
     """
 
-    units: Tensor
+    units: Array
     """int32, (B, U) or (B, G, U); (layers, B, G, U) where each of several layers has its own."""
     starts: list[int]
     counts: list[int]
     unit: int = PAGE
     sinks: int = 0
     window: int = 0
-    coarse: list[int] = field(default_factory=list)
-    """Keys of row b below `coarse[b]` may be read as int8 copies, or as half of int8 KV; all of them are committed."""
+    low_precision_ends: list[int] = field(default_factory=list)
+    """Ends of the keys that may be read in fewer bits: row b's keys below `low_precision_ends[b]`, all committed.
+
+    They are read from int8 copies, or from the upper nibbles of int8 KV. An empty list: all keys are read exactly.
+    """
     search: Search | None = None
     """Units that attention may leave out, all committed; for lists that all KV heads share, without a window."""
 
@@ -75,52 +77,54 @@ class ForwardBatch:
     """One pass: each row's new tokens, the first at position `positions[b]`, and the keys that they see.
 
     `views` covers all layers in order: a number of layers, and their page table. Token t of a row is key
-    `starts[b] + t` of the table, so the table names its slot too. With a window a query meets the sinks from its place
-    in [sinks | window].
+    `starts[b] + t` of the table, so the table names its slot too. With a window, queries for the sinks are rotated to
+    the position that the query has in the sequence [sinks | window].
     """
 
     positions: list[int]
     views: list[tuple[int, PageTable]]
     observe: bool = False
-    """Return rotated queries too, and with `return_mass`, for a pass of one view only, their attention mass."""
+    """Whether the output has the rotated queries."""
     return_mass: bool = False
+    """Whether the output has the attention mass; for a pass of one view only."""
     min_shape: tuple[int, int] = (1, 1)
-    """Least rows, and tokens a row, to which a memory whose bits depend on a pass's shape must pad the pass."""
-    exact: bool = False
-    """Each row's keys before its new ones are committed: offloaded memory may evict them."""
-    keep: int = 0
-    """Pages of most mass, of each row, layer and KV head, that offloaded memory keeps resident after the pass."""
+    """Least rows, and least tokens per row, to which memories must pad a pass if their bits depend on its shape."""
+    past_committed: bool = False
+    """Whether each row's keys before its new tokens are committed, so that offloaded memory may evict them."""
+    retained_pages: int = 0
+    """Number of pages of most mass that offloaded memory keeps resident, per row, layer and KV head, after the pass."""
     trial: bool = False
-    """The pass is a trial that may never come again, so that capturing it would not pay."""
+    """Whether the pass is a trial whose shape may never occur again, so that capturing it would not pay."""
     tables: list[list[int]] = field(default_factory=list)
     """Each row's pages in order, on the host; empty where no offloaded memory runs the pass."""
-    states: tuple[int, ...] = ()
+    state_layers: tuple[int, ...] = ()
     """Numbers of layers after which the residual stream is returned; neither 0 nor all layers."""
 
-    def lists(self) -> list[PageTable]:
+    def layer_tables(self) -> list[PageTable]:
         """Return the page table of each layer."""
         layer_tables: list[PageTable] = []
-        for layers, lists in self.views:
-            units_by_layer = lists.units if lists.units.ndim == 4 else [lists.units] * layers
-            layer_tables += [replace(lists, units=units) for units in units_by_layer]
+        for layers, page_table in self.views:
+            units_by_layer = page_table.units if page_table.units.ndim == 4 else [page_table.units] * layers
+            layer_tables += [replace(page_table, units=units) for units in units_by_layer]
         return layer_tables
 
 
 class ForwardOutput(NamedTuple):
     """Logits of a pass, float32 (B, J, V); if observed, rotated queries (L, B, T, H, D) and mass (L, B, G, U).
 
-    `states`: the residual stream (S, B, T, C) after each of `ForwardBatch.states` layers; undefined for padding.
-    `touched`: distinct experts of the first tokens, at most `SAMPLED`, in the mean of the layers that have experts.
+    `states`: the residual stream (S, B, T, C) after each number of layers in `ForwardBatch.state_layers`; undefined for
+    padding. `mean_distinct_experts`: number of distinct experts that the pass's first `SAMPLED_TOKENS` tokens read, a
+    mean over the layers with experts.
     """
 
-    logits_BJV: Tensor
-    queries_LBTHD: Tensor | None
-    mass_LBGU: Tensor | None
-    states_SBTC: Tensor | None = None
-    touched: float = 0.0
+    logits_BJV: Array
+    queries_LBTHD: Array | None
+    mass_LBGU: Array | None
+    states_SBTC: Array | None = None
+    mean_distinct_experts: float = 0.0
 
 
-LayerAttention = Callable[[int, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
+LayerAttention = Callable[[int, Array, Array, Array], tuple[Array, Array, Array]]
 """Attention of one pass: from a layer and its q (B, T, H, D), k and v (B, T, G, D), not yet rotated.
 
 Stores k and v. Returns the rotated queries; the mixed values (B, T, H, D), zeros where a row has fewer queries; and
@@ -133,20 +137,37 @@ class KVBackend(Protocol):
     """Keys and values of every layer of a model, in pages. A slot is a token's place: page * PAGE + offset."""
 
     width_independent: bool
-    """A query's result has the same bits however many queries and rows a pass has."""
+    """Whether the bits of a query's result are the same for any number of queries and rows in a pass."""
     searches: bool
-    """Attention skips the units that a search leaves out, so that long lists cost little."""
+    """Whether attention skips the units that a search leaves out, so that long contexts cost little."""
+
+    @property
+    def xp(self) -> Any:
+        """Namespace of the array API standard for this memory's arrays: units, slots, keys, values, queries, mass."""
+
+    @property
+    def device(self) -> str:
+        """Device of these arrays, `cpu` or such as `cuda:0`."""
+
+    def array(self, source: Array) -> Array:
+        """Return an array as one of this memory's kind, on its device. Bits of bfloat16 become bfloat16."""
+
+    def numbers(self, rows_R: Array) -> Array:
+        """Return the numbers (..., D) of rows of K or V, or of queries, in float32 (see `kv_rows`)."""
+
+    def empty(self, shape: tuple[int, ...]) -> Array:
+        """Return an array of this memory's type, uninitialised. Raises CacheError where memory is short."""
 
     def layer_attention(self, batch: ForwardBatch, width: int) -> LayerAttention:
         """Return attention of a pass of `width` tokens a row, for models that run layer by layer, layers in order."""
 
-    def attend(self, layer: int, q_BTHD: Tensor, lists: PageTable) -> Tensor:
+    def attend(self, layer: int, q_BTHD: Array, page_table: PageTable) -> Array:
         """Attend with rotated queries, without writing: return the mixed values (B, T, H, D)."""
 
-    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
-        """Write rotated k and v to slots, rounded to the memory's type."""
+    def write(self, layer: int, slots_N: Array, k_GND: Array, v_GND: Array) -> None:
+        """Write rotated k and v to slots, rounded to the memory's type. They may be host arrays."""
 
-    def read(self, layer: int, slots_N: Tensor) -> KeysValues:
+    def read(self, layer: int, slots_N: Array) -> KeysValues:
         """Return K and V of slots, each (G, N, D)."""
 
     def view(self, layer: int, first_slot: int, count: int) -> KeysValues:
@@ -156,8 +177,8 @@ class KVBackend(Protocol):
 class OffloadedKVBackend(KVBackend, Protocol):
     """KV memory with most pages in a store. It raises CacheError, which fails the pass or prompt under way."""
 
-    whole_layers: int
-    """Layers that fit in resident memory whole."""
+    max_resident_layers: int
+    """Number of layers that fit in resident memory with all their pages."""
 
     @property
     def bytes(self) -> KVMemoryUsage:
@@ -175,33 +196,37 @@ class OffloadedKVBackend(KVBackend, Protocol):
     def commit(self, pages: Sequence[int]) -> None:
         """Mark pages as full of committed tokens: they may leave memory. Raises CacheError."""
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Ints, batch: ForwardBatch) -> Generator[int, None, None]:
         """Run a pass over many unscored tokens of one row, all of them through one layer before the next.
 
-        So KV is stored once. Yields the tokens that all work so far is worth. Raises CacheError.
+        The KV of each layer is written to the store once. Yields the progress, as `Decoder.read` does. Raises
+        CacheError.
         """
 
 
 class LayerBackend(Protocol):
     """One layer of a decoder without its attention."""
 
-    def qkv(self, x_NC: Tensor) -> tuple[Tensor, ...]:
+    def qkv(self, x_NC: Array) -> tuple[Array, ...]:
         """Return queries (N, H, D), keys and values (N, G, D), not yet rotated."""
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor) -> int:
+    def finish(self, x_NC: Array, attn_out_NQ: Array) -> int:
         """Add the outputs of attention and MLP to the residual stream, in place.
 
-        Returns how many distinct experts the first tokens, at most `SAMPLED`, touch; 0 without experts.
+        Returns the number of distinct experts that the first `SAMPLED_TOKENS` tokens read; 0 without experts.
         """
 
 
 class LayerShard(Protocol):
-    """One rank's part of a layer: some heads, and some outputs, or for o_proj and down_proj inputs, of the rest."""
+    """One rank's part of a layer: its heads, and its slice of each other matrix.
 
-    def qkv(self, x_NC: Tensor, ranks: TPGroup) -> tuple[Tensor, ...]:
+    The slice has some outputs; unless the ranks are exact, o_proj and down_proj have some inputs instead.
+    """
+
+    def qkv(self, x_NC: Array, ranks: TPGroup) -> tuple[Array, ...]:
         """Return queries, keys and values of this rank's heads, as `LayerBackend.qkv` returns them."""
 
-    def finish(self, x_NC: Tensor, attn_out_NQ: Tensor, ranks: TPGroup) -> int:
+    def finish(self, x_NC: Array, attn_out_NQ: Array, ranks: TPGroup) -> int:
         """Do what `LayerBackend.finish` does, from this rank's heads of attention and the other ranks' parts."""
 
 
@@ -213,17 +238,17 @@ class ModelShard(Protocol):
     @property
     def blocks(self) -> Sequence[LayerShard]: ...
 
-    def embed(self, ids_N: Tensor) -> Tensor: ...
+    def embed(self, ids_N: Ints) -> Array: ...
 
-    def head_rows(self, ids_N: Tensor) -> Tensor: ...
+    def head_rows(self, ids_N: Ints) -> Array: ...
 
-    def head(self, x_NC: Tensor) -> Tensor: ...
+    def head(self, x_NC: Array) -> Array: ...
 
 
 class Embedder(Protocol):
     """Source of the residual stream: the embedding of tokens."""
 
-    def embed(self, ids_N: Tensor) -> Tensor:
+    def embed(self, ids_N: Ints) -> Array:
         """Return the residual stream (N, C) before the first layer."""
 
 
@@ -231,22 +256,22 @@ class ModelBackend(Embedder, Protocol):
     """A decoder's weights, layer by layer, packed for products, and the passes through them."""
 
     width_independent: bool
-    """With equal attention, a token's logits have the same bits however many tokens a pass has."""
+    """Whether, given equal attention, the bits of a token's logits are the same for any number of tokens in a pass."""
 
     @property
     def blocks(self) -> Sequence[LayerBackend]: ...
 
-    def head(self, x_NC: Tensor) -> Tensor:
+    def head(self, x_NC: Array) -> Array:
         """Return the logits, float32 (N, V)."""
 
-    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+    def forward(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         """Run a pass of the whole model: `kv` stores its tokens, columns `at_BJ` are scored (None: all, J = T).
 
-        Ids and columns are on the host. Raises CacheError where offloaded KV cannot be read.
+        Raises CacheError where offloaded KV cannot be read.
         """
 
 
-Forward = Callable[[ModelBackend, Tensor, KVBackend, ForwardBatch, Tensor | None], ForwardOutput]
+Forward = Callable[[ModelBackend, Ints, KVBackend, ForwardBatch, Ints | None], ForwardOutput]
 """Implementation of `ModelBackend.forward` for any model that has layers."""
 
 
@@ -258,12 +283,14 @@ class PageStore(Protocol):
     """Store of pages: an open file that is already unlinked, or memory."""
 
     bytes: int
+    """Size of the store."""
     file: int
+    """Descriptor of the file."""
     direct: int
-    """Second descriptor of the file, for reads that bypass the page cache; -1 where there is none, as of memory."""
+    """Second descriptor of the file, for reads that bypass the page cache; -1 if there is none."""
 
     @property
-    def memory(self) -> Tensor | None: ...
+    def memory(self) -> Array | None: ...
 
     @property
     def usage(self) -> tuple[int, int]:
@@ -272,19 +299,20 @@ class PageStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OffloadLayout:
-    """Sizes of offloaded KV memory. A page here is one of a single layer and KV head, keys and values."""
+    """Sizes of offloaded KV memory. A page here has the keys and values of one layer and one KV head."""
 
     store: PageStore
     page_bytes: int
     frames: int
-    """Resident pages."""
+    """Number of resident pages."""
     buffers: int
+    """Number of buffers for pages that are read ahead."""
     buffer_frames: int
-    """Pages of a buffer. Pages that are read ahead go through `buffers` buffers."""
-    layers: int
-    """Layers that are resident with all their pages."""
-    moving: int
-    """Most pages that are being written in a layer at once."""
+    """Number of pages of a buffer."""
+    resident_layers: int
+    """Number of layers that are resident with all their pages."""
+    written_pages: int
+    """Largest number of pages of one layer that are being written at once."""
 
     @property
     def memory(self) -> int:

@@ -1,5 +1,5 @@
 """Measurements of speed: decoding modes against plain decoding, and kernels against the memory bandwidth.
 
-A ratio comes from one process, from turns that alternate between what is compared: the median of several, with their
+A ratio compares two modes whose turns alternate in one process. It is the median over several turns, with their
 spread.
 """

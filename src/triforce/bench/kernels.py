@@ -15,27 +15,30 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from triforce.arrays import to_host
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, PageTable, pages_for
-from triforce.backends.token_sampler import make_noise, sampling
+from triforce.backends.token_sampler import make_noise, sampler_array, sampling
 from triforce.backends.torch.attention import attend_causal
-from triforce.bench import shapes
+from triforce.backends.torch.tensors import as_tensor
 from triforce.bench import shapes as bench_shapes
 from triforce.bench.roofline import ModelWork, Roofline, Work, coded_attention, probes
 from triforce.bench.synthetic import fill
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import PAGE, FullView, PagePool
-from triforce.kvcache.views.full import windowed
-from triforce.model.expert_unions import SAMPLED
+from triforce.kvcache.views.full import table_by_window
+from triforce.model.expert_unions import SAMPLED_TOKENS
 from triforce.ragged import Ints, ints
 from triforce.speculation import Draft, Seeded, SequenceState
 
 
 class MeasuredModel:
-    """A decoder of a shape, its int8 copy if it has one, and the work of their passes."""
+    """A decoder of a shape, its int8 copy if kernels for one exist, and the work of passes.
+
+    `work` is that of passes over KV of the decoder's dtype, `int8_work` that of passes over int8 KV.
+    """
 
     def __init__(self, name: str, context: int) -> None:
         config, weights = bench_shapes.decoder_parts(name, context)
@@ -44,9 +47,9 @@ class MeasuredModel:
         self.decoder = Decoder(config, weights)
         copies = dispatch.native is not None and weights.has_numbers
         self.lower = Decoder(config, weights, bits=8) if copies else None
-        self.work, self.coded_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
+        self.work, self.int8_work = (ModelWork(replace(config, kv_int8=int8), weights) for int8 in (False, True))
 
-    def coded(self, context: int) -> FullView:
+    def int8_view(self, context: int) -> FullView:
         """Return a view of `context` tokens of int8 KV, which the decoder reads like KV of its own dtype."""
         config = replace(self.config, kv_int8=True)
         return filled_view(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
@@ -60,7 +63,11 @@ class MeasuredModel:
         _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
         view.rewind(start_lengths_B)
         assert self.decoder.unions, "it has experts"
-        return output.touched / experts.active if width <= SAMPLED else float(self.decoder.unions.times(width))
+        return (
+            output.mean_distinct_experts / experts.active
+            if width <= SAMPLED_TOKENS
+            else float(self.decoder.unions.multiple(width))
+        )
 
 
 def filled_view(pool: PagePool, context: int) -> FullView:
@@ -85,14 +92,16 @@ class SparseView(FullView):
             [torch.randperm(length // PAGE, generator=generator) for _ in range(pool.config.kv_heads)]
         )
         units_BGU = torch.cat([picks_GP[:, :pages].sort(1).values, picks_GP[:, -1:]], 1)[None].int() + 1
-        self._units = units_BGU.to(pool.device)
+        self._units = pool.kv.array(to_host(units_BGU))
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         starts = [self._units.shape[2] * PAGE - width]
         counts = counts_B.tolist()
-        page_table = PageTable(self._units, starts, counts, coarse=starts if self._int8 else [])
+        page_table = PageTable(self._units, starts, counts, low_precision_ends=starts if self._int8 else [])
         length = int(self.lengths_B[0])
-        window_tables = windowed(self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1))
+        window_tables = table_by_window(
+            self.pool, PageTable(self.pool.units(range(1), PAGE), [length], counts), range(1)
+        )
         window_runs = [(window, len([*group])) for window, group in groupby(self.pool.config.windows)]
         return ForwardBatch(
             [length], [(count, window_tables(window) if window else page_table) for window, count in window_runs]
@@ -104,9 +113,9 @@ def one_pass(decoder: Decoder, view: FullView, width: int) -> None:
     decoder.run(ids(width), view.kv, view.begin(ints([width]), width), None)
 
 
-def ids(width: int) -> Tensor:
+def ids(width: int) -> Ints:
     """Return distinct tokens of a pass (1, T): a mixture of experts reads the same experts for equal tokens."""
-    return torch.arange(1, width + 1)[None]
+    return np.arange(1, width + 1)[None]
 
 
 Row = dict[str, Any]
@@ -119,7 +128,10 @@ TURNS, SECONDS = 5, 0.1
 
 
 def rows(contexts: Sequence[int], shape_names: Sequence[str]) -> Iterator[Row]:
-    """Yield rows of whole steps of each shape, prefill attention, and the sampler; peaks come before each context."""
+    """Yield rows of whole steps of each shape, prefill attention, and the sampler.
+
+    Rows of the machine's measured rates come before the rows of each context.
+    """
     for name in shape_names:
         yield from _shape(name, contexts)
     yield from _prefill()
@@ -176,14 +188,14 @@ def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
     kinds = [
         ("step", w, partial(one_pass, decoder, full_view, w), work_of(w, context, union=unions[w])) for w in WIDTHS
     ]
-    int8_view = model.coded(context)
+    int8_view = model.int8_view(context)
     kinds += [
         ("step, int8 KV", w, partial(one_pass, decoder, int8_view, w),
          work_of(w, context, int8_view.pool.config, unions[w]))
         for w in INT8_WIDTHS
     ]  # fmt: skip
     nibble_view = SparseView(int8_view.pool, context, int8=True)
-    nibble_work = model.coded_work.lower_pass_work(1, context, 16)
+    nibble_work = model.int8_work.lower_pass_work(1, context, 16)
     kinds.append(("step, upper nibbles of int8 KV", 1, partial(one_pass, decoder, nibble_view, 1), nibble_work))
     selected_view = SparseView(pool, BUDGET)
     kinds.append(("retrieval step", 1, partial(one_pass, decoder, selected_view, 1), work_of(1, BUDGET)))
@@ -205,18 +217,18 @@ def _prefill() -> Iterator[Row]:
     """Yield rows of a prompt chunk's attention over all earlier tokens: ours, ours over int8 KV, torch's fused one."""
     context = 16_384
     width = 512
-    config, _ = shapes.parts("30m", context)
+    config = bench_shapes.config_of("30m", context)
     H = config.heads
     D = config.head_dim
     q_BTHD = torch.randn(1, width, H, D).bfloat16()
-    pools = [PagePool(replace(config, kv_int8=int8), 1, pages_for(context), torch.bfloat16) for int8 in (False, True)]
+    pools = [PagePool(replace(config, kv_int8=int8), 1, pages_for(context), "bfloat16") for int8 in (False, True)]
     kernel_calls = []
     for pool in pools:
         pool.reserve(0, context)
         fill(pool, context)
         page_table = PageTable(pool.units(range(1), PAGE), [context - width], [width])
-        kernel_calls.append(partial(pool.kv.attend, 0, q_BTHD, page_table))
-    k_GSD, v_GSD = (x.contiguous() for x in pools[0].span(0, 0, 0, context))
+        kernel_calls.append(partial(pool.kv.attend, 0, pool.kv.array(to_host(q_BTHD)), page_table))
+    k_GSD, v_GSD = (as_tensor(x).contiguous() for x in pools[0].span(0, 0, 0, context))
     operations = 4 * width * (context - width // 2) * H * D
     read_bytes = k_GSD.nbytes + v_GSD.nbytes
     threads = dispatch.native.threads() if dispatch.native else torch.get_num_threads()
@@ -239,7 +251,8 @@ def _prefill() -> Iterator[Row]:
 
 def _sampler(vocab: int) -> Iterator[Row]:
     """Yield rows of sampling one token from one row of logits, at common settings."""
-    logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    random_logits_BJV = torch.randn(1, 1, vocab, generator=torch.Generator().manual_seed(0)) * 3
+    logits_BJV = sampler_array(to_host(random_logits_BJV), "cpu")
     prefix = SequenceState(ints([0] * 8)[None], ints([4]))
     live_B = np.array([True])
     for temperature, top_p in ((0.0, 1.0), (0.6, 0.9), (1.0, 1.0)):

@@ -16,9 +16,9 @@ from typing import Any
 from triforce.bench.prompts import PromptCache, Sources, generate_batch, prompts, variant_of
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.sequence_group import OnPrefill
-from triforce.eval import Table
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
+from triforce.tables import Table
 
 Row = dict[str, Any]
 PLAIN = "ar"
@@ -41,7 +41,7 @@ class LosslessConfig:
 def rows(
     llm: LLM,
     sources: Sources,
-    plan: LosslessConfig,
+    config: LosslessConfig,
     on_prefill: Callable[[], OnPrefill],
     compared: Container[str] = (),
 ) -> Iterator[list[Row]]:
@@ -50,28 +50,28 @@ def rows(
     compared: names of cells to leave out. Raises RequestError for texts that are too short.
     """
     lower_tiers = llm.speculation.lower_tiers
-    for context, workload in product(plan.contexts, plan.workloads):
-        length = min(context, llm.target.config.context - plan.tokens)
-        cells = {t: f"{lower_tiers}-{length}-{workload}-{t:g}" for t in plan.temperatures}
+    for context, workload in product(config.contexts, config.workloads):
+        length = min(context, llm.target.config.context - config.tokens)
+        cells = {t: f"{lower_tiers}-{length}-{workload}-{t:g}" for t in config.temperatures}
         open_cells = {t: cell for t, cell in cells.items() if cell not in compared}
         if not open_cells:
             continue
-        texts = prompts(sources, workload, length, max(plan.batches))
+        texts = prompts(sources, workload, length, max(config.batches))
         with tempfile.TemporaryDirectory() as folder:
             saved_prompt, _ = PromptCache(llm, Path(folder), on_prefill).load(workload, texts[0])
             for temperature, cell in open_cells.items():
                 cell_fields = {"cell": cell, "context": length, "workload": workload, "temperature": temperature}
                 cell_fields["lower_tiers"] = lower_tiers
-                yield [cell_fields | row for row in _comparisons(llm, texts, temperature, plan, saved_prompt)]
+                yield [cell_fields | row for row in _comparisons(llm, texts, temperature, config, saved_prompt)]
 
 
 def _comparisons(
-    llm: LLM, texts: list[list[int]], temperature: float, plan: LosslessConfig, saved_prompt: SavedCache
+    llm: LLM, texts: list[list[int]], temperature: float, config: LosslessConfig, saved_prompt: SavedCache
 ) -> Iterator[Row]:
-    params = SamplingParams(temperature, top_p=0.95, seed=11, max_tokens=plan.tokens, ignore_eos=True)
+    params = SamplingParams(temperature, top_p=0.95, seed=11, max_tokens=config.tokens, ignore_eos=True)
     seeded_llm = variant_of(llm, coupling=SAME_AT_ANY_TEMPERATURE)
     single_texts = _texts(seeded_llm, texts[:1], params, PLAIN, saved_prompt)
-    for batch in plan.batches:
+    for batch in config.batches:
         plain_texts = _texts(seeded_llm, texts[:batch], params, PLAIN, saved_prompt)
         if batch > 1:
             yield {
@@ -81,7 +81,7 @@ def _comparisons(
                 "with": "alone",
                 **_difference(plain_texts[:1], single_texts),
             }
-        for mode, coupling in product(plan.modes, plan.couplings):
+        for mode, coupling in product(config.modes, config.couplings):
             if temperature == 0 or coupling == SAME_AT_ANY_TEMPERATURE:
                 mode_texts = _texts(variant_of(llm, coupling=coupling), texts[:batch], params, mode, saved_prompt)
                 comparison_fields = {"mode": mode, "coupling": coupling, "batch": batch, "with": "plain decoding"}
@@ -135,7 +135,7 @@ def tables(comparisons: Sequence[Row]) -> list[Table]:
         lines.append([name, kind[2], temperatures, *(f"{count:,}" for count in counts)])
     note = (
         "Texts compared token by token with those of plain decoding with the same seeds, and a row of a batch with "
-        "that row alone. Under rejection and block at temperature 0 only: above, the law is the same, not the text."
+        "that row alone. Rejection and block are compared at temperature 0: above it they keep the distribution only."
     )
     header = ["mode", "compared with", "temperatures", "texts", "tokens", "differing"]
     return [Table("The certificate", note, header, lines)]

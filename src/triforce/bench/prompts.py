@@ -172,7 +172,8 @@ def generate_batch(
     requests = [
         llm.request(prompt, replace(params, seed=(params.seed or 0) + n), mode) for n, prompt in enumerate(prompts)
     ]
-    batch_request = Request(prompts[0], [request.streams[0] for request in requests], mode, llm.coupling)
+    streams = [request.streams[0] for request in requests]
+    batch_request = Request(llm.engines.parts, prompts[0], streams, mode, llm.coupling)
     engine = llm.open(len(prompts), sum(len(prompt) + params.max_tokens for prompt in prompts))
     try:
         engine.submit([batch_request], saved=saved_prompt)
@@ -202,7 +203,7 @@ class PromptCache:
         self.on_prefill = on_prefill
 
     def load(self, name: str, prompt: list[int]) -> tuple[SavedCache, float]:
-        """Return a prompt's saved KV and the tokens/s of its prefill. It is prefilled if the saved one is another."""
+        """Return a prompt's saved KV and the tokens/s of its prefill. Without saved KV of this prompt, prefill it."""
         kv_path = self.folder / f"{name}.kv"
         record_path = self.folder / f"{name}.json"
         key = crc32(repr(prompt).encode())

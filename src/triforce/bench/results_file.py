@@ -10,10 +10,10 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
+from triforce.arrays import is_gpu
 from triforce.backends import dispatch
 from triforce.errors import RequestError
+from triforce.installed import version_of
 from triforce.planner.cost_model import kernel_level
 from triforce.whole_file import whole_file
 
@@ -33,13 +33,15 @@ MEASURED = ("src", "csrc", "benchmarks", "recipes", "pyproject.toml", "CMakeList
 """Paths of a checkout that figures depend on."""
 
 
-def provenance(device: torch.device | None = None) -> dict[str, Any]:
-    """Return machine, level, commit and bench version of figures measured on a device; None: the CPU."""
-    if device is None or device.type != "cuda":
-        device_fields = machine(), kernel_level(torch.device("cpu"))
+def provenance(device: str = "cpu") -> dict[str, Any]:
+    """Return machine, level, commit and bench version of figures measured on a device."""
+    if not is_gpu(device):
+        device_fields = machine(), kernel_level(device)
     else:
-        major, minor = torch.cuda.get_device_capability(device)
-        device_fields = torch.cuda.get_device_name(device), f"sm_{major}{minor}"
+        from triforce.backends.torch.devices import capability, device_name
+
+        major, minor = capability(device)
+        device_fields = device_name(device), f"sm_{major}{minor}"
     return dict(zip(FIELDS, (*device_fields, commit(), VERSION), strict=True))
 
 
@@ -74,7 +76,7 @@ def machine() -> str:
     level = dispatch.native.level() if dispatch.native else "torch"
     return (
         f"{model or platform.machine()}, {dispatch.usable_cpus()} cores, kernels {level}, "
-        f"torch {torch.__version__}, {measured_roofline()}"
+        f"torch {version_of('torch') or 'not installed'}, {measured_roofline()}"
     )
 
 
@@ -109,9 +111,9 @@ class ResultsFile:
     """Rows of a results file under a header. An existing file of the same settings is continued.
 
     header: fields that all rows share. fixed: names of the fields that must be equal to continue. verdict: name of a
-    value that only a complete report has; a complete report is replaced. Earlier rows whose commit, machine or level
-    differs from the header's state it themselves. Raises RequestError if the file has rows of other settings, or is not
-    a file of results.
+    value that only a complete report has; a complete report is replaced. If a field of `FIELDS` was different when
+    earlier rows were measured, these rows keep its former value. Raises RequestError if the file has rows of other
+    settings, or is not a file of results.
     """
 
     def __init__(

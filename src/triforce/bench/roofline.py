@@ -11,8 +11,9 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import torch
+import numpy as np
 
+from triforce.arrays import DType, is_gpu
 from triforce.backends import dispatch
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Matrix, Weights, nbytes
@@ -79,12 +80,15 @@ def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], 
     """Return calls to time, and a function from their seconds to a roofline.
 
     The first call reads `words`, the others do arithmetic, all with the threads of the kernels. Without native kernels
-    torch reads, and no arithmetic is measured.
+    torch reads, and no arithmetic is measured. Raises TriforceError where torch is not installed either.
     """
-    read_buffer = torch.ones(words, dtype=torch.int64)
+    read_buffer = np.ones(words, np.int64)
     native = dispatch.native
     if not native:
-        return [read_buffer.sum], lambda seconds: Roofline(read_buffer.nbytes / seconds[0], {})
+        dispatch.require_torch("measurements of bandwidth without native kernels")
+        from triforce.backends.torch.tensors import tensor_of
+
+        return [tensor_of(read_buffer).sum], lambda seconds: Roofline(read_buffer.nbytes / seconds[0], {})
     counts = {name: native.compute(name, ROUNDS) for name in NUMBERS}
     calls: list[Call] = [
         partial(native.read, read_buffer),
@@ -101,13 +105,13 @@ def probes(words: int = WORDS) -> tuple[list[Call], Callable[[Sequence[float]], 
 
 
 class ModelWork:
-    """Work of a model's passes: numbers and bytes of the weights in its products, and KV in its config's dtype."""
+    """Work of a model's passes: bytes read and operations, of its products with weights and of attention over KV."""
 
     def __init__(self, config: ModelConfig, weights: Weights) -> None:
         self.config = config
         experts = {id(part) for layer in weights.layers for expert in layer.experts for part in expert.weights()}
         self._read = {kind: Size() for kind in ("dense", "experts")}
-        for weight in weights.multiplied():
+        for weight in weights.product_matrices():
             self._read["experts" if id(weight) in experts else "dense"].add(weight)
         self._coded = not weights.has_numbers
 
@@ -126,7 +130,9 @@ class ModelWork:
     def lower_pass_work(self, width: float, keys: int, bits: int) -> Work:
         """Return the work of a lower tier's pass that reads weights of `bits` bits, or quantized weights unchanged."""
         weight_bytes = self._bytes() if self._coded else self._numbers * bits / 8
-        read_bytes = round(weight_bytes + self.config.lower_bytes * self.config.kv_size * self._visible_keys(keys))
+        read_bytes = round(
+            weight_bytes + self.config.lower_number_bytes * self.config.kv_size * self._visible_keys(keys)
+        )
         return Work(read_bytes, {type_of_products(self._coded, "int8"): sum(self._operations(width, keys))})
 
     @property
@@ -186,23 +192,23 @@ MATRIX_SIZE = 8192, 256
 
 
 class DeviceClock:
-    """Clock of calls on one device. On a CPU the device's clock is the host's."""
+    """Clock of calls on one device. On a CPU the device's clock is the host's. Rates are measured with torch."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: str) -> None:
         self.device = device
-        self._on_gpu = device.type == "cuda"
+        self._on_gpu = is_gpu(device)
 
     @property
-    def dtype(self) -> torch.dtype:
+    def dtype(self) -> DType:
         """Return the dtype of the measured matrix products."""
-        return torch.bfloat16 if self._on_gpu else torch.float32
+        return "bfloat16" if self._on_gpu else "float32"
 
     def seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
         """Return the median seconds that the host waits for a call, after an untimed one."""
         return self._median(self._host_seconds, call, repeats)
 
     def device_seconds(self, call: Callable[[], object], repeats: int = 5) -> float:
-        """Return the median seconds that the device takes for a call that never waits for it; on a CPU, the host.
+        """Return the median seconds that the device takes for a call that never waits for it; on a CPU, `seconds`.
 
         The device spins until the host has enqueued the whole call, so the gaps of a slow host are not counted.
         """
@@ -221,6 +227,8 @@ class DeviceClock:
         return perf_counter() - start
 
     def _busy_seconds(self, call: Callable[[], object]) -> float:
+        import torch
+
         with torch.cuda.device(self.device):
             begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             self.wait()
@@ -234,6 +242,8 @@ class DeviceClock:
     def wait(self) -> None:
         """Wait until the device has finished all work."""
         if self._on_gpu:
+            import torch
+
             torch.cuda.synchronize(self.device)
 
     @cached_property
@@ -247,6 +257,8 @@ class DeviceClock:
         return self._copy_rate(10, pin_memory=self._on_gpu)
 
     def _copy_rate(self, repeats: int, **source_options: Any) -> float:
+        import torch
+
         source = torch.ones(COPY_BYTES[not self._on_gpu], dtype=torch.int8, **source_options)
         target = torch.empty_like(source, device=self.device)
         return source.numel() / self.seconds(lambda: target.copy_(source, non_blocking=True), repeats)
@@ -254,6 +266,10 @@ class DeviceClock:
     @cached_property
     def matrix_rate(self) -> float:
         """Return the operations per second of a large matrix product, in bfloat16 on a GPU."""
+        import torch
+
+        from triforce.backends.torch.tensors import torch_dtype
+
         size = MATRIX_SIZE[not self._on_gpu]
-        a = torch.randn(size, size, device=self.device).to(self.dtype)
+        a = torch.randn(size, size, device=self.device).to(torch_dtype(self.dtype))
         return 2.0 * size**3 / self.seconds(lambda: a @ a, 20)

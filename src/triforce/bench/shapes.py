@@ -9,12 +9,15 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import DType, rounded, to_host
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.hf_config import checked, model_config, read_config
 from triforce.checkpoint.model_families import FAMILIES
+from triforce.checkpoint.rope_scaling import wavelengths
 from triforce.checkpoint.weights import Shape, layer_of, layer_sources, tensor_shapes
 from triforce.distributed.group import ALONE
 from triforce.model.config import ModelConfig
@@ -24,7 +27,7 @@ from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes of a Llama. tied: the head is the embedding. mix: the types of its matrices, as a GGUF file names them."""
+    """Sizes of a Llama. tied: the head is the embedding. mix: types of its matrices, by llama.cpp's name (Q4_K_M)."""
 
     hidden: int
     intermediate: int
@@ -82,45 +85,46 @@ tokens hold .9, and the entropy is 3 nats. With a deviation of 1, 44,874 tokens 
 def decoder(
     name: str,
     context: int,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: DType = "bfloat16",
     bits: int = 0,
-    device: torch.device | str = "cpu",
+    device: str = "cpu",
 ) -> Decoder:
-    """Return a decoder of one of the `SHAPES` for `context` positions, created on its device."""
-    return Decoder(*parts(name, context, dtype, device), bits)
+    """Return a decoder of one of the `SHAPES` for `context` positions."""
+    return Decoder(*parts(name, context, dtype), device, bits)
+
+
+def config_of(name: str, context: int, kv_int8: bool = False, layers: int | None = None) -> ModelConfig:
+    """Return the config of one of the `SHAPES`. layers: number of layers; None: all."""
+    shape = SHAPES[name]
+    D = shape.head_dim
+    rope = Rope(1.0 / wavelengths(500_000.0, D), 1.0)
+    return ModelConfig(
+        shape.vocab, shape.hidden, shape.intermediate, layers or shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
+        tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
+    )  # fmt: skip
 
 
 def parts(
-    name: str,
-    context: int,
-    dtype: torch.dtype = torch.bfloat16,
-    device: torch.device | str = "cpu",
-    kv_int8: bool = False,
-    layers: int | None = None,
+    name: str, context: int, dtype: DType = "bfloat16", kv_int8: bool = False, layers: int | None = None
 ) -> tuple[ModelConfig, Weights]:
-    """Return the config and the weights of one of the `SHAPES`. layers: number of layers; None: all.
+    """Return the config and the weights of one of the `SHAPES`, as `config_of` does.
 
-    Matrices of equal size share one tensor.
+    Matrices of equal size share one array.
     """
-    shape = replace(SHAPES[name], layers=layers or SHAPES[name].layers)
+    config = config_of(name, context, kv_int8, layers)
+    shape = replace(SHAPES[name], layers=config.layers)
     C, D, I = shape.hidden, shape.head_dim, shape.intermediate  # noqa: E741
     Q = shape.heads * D
     P = shape.kv_heads * D
-    rope = Rope(500_000.0 ** -(torch.arange(0, D, 2) / D), 1.0)
-    config = ModelConfig(
-        shape.vocab, C, I, shape.layers, shape.heads, shape.kv_heads, D, 1e-5,
-        tied=shape.tied, context=context, rope=rope, kv_int8=kv_int8,
-    )  # fmt: skip
-    noise = torch.randn(RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0)).to(device)
-    ones_C = torch.ones(C, dtype=dtype, device=device)
+    noise = torch.randn(RANDOM_NUMBERS, generator=torch.Generator().manual_seed(0)).numpy()
+    ones_C = rounded(np.ones(C, np.float32), dtype)
 
     @cache
     def matrix(outputs: int, inputs: int, kind: str | None) -> Matrix:
         """Repeat the same noise, each row from another offset. A product's cost does not depend on its numbers."""
         if kind:
             return random_codes(kind, outputs, inputs)
-        flat_numbers: Tensor = (noise * inputs**-0.5).to(dtype).repeat(-(-outputs * inputs // len(noise)))
-        return flat_numbers[: outputs * inputs].view(outputs, inputs)
+        return np.resize(rounded(noise * np.float32(inputs**-0.5), dtype), (outputs, inputs))
 
     def layer(i: int) -> Layer:
         matrix_kind, value_kind = kinds(shape, i)
@@ -135,9 +139,8 @@ def parts(
     embedding_kind, head_kind = kinds(shape, 0)
     head_VC = matrix(shape.vocab, C, head_kind)
     embedding_VC = head_VC if shape.tied else matrix(shape.vocab, C, embedding_kind)
-    return config, Weights(
-        embedding_VC, tuple(map(layer, range(shape.layers))), ones_C if head_kind else LOGIT_DEVIATION * ones_C, head_VC
-    )
+    norm_C = ones_C if head_kind else rounded(np.full(C, LOGIT_DEVIATION, np.float32), dtype)
+    return config, Weights(embedding_VC, tuple(map(layer, range(shape.layers))), norm_C, head_VC)
 
 
 def kinds(shape: ModelShape, layer: int) -> tuple[str | None, str | None]:
@@ -158,15 +161,16 @@ CODE_BLOCKS = {"Q4_K": (256, 144, (0, 2)), "Q6_K": (256, 210, (208,)), "Q4_0": (
 
 
 def random_codes(kind: str, outputs: int, inputs: int, gain: float = 1.0) -> QuantizedWeight:
-    """Return a matrix (outputs, inputs) of a type of `CODED`, of random codes and small scales times `gain`."""
+    """Return a matrix (outputs, inputs) of a type in `CODE_BLOCKS`: random codes, and small scales times `gain`."""
     numbers, size, scales = CODE_BLOCKS[kind]
     count = outputs * inputs // numbers
     blocks = torch.randint(
         256, (min(count, RANDOM_BLOCKS), size), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
-    )
+    ).numpy()
+    scale = np.array([gain * inputs**-0.5 / 512], np.float32).astype(np.float16)
     for scale_start in scales:
-        blocks[:, scale_start : scale_start + 2] = torch.tensor([gain * inputs**-0.5 / 512]).half().view(torch.uint8)
-    return QuantizedWeight(kind, blocks.repeat(-(-count // len(blocks)), 1)[:count].view(outputs, -1), inputs)
+        blocks[:, scale_start : scale_start + 2] = scale.view(np.uint8)
+    return QuantizedWeight(kind, np.resize(blocks, (outputs, inputs // numbers * size)), inputs)
 
 
 def write(name: str, folder: Path, context: int) -> None:
@@ -188,7 +192,7 @@ def write(name: str, folder: Path, context: int) -> None:
         "tie_word_embeddings": shape.tied,
     }
     (folder / "config.json").write_text(json.dumps(config_fields))
-    config = model_config(read_config(folder), vocab_size=shape.vocab, context=None, device=torch.device("cpu"))
+    config = model_config(read_config(folder), vocab_size=shape.vocab, context=None)
     generator = torch.Generator().manual_seed(0)
     tensors = {
         tensor: torch.randn(size, generator=generator) * size[-1] ** -0.5 if len(size) > 1 else torch.ones(size)
@@ -235,7 +239,7 @@ FAMILY_SHAPES = {
             "model_type": "gpt_oss", "num_hidden_layers": 12, "num_local_experts": 32, "num_experts_per_tok": 4,
             "max_position_embeddings": 131_072,
         },
-        "Q5_0",  # as MXFP4 is held
+        "Q5_0",  # kernels hold MXFP4 in this type
         None,
         router_correlation=0.65,
     ),
@@ -261,7 +265,7 @@ def decoder_parts(
     layer_override = {"num_hidden_layers": layers} if layers else {}
     hf = checked({**shape.config, **layer_override})
     family = FAMILIES[shape.config["model_type"]]
-    config = model_config(hf, vocab_size=hf.vocab_size, context=context, device=torch.device("cpu"))
+    config = model_config(hf, vocab_size=hf.vocab_size, context=context)
     matrix = cache(partial(_matrix, shape))
     layer_weights = tuple(
         layer_of({field: _tensor(field, size, matrix, layer)
@@ -269,7 +273,7 @@ def decoder_parts(
         for layer in range(config.layers)
     )  # fmt: skip
     embedding_VC = _embedding(config, shape.router_correlation)
-    norm_C = torch.ones(config.hidden_size, dtype=torch.bfloat16)
+    norm_C = rounded(np.ones(config.hidden_size, np.float32), "bfloat16")
     head_VC = embedding_VC if config.tied else _matrix(shape, "head", (config.vocab_size, config.hidden_size))
     return replace(config, kv_int8=kv_int8), Weights(embedding_VC, layer_weights, norm_C, head_VC)
 
@@ -279,10 +283,9 @@ def _tensor(field: str, size: Shape, matrix: Callable[[str, Shape], Matrix], lay
     name = field.partition("/")[0]
     if name == "router_EC":
         generator = torch.Generator().manual_seed(layer)
-        rows: Tensor = torch.randn(size, generator=generator) * size[-1] ** -0.5
-        return rows
+        return to_host(torch.randn(size, generator=generator) * size[-1] ** -0.5)
     if len(size) == 1:
-        return torch.full(size, float("norm" in name), dtype=torch.bfloat16)
+        return rounded(np.full(size, float("norm" in name), np.float32), "bfloat16")
     return matrix(name, size)
 
 
@@ -293,15 +296,14 @@ def _matrix(shape: FamilyShape, name: str, size: Shape) -> Matrix:
     if kind:
         return random_codes(kind, size[0], size[1], gain)
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)) * gain * size[-1] ** -0.5
-    numbers: Tensor = noise.bfloat16().repeat(-(-size[0] * size[1] // len(noise)))
-    return numbers[: size[0] * size[1]].view(size)
+    return np.resize(to_host(noise.bfloat16()), size)
 
 
-def _embedding(config: ModelConfig, correlation: float) -> Tensor:
+def _embedding(config: ModelConfig, correlation: float) -> NDArray[np.uint16]:
     """Return embeddings, bfloat16 (V, C), whose rows have this pairwise correlation."""
     generator = torch.Generator().manual_seed(0)
     C = config.hidden_size
     common_C = torch.randn(C, generator=generator)
     noise_NC = torch.randn(EMBEDDING_ROWS, C, generator=generator)
-    rows_NC: Tensor = (correlation**0.5 * common_C + (1 - correlation) ** 0.5 * noise_NC).bfloat16()
-    return rows_NC.repeat(-(-config.vocab_size // EMBEDDING_ROWS), 1)[: config.vocab_size]
+    rows_NC = (correlation**0.5 * common_C + (1 - correlation) ** 0.5 * noise_NC).bfloat16()
+    return np.resize(to_host(rows_NC), (config.vocab_size, C))

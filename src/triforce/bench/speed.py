@@ -17,17 +17,16 @@ from typing import Any
 from triforce.bench.prompts import PromptCache, Sources, generate_batch, prompts
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.errors import RequestError
-from triforce.eval import Table
 from triforce.eval.scoring import ONE_SIDED, student
-from triforce.eval.tables import tokens
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
+from triforce.tables import Table, tokens
 
 AUTO, PLAIN, CONTROL = "auto", "ar", "ar again"
 """Modes. `CONTROL` is plain decoding once more: it differs from plain decoding by chance only."""
-LOST = 0.97
+LOST_SPEEDUP = 0.97
 """Speedup below which a cell is lost, by the 95 % upper bound of its speedup. One turn gives no bound."""
 
 AXES = ("context", "batch", "temperature", "workload")
@@ -113,7 +112,7 @@ def verdict(rows: Sequence[Row], judged_mode: str = AUTO) -> Row:
     shares = [share for modes in judged_cells.values() if (share := _of_best(modes, judged_mode)) is not None]
     return {
         "cells": len(cells),
-        "lost": sorted(name for name, bound in bounds.items() if bound < LOST) if bounds else None,
+        "lost": sorted(name for name, bound in bounds.items() if bound < LOST_SPEEDUP) if bounds else None,
         "mean": _mean([modes[judged_mode]["speedup"] for modes in judged_cells.values()]),
         "of_best": _mean(shares),
     }
@@ -167,7 +166,7 @@ def grid(
     temperatures: Iterable[float] = TEMPERATURES,
     workloads: Iterable[str] = WORKLOADS,
 ) -> list[Cell]:
-    """Return all cells of these values, except batches of contexts of `ALONE` tokens or more."""
+    """Return all cells of these values, except batches of contexts of `UNBATCHED_CONTEXT` tokens or more."""
     cells = (Cell(*values) for values in product(contexts, batches, temperatures, workloads))
     return [cell for cell in cells if cell.batch == 1 or cell.context < UNBATCHED_CONTEXT]
 
@@ -207,13 +206,13 @@ def cells_named(names: Iterable[str]) -> list[Cell]:
     """Return cells by name. Raises RequestError for an unknown name."""
     cells_by_name = {str(cell): cell for cell in grid()}
     if unknown := [name for name in names if name not in cells_by_name]:
-        raise RequestError(f"cell {unknown[0]!r} is not known; cells are called as {covering(grid())[0]} is")
+        raise RequestError(f"cell {unknown[0]!r} is not known; names of cells have the form of {covering(grid())[0]}")
     return [cells_by_name[name] for name in names]
 
 
 Row = dict[str, Any]
 LEAST_TURNS, USUAL_TURNS = 3, 7
-"""Least turns of a cell, because fewer show no spread, whatever the time; and usual turns of a cell with long turns."""
+"""Least turns of a cell, however long they take, because fewer show no spread; and turns of a cell with long turns."""
 
 SHORT_SECONDS = 30.0
 """Seconds that a cell with short turns may fill with more than the usual turns: turns of .1 s are mostly noise."""
@@ -236,13 +235,18 @@ class SpeedConfig:
 
 
 def rows(
-    llm: LLM, sources: Sources, cells: Sequence[Cell], plan: SpeedConfig, prompt_cache: PromptCache, keep: bool
+    llm: LLM,
+    sources: Sources,
+    cells: Sequence[Cell],
+    config: SpeedConfig,
+    prompt_cache: PromptCache,
+    keep_prompts: bool,
 ) -> Iterator[list[Row]]:
     """Yield the rows of each cell, one for each mode. A document is prefilled once for all its cells, then dropped.
 
-    keep: saved prompts are not deleted. Raises TriforceError.
+    keep_prompts: saved prompts are not deleted. Raises TriforceError.
     """
-    deadline = perf_counter() + plan.seconds
+    deadline = perf_counter() + config.seconds
     open_cell_count = len(cells)
     warmed_up = False
     max_batch = max(*BATCHES, *(cell.batch for cell in cells))
@@ -251,20 +255,20 @@ def rows(
         cells_by_document, key=lambda cell: (cell.context, cell.workload)
     ):
         cells_of_document = list(document_cells)
-        length = min(context, llm.target.config.context - plan.tokens)
+        length = min(context, llm.target.config.context - config.tokens)
         texts = prompts(sources, workload, length, max_batch)  # the same prompts for any number of cells left
         saved_prompt, prefill = prompt_cache.load(f"{workload}-{context}", texts[0])
         if not warmed_up:  # work done once in a process is not part of any cell
             warmed_up = bool(
                 _interleaved_outputs(
-                    llm, texts[:1], cells_of_document[0], replace(plan, tokens=8, repeats=1), saved_prompt, 0.0
+                    llm, texts[:1], cells_of_document[0], replace(config, tokens=8, repeats=1), saved_prompt, 0.0
                 )
             )
         for cell in cells_of_document:
             seconds = (deadline - perf_counter()) / open_cell_count
-            yield cell_rows(llm, texts[: cell.batch], cell, plan, saved_prompt, prefill, perf_counter() + seconds)
+            yield cell_rows(llm, texts[: cell.batch], cell, config, saved_prompt, prefill, perf_counter() + seconds)
             open_cell_count -= 1
-        if not keep:
+        if not keep_prompts:
             prompt_cache.drop(f"{workload}-{context}")
 
 
@@ -272,31 +276,31 @@ def cell_rows(
     llm: LLM,
     texts: list[list[int]],
     cell: Cell,
-    plan: SpeedConfig,
+    config: SpeedConfig,
     saved_prompt: SavedCache,
     prefill: float,
     deadline: float,
 ) -> list[Row]:
     """Return the rows of one cell. No turn starts after `deadline`, by `perf_counter`. texts: prompts of the cell."""
-    runs = _interleaved_outputs(llm, texts, cell, plan, saved_prompt, deadline)
-    return [_row(llm, cell, texts, runs, mode, prefill) for mode in plan.modes]
+    runs = _interleaved_outputs(llm, texts, cell, config, saved_prompt, deadline)
+    return [_row(llm, cell, texts, runs, mode, prefill) for mode in config.modes]
 
 
 def _interleaved_outputs(
-    llm: LLM, texts: list[list[int]], cell: Cell, plan: SpeedConfig, saved_prompt: SavedCache, deadline: float
+    llm: LLM, texts: list[list[int]], cell: Cell, config: SpeedConfig, saved_prompt: SavedCache, deadline: float
 ) -> dict[str, list[RequestOutput]]:
     """Return the outputs of each mode. Modes alternate forwards and backwards, so that a drift affects all of them.
 
     A turn has its own seed, which determines its texts.
     """
-    runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *plan.modes])}
-    for turn in _turns(plan.repeats, deadline):
-        plan.prepare()
+    runs: dict[str, list[RequestOutput]] = {mode: [] for mode in dict.fromkeys([PLAIN, *config.modes])}
+    for turn in _turns(config.repeats, deadline):
+        config.prepare()
         params = SamplingParams(
             temperature=cell.temperature,
-            top_p=plan.top_p,
+            top_p=config.top_p,
             seed=1 + 1000 * turn,
-            max_tokens=plan.tokens,
+            max_tokens=config.tokens,
             ignore_eos=True,
         )
         for mode in list(runs)[:: 1 if turn % 2 == 0 else -1]:
@@ -338,7 +342,7 @@ def _row(
         ),
         "prefill_tokens_per_second": prefill,
         **acceptance(outputs),
-        "repeated_8_grams": sum(map(repeated, mode_texts[0])) / len(mode_texts[0]),
+        "repeated_8_grams": sum(map(repeated_share, mode_texts[0])) / len(mode_texts[0]),
         "same_text_as_ar": mode_texts == plain_texts,
     }
 
@@ -373,7 +377,7 @@ def speedup_bound(ratios: Sequence[float]) -> float | None:
 
 
 def acceptance(runs: Sequence[RequestOutput]) -> Row:
-    """Return the shares of accepted guesses by tier over all turns, and the median of a turn's full passes."""
+    """Return the shares of accepted draft tokens by tier over all turns, and the median of a turn's full passes."""
     counts_by_tier: dict[str, list[int]] = {}
     for tier in (tier for run in runs for tier in run.tiers[:-1]):
         counts = counts_by_tier.setdefault(tier.name, [0, 0])

@@ -11,13 +11,11 @@ import sys
 from time import time
 from typing import Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.errors import TriforceError
 
 
 def first_token(task: dict[str, Any]) -> dict[str, float]:
     """Return seconds by step since the start of this process at `task["began"]`, by the system's clock."""
-    import_torch()
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
 

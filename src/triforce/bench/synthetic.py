@@ -1,7 +1,8 @@
 """Synthetic decoding over random KV at a given acceptance, to estimate the speedup on a model of any shape.
 
-No prompt is prefilled. Passes and sampling run for real; then the outcome is drawn at random: each guess is accepted
-with a given probability. The texts mean nothing, so only the bench has this code, and its rows say `synthetic`.
+No prompt is prefilled. Passes and sampling run for real; then the outcome is drawn at random: each draft token is
+accepted with a given probability. The texts mean nothing, so only the bench has this code, and its rows say
+`synthetic`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
+from triforce.arrays import Array, itemsize, to_host
 from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
-from triforce.backends.kv_rows import rounded
-from triforce.bench import roofline, shapes
+from triforce.backends.torch.int8_rows import rounded
+from triforce.backends.torch.tensors import torch_dtype
+from triforce.bench import roofline
 from triforce.bench import shapes as bench_shapes
 from triforce.bench.roofline import ModelWork, Roofline
 from triforce.bench.speed import Row, timing
@@ -41,12 +43,12 @@ BLOCK = 4096
 
 
 class SyntheticSampler:
-    """Sampler that accepts each guess with the given probability of the tier that proposed it.
+    """Sampler that accepts each draft token with the given probability of the tier that proposed it.
 
-    acceptance_rates: those of `retrieval` and `draft`. Guesses of n-grams on random texts are never accepted. seed: of
-    the random generator. `expected` has the mean and the variance of the tokens of each verification by the full tier,
-    over all rows: guesses after a rejected one are dropped, so n guesses of probability p make 1 + p + ... + p^n tokens
-    on average.
+    acceptance_rates: those of `retrieval` and `draft`. Draft tokens of n-grams on random texts are never accepted.
+    seed: of the random generator. `expected` has the mean and the variance of the tokens of each verification by the
+    full tier, over all rows. Tokens after a rejected one are dropped, so n draft tokens of probability p make on
+    average 1 + p + ... + p^n tokens.
     """
 
     def __init__(self, batch: SequenceBatch, acceptance_rates: Mapping[str, float], seed: int) -> None:
@@ -72,27 +74,26 @@ class SyntheticSampler:
         """Return the real sampler's draws of several draft tokens in one call, if any: their cost is measured, too."""
         return getattr(self.sampler, "draws", None)
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        step = self.sampler.verify(guess, logits_BJV, prefix, live_B, tier)
-        B, K = guess.tokens_BK.shape
-        proposing_tier = int(guess.origins_BK.max()) if K else 0  # it has drawn at least its last token
+    def verify(self, draft: Draft, logits_BJV: Array, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
+        step = self.sampler.verify(draft, logits_BJV, prefix, live_B, tier)
+        B, K = draft.tokens_BK.shape
+        proposing_tier = int(draft.origins_BK.max()) if K else 0  # it has drawn at least its last token
         if tier == len(self.rates) - 1:
-            self.expected.append(_expected(self.rates[proposing_tier], guess.counts_B))
+            self.expected.append(_expected(self.rates[proposing_tier], draft.counts_B))
         if not K:
             return step
         accepts_BK = self.generator.random((B, K)) < self.rates[proposing_tier]
-        accepts_BK &= np.arange(K) < guess.counts_B[:, None]
+        accepts_BK &= np.arange(K) < draft.counts_B[:, None]
         accepted_B = accepts_BK.cumprod(1).sum(1)
-        tokens_BJ = np.pad(guess.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
-        probs_BJV = logits_BJV.new_zeros(B, K + 1, 0, dtype=torch.float64)
-        return Draft(tokens_BJ, probs_BJV, np.full_like(tokens_BJ, tier), accepted_B + 1)
+        tokens_BJ = np.pad(draft.tokens_BK, ((0, 0), (0, 1)), constant_values=1)
+        return Draft(tokens_BJ, np.zeros((B, K + 1, 0)), np.full_like(tokens_BJ, tier), accepted_B + 1)
 
 
-def _expected(rate: float, guesses_B: Ints) -> tuple[float, float]:
-    """Return mean and variance of the tokens of one verification over all rows. guesses_B: guesses of each row."""
+def _expected(rate: float, counts_B: Ints) -> tuple[float, float]:
+    """Return mean and variance of the tokens of one verification over all rows. counts_B: draft tokens of each row."""
     mean = variance = 0.0
-    for guesses in guesses_B.tolist():
-        powers = [rate**n for n in range(1, guesses + 1)]
+    for count in counts_B.tolist():
+        powers = [rate**n for n in range(1, count + 1)]
         accepted = sum(powers)
         mean += 1 + accepted
         variance += sum((2 * n - 1) * power for n, power in enumerate(powers, 1)) - accepted**2
@@ -122,7 +123,7 @@ class SyntheticDecoding:
 
 
 def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: int, tokens: int) -> SyntheticDecoding:
-    """Decode until at least `tokens` of each row are counted. The end is that of a verification.
+    """Decode until at least `tokens` of each row are counted, and the last verification is complete.
 
     batch: from `prefilled_batch` for the same number of tokens. acceptance_rates: see `SyntheticSampler`. turn: the
     sampler's seed.
@@ -154,7 +155,7 @@ def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: in
 
 
 def _stats_difference(start_stats: TierStats, end_stats: TierStats) -> TierStats:
-    """Return a tier's statistics between two moments. Other fields are those of the later one."""
+    """Return a tier's statistics between two moments. Fields that are no counts have the later value."""
     counts = {
         name: getattr(end_stats, name) - getattr(start_stats, name)
         for name in ("proposed", "accepted", "passes", "seconds")
@@ -185,8 +186,8 @@ def prefilled_batch(
 ) -> SequenceBatch:
     """Return a batch whose prompts of random tokens count as prefilled in its caches. Its KV is noise.
 
-    It has room for a first step, then for verifications of `tokens` tokens and the rest of the last one. reused_view:
-    the full view of an earlier such batch of one row.
+    Its KV has room for a first step, for `tokens` tokens per row, and for the tokens of the last verification beyond
+    them. reused_view: the full view of an earlier such batch of one row.
     """
     max_tokens = tokens + 2 * speculation.reach
     params = SamplingParams(temperature=0.6, top_p=0.9, seed=1, max_tokens=max_tokens, ignore_eos=True)
@@ -207,14 +208,15 @@ def fill(pool: PagePool, length: int) -> None:
     """Write random K and V for the first `length` tokens of the first row. The draft's own cache catches up later."""
     config = pool.config
     block_GND = torch.randn(config.kv_heads, BLOCK, config.head_dim, generator=torch.Generator().manual_seed(3))
+    rows_GND = rounded(block_GND) if config.kv_int8 else block_GND.to(torch_dtype(pool.dtype))
+    values_GND = pool.kv.array(to_host(rows_GND))
     if pool.windows:
         pool.windows.allocate_row(0, 0, length)
     for layer in range(config.layers):
         for start in range(pool.first_cached_token(layer, 0), length, BLOCK):
             slots_N = pool.slots(0, start, min(start + BLOCK, length), layer)
-            values_GND = block_GND[:, : len(slots_N)].to(pool.device)
-            values_GND = rounded(values_GND) if config.kv_int8 else values_GND.to(pool.dtype)
-            pool.kv.write(layer, slots_N, values_GND, values_GND)
+            written_GND = values_GND[:, : len(slots_N)]
+            pool.kv.write(layer, slots_N, written_GND, written_GND)
     pool.lengths_B[0] = length
 
 
@@ -230,18 +232,19 @@ def rows(
 ) -> Iterator[Row]:
     """Yield rows of plain decoding and of modes with and without a draft, if the shape has one.
 
-    acceptance_rates: of the guesses of the retrieval tier and of the draft. kv_int8: all rows but the first have int8
-    KV; the first is plain decoding over KV in bfloat16, and speedups are over it. layers: of the target; None: all.
+    acceptance_rates: of the tokens that the retrieval tier and the draft propose. kv_int8: all rows but the first have
+    int8 KV; the first is plain decoding over KV in bfloat16, and speedups are over it. layers: of the target; None:
+    all.
     """
     longest = max(contexts) + tokens + 2 * speculation.reach
     config, weights = bench_shapes.decoder_parts(shape, longest, kv_int8=kv_int8, layers=layers)
-    lower_decoder = Decoder(config, weights, speculation.lower_bits) if speculation.lower_bits else None
-    has_draft = f"{shape}-draft" in shapes.SHAPES
+    lower_decoder = Decoder(config, weights, bits=speculation.lower_bits) if speculation.lower_bits else None
+    has_draft = f"{shape}-draft" in bench_shapes.SHAPES
     draft = None
     works = {"full": ModelWork(config, weights)}
     if has_draft:
-        draft_parts = shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
-        draft = Decoder(*draft_parts, speculation.lower_bits)
+        draft_parts = bench_shapes.parts(f"{shape}-draft", longest, kv_int8=kv_int8)
+        draft = Decoder(*draft_parts, bits=speculation.lower_bits)
         works["draft"] = ModelWork(*draft_parts)
     models = ModelSet(Decoder(config, weights), draft, lower_decoder)
     shares = dict(zip(("retrieval", "draft"), acceptance_rates, strict=True))
@@ -317,12 +320,17 @@ def least_seconds(
 def costs_of(models: ModelSet, weights: Weights, speculation: SpeculativeConfig) -> CostModel:
     """Return the planner's cost model of these models before it has measured a pass."""
     target = models.target
-    matrices = [*weights.multiplied()]
-    size = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
-    lower_size = speculation.lower_bits / 8 if weights.has_numbers else 0
+    matrices = [*weights.product_matrices()]
+    bytes_per_weight = sum(map(nbytes, matrices)) / sum(math.prod(matrix.shape) for matrix in matrices)
+    lower_bytes_per_weight = speculation.lower_bits / 8 if weights.has_numbers else 0
     works = TierWork.of_target(
-        target.config, (size, lower_size or size), target.dtype.itemsize, speculation.lower_bits > 0, target.unions
+        target.config,
+        (bytes_per_weight, lower_bytes_per_weight or bytes_per_weight),
+        itemsize(target.dtype),
+        speculation.lower_bits > 0,
+        target.unions,
     )
     if models.draft:
-        works["draft"] = TierWork.of(models.draft.config, target.dtype.itemsize, target.dtype.itemsize, sequential=True)
+        number_bytes = itemsize(target.dtype)
+        works["draft"] = TierWork.of(models.draft.config, number_bytes, number_bytes, sequential=True)
     return CostModel(None, works, kernel_level(target.device))

@@ -7,13 +7,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES, LAYER_TYPES, Family
-from triforce.checkpoint.rope_scaling import Scaling, Unscaled, read_scaling
+from triforce.checkpoint.rope_scaling import Floats, Scaling, Unscaled, read_scaling
 from triforce.errors import ModelError, RequestError, argument, as_keyword, require_integer
 from triforce.interface.sampling_params import MODEL_DEFAULTS, SamplingParams
 from triforce.model.config import LLAMA, Architecture, ModelConfig
@@ -21,7 +20,7 @@ from triforce.model.rope import Rope
 
 ACCEPTED: dict[str, tuple[object, ...]] = {
     "hidden_act": ("silu",),
-    "attention_bias": (False,),  # read by families that have it in their `accepted` only
+    "attention_bias": (False,),  # only families with this field in `accepted` read it
     "mlp_bias": (False,),
     "quantization_config": (),
     "num_experts": (0,),
@@ -65,7 +64,7 @@ class HFConfig:
             return self.max_position_embeddings
         return self.scaling.reach(self.max_position_embeddings)
 
-    def extra(self, layers: str = "model.layers.") -> tuple[str, ...]:
+    def extra_layer_prefixes(self, layers: str = "model.layers.") -> tuple[str, ...]:
         """Return the name prefixes of the tensors of `extra_layers`. layers: prefix of a layer's names in the files."""
         return tuple(f"{layers}{self.num_hidden_layers + n}." for n in range(self.extra_layers))
 
@@ -123,14 +122,14 @@ def checked(raw: dict[str, Any]) -> HFConfig:
     )
 
 
-def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: torch.device) -> ModelConfig:
+def model_config(hf: HFConfig, *, vocab_size: int, context: int | None) -> ModelConfig:
     """Return the ModelConfig of `hf`.
 
     `context` (tokens; None: max_position_embeddings) also freezes dynamic and longrope frequencies. In transformers
     these change with length, which a cache of rotated keys cannot follow. Raises ModelError if `context` is too large.
     """
     context = hf.max_position_embeddings if context is None else context
-    parts = hf.architecture
+    architecture = hf.architecture
     require_integer("context", context, 2)
     if context > hf.positions:
         largest_context = argument("context", hf.positions)
@@ -140,8 +139,8 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         )
     context = int(context)
     if (hf.sliding_window or context) >= context:
-        parts = replace(parts, kinds=parts.rotations_only)
-    inv_freq_RF, scale = _rotations(hf, parts, context)
+        architecture = replace(architecture, kinds=architecture.kinds_without_windows)
+    inv_freq_RF, scale = _rotations(hf, architecture, context)
     return ModelConfig(
         vocab_size=vocab_size,
         hidden_size=hf.hidden_size,
@@ -153,30 +152,32 @@ def model_config(hf: HFConfig, *, vocab_size: int, context: int | None, device: 
         norm_eps=hf.rms_norm_eps,
         tied=hf.tie_word_embeddings,
         context=context,
-        rope=Rope(inv_freq_RF.to(device), scale),
-        architecture=parts,
+        rope=Rope(inv_freq_RF, scale),
+        architecture=architecture,
         positions=hf.positions,
     )
 
 
-def _rotations(hf: HFConfig, parts: Architecture, context: int) -> tuple[Tensor, float]:
+def _rotations(hf: HFConfig, architecture: Architecture, context: int) -> tuple[Floats, float]:
     """Return the frequencies of all rotations, float32 (R, D / 2), and the factor on cos and sin of rotation 0."""
     inv_freq_F, scale = frequencies(hf, context)
-    rotations = 1 + max((kind.rope for kind in parts.kinds), default=0)
-    inv_freq_RF = torch.zeros(rotations, hf.head_dim // 2)  # 0: channels that are not rotated, layers without rotation
+    rotations = 1 + max((kind.rope for kind in architecture.kinds), default=0)
+    # Frequency 0: no rotation of the channel, or of the layer.
+    inv_freq_RF = np.zeros((rotations, hf.head_dim // 2), np.float32)
     inv_freq_RF[0, : len(inv_freq_F)] = inv_freq_F
     if hf.local_theta is not None and rotations > 1:
         inv_freq_RF[1] = Unscaled().frequencies(hf.local_theta, hf.head_dim, context)[0]
     return inv_freq_RF, scale
 
 
-def frequencies(hf: HFConfig, context: int) -> tuple[Tensor, float]:
+def frequencies(hf: HFConfig, context: int) -> tuple[Floats, float]:
     """Return rotation frequencies, float32 (F,), for a context of `context` tokens, and the factor on cos and sin.
 
     Raises ModelError if the config's numbers give a frequency that is not finite or not positive.
     """
-    inv_freq_F, scale = hf.scaling.frequencies(hf.rope_theta, hf.architecture.rotated or hf.head_dim, context)
-    if not (inv_freq_F.isfinite() & (inv_freq_F > 0)).all():
+    with np.errstate(all="ignore"):  # such numbers are refused below
+        inv_freq_F, scale = hf.scaling.frequencies(hf.rope_theta, hf.architecture.rotated or hf.head_dim, context)
+    if not (np.isfinite(inv_freq_F) & (inv_freq_F > 0)).all():
         raise ModelError(f"config.json: rope_theta = {hf.rope_theta:g} with {hf.scaling} gives no usable frequencies")
     return inv_freq_F, scale
 
@@ -208,7 +209,10 @@ def read_rope(config: Fields, family: Family, head_dim: int, positions: int) -> 
 
 
 def read_local_theta(config: Fields, family: Family) -> float | None:
-    """Return theta of layers with a window, None if the family has none of its own. New configs: in rope_parameters."""
+    """Return theta of layers with a window; None if the family has no such theta.
+
+    New configs have it in rope_parameters.
+    """
     if family.local_theta is None:
         return None
     windowed_rope = config.nested("rope_parameters").nested(LAYER_TYPES[1])
@@ -225,29 +229,29 @@ def read_window(config: Fields, family: Family) -> int | None:
 
 def with_windows(config: Fields, family: Family) -> Architecture:
     """Return the architecture with each layer's window and rotation. Raises ModelError."""
-    parts = family.architecture(config)
+    architecture = family.architecture(config)
     window = read_window(config, family)
     if window is None:
-        return parts
+        return architecture
     windowed: dict[str, int] = {"window": window} | ({} if family.local_theta is None else {"rope": 1})
     kinds = (
-        replace(parts.kind(layer), **(windowed if slides else {}))
+        replace(architecture.kind(layer), **(windowed if slides else {}))
         for layer, slides in enumerate(family.windowed_layers(config))
     )
-    return replace(parts, kinds=tuple(kinds))
+    return replace(architecture, kinds=tuple(kinds))
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """Return the `SamplingParams` fields that generation_config.json sets, as vLLM does. Raises ModelError."""
+    """Return the `SamplingParams` fields that generation_config.json sets; vLLM takes them too. Raises ModelError."""
     values = read_json(folder / GENERATION) if (folder / GENERATION).exists() else {}
     return checked_sampling({name: values.get(name) for name in MODEL_DEFAULTS}, folder / GENERATION)
 
 
 def checked_sampling(values: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """Return the `SamplingParams` fields of `values` that are set. Raises ModelError naming the wrong field."""
-    set_values = {name: value for name, value in values.items() if value is not None}
+    specified_values = {name: value for name, value in values.items() if value is not None}
     try:
-        SamplingParams(**set_values)
+        SamplingParams(**specified_values)
     except RequestError as error:
-        raise ModelError(f"{file}: {error.worded(as_keyword)}; mend it, or leave the field out") from error
-    return set_values
+        raise ModelError(f"{file}: {error.message_text(as_keyword)}; mend it, or leave the field out") from error
+    return specified_values

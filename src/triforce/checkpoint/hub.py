@@ -11,10 +11,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from triforce.checkpoint.gguf.file import choose_gguf, model_files, model_names
+from triforce.checkpoint.gguf.file import choose_gguf, log_choice, model_files, model_names
 from triforce.checkpoint.model_sources import CONNECT, KNOWN, SMOLLM2, find, hub_reason, offline, require_no_address
 from triforce.errors import ModelError, nearest, unreadable
-from triforce.interface.byte_size import user_path
+from triforce.interface.quantities import user_path
 
 # No *.py: code from a repository is never run. No other *.safetensors: some repositories hold the weights twice.
 TEXTS = ("*.json", "*.jinja", "tokenizer*")
@@ -37,7 +37,7 @@ FINETUNE = "finetune:"
 _OWN_DRAFTS = {SMOLLM2.name: f"{FINETUNE}{_ASSETS / SMOLLM2.name}"}
 """Drafts that ship for known models, for every dtype of the target."""
 
-_DRAFTS = {
+DRAFTS_BY_TARGET = {
     "NousResearch/Yarn-Llama-2-7b-128k": "JackFram/llama-68m",
     "NousResearch/Yarn-Llama-2-13b-128k": "JackFram/llama-68m",
     "LargeWorldModel/LWM-Text-128K": "JackFram/llama-68m",
@@ -50,17 +50,18 @@ _DRAFTS = {
     "Qwen/Qwen3-8B": "Qwen/Qwen3-0.6B",
     "Qwen/Qwen3-14B": "Qwen/Qwen3-0.6B",
 }
+"""Drafts on the hub, by the target's name."""
 
 
 class UnknownModel(ModelError):
-    """Name of no local model and of no model on the hub, as far as the hub can be reached."""
+    """A name of no local model. The hub has no model of this name either, or cannot be reached."""
 
 
 def model_path(name_or_path: str | Path, *, weights: bool = True) -> Path:
     """Return a model's path: a folder or a GGUF file. A Hugging Face repository is downloaded to its local cache.
 
-    A quantisation may stand behind a colon. weights: whether they are needed. Without, weights are downloaded only
-    where they hold the config (GGUF). Raises ModelError.
+    A quantisation may stand behind a colon. weights: whether weights are needed. If not, they are downloaded only where
+    they hold the config (GGUF). Raises ModelError.
     """
     try:
         return _locate(name_or_path, weights)
@@ -124,10 +125,12 @@ def _in_folder(folder: Path, quantisation: str) -> Path:
     names = [file.name for file in folder.glob("*.gguf")]
     if not names and not quantisation:
         return folder
-    file = folder / choose_gguf(names, quantisation, str(folder))[0]
+    files = choose_gguf(names, quantisation, str(folder))
+    file = folder / files[0]
     models = model_files(names)
     if len(model_names(models)) > 1:
         raise ModelError(f"{folder} has GGUF files of several models: {', '.join(models)}; name the file, say {file}")
+    log_choice(files, names, str(folder))
     return file
 
 
@@ -147,10 +150,10 @@ def draft_for(target: str | Path, file: Path) -> str | Path | None:
     if not folder.is_dir():
         known_model = {model.file: model for model in KNOWN.values()}.get(file.name)
         name = known_model.name if known_model and file.stat().st_size == known_model.size else str(target)
-        return _OWN_DRAFTS.get(name) or _DRAFTS.get(name)
+        return _OWN_DRAFTS.get(name) or DRAFTS_BY_TARGET.get(name)
     if folder.resolve() == SHIPPED[0].resolve():
         return SHIPPED[1]
-    drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in _DRAFTS.items()}
+    drafts = {name.split("/")[1]: draft.split("/")[1] for name, draft in DRAFTS_BY_TARGET.items()}
     sibling = folder.resolve().parent / drafts.get(folder.resolve().name, "")
     return sibling if folder.resolve().name in drafts and sibling.is_dir() else None
 
@@ -172,6 +175,7 @@ def _snapshot(name: str, weights: bool) -> Path:
         has_safetensors = any(fnmatch(file, pattern) for file in names for pattern in SAFETENSORS)
         if quantisation or (not has_safetensors and any(file.endswith(".gguf") for file in names)):
             gguf_files = choose_gguf(names, quantisation, repository)
+            log_choice(gguf_files, names, repository)
             return _download(repository, *map(glob.escape, gguf_files)) / gguf_files[0]
         if not weights:
             return _download(repository, *TEXTS)
@@ -242,7 +246,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ModelError if the file is missing, too long, or no JSON object."""
     try:
         if file.stat().st_size > LONGEST_JSON:
-            raise ModelError(f"{file} is longer than {LONGEST_JSON >> 20} MiB, as no such file is; download it again")
+            raise ModelError(f"{file} is longer than {LONGEST_JSON >> 20} MiB, the limit for JSON; download it again")
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{file} is missing; give a complete Hugging Face model folder") from error

@@ -8,13 +8,13 @@ from typing import Any
 
 from triforce.errors import ModelError
 
-MOST = 2**31 - 1
+LARGEST_SIZE = 2**31 - 1
 """Largest integer that is accepted as a size."""
 MOST_LAYERS = 10_000
 """Largest accepted number of layers."""
 MOST_CHANNELS = 1 << 16
 """Largest accepted head size."""
-LARGEST = 1e12
+LARGEST_NUMBER = 1e12
 """Largest number that is accepted as a factor."""
 _SHORT = Repr()
 _SHORT.maxlevel = 3
@@ -40,14 +40,16 @@ class Fields:
     def get(self, name: str) -> Any:
         return self._values.get(name)
 
-    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = MOST) -> int:
+    def integer(self, name: str, default: int | None = None, minimum: int = 1, maximum: int = LARGEST_SIZE) -> int:
         """Return an integer from `minimum` to `maximum`. Raises ModelError, as all methods with a type or range do."""
         value = self._or(name, default)
         if type(value) is not int or not minimum <= value <= maximum:
             raise self.refusal(name, [f"whole numbers from {minimum} to {maximum}"])
         return value
 
-    def number(self, name: str, default: float | None = None, minimum: float = 1.0, maximum: float = LARGEST) -> float:
+    def number(
+        self, name: str, default: float | None = None, minimum: float = 1.0, maximum: float = LARGEST_NUMBER
+    ) -> float:
         """Return a number from `minimum` to `maximum`. Raises ModelError."""
         value = self._or(name, default)
         if type(value) not in (int, float) or not minimum <= value <= maximum:
@@ -64,7 +66,7 @@ class Fields:
         """Return a list of `count` numbers above 0. Raises ModelError."""
         values = self.get(name)
         fits = isinstance(values, list) and len(values) == count
-        if not fits or not all(type(value) in (int, float) and 0 < value <= LARGEST for value in values):
+        if not fits or not all(type(value) in (int, float) and 0 < value <= LARGEST_NUMBER for value in values):
             raise self.refusal(name, [f"lists of {count} numbers above 0"])
         return [float(value) for value in values]
 
@@ -77,8 +79,8 @@ class Fields:
 
     def with_values(self, **values: Any) -> Fields:
         """Return a copy where `values` that are not None replace fields."""
-        set_values = {name: value for name, value in values.items() if value is not None}
-        return Fields({**self._values, **set_values}, self._source, self._prefix)
+        specified_values = {name: value for name, value in values.items() if value is not None}
+        return Fields({**self._values, **specified_values}, self._source, self._prefix)
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
         """Return a copy with `defaults` for missing fields. Fields that are `null` stay `null`."""

@@ -55,7 +55,7 @@ def listed_layers(config: Fields) -> list[bool]:
 
 
 def full_layer_every(interval: int, field_name: str = "") -> Callable[[Fields], list[bool]]:
-    """Return a function from a config to which layers have a window: all but every `interval`-th.
+    """Return a function that returns whether each layer of a config has a window: all but every `interval`-th.
 
     A config's `layer_types` takes precedence. field_name: config field that may hold another interval.
     """
@@ -86,7 +86,7 @@ class Family:
     architecture: Callable[[Fields], Architecture] = llama
     """Function from a config to its architecture, without windows and rotated channels. Raises ModelError."""
     windowed_layers: Callable[[Fields], list[bool]] = no_windows
-    """Function from a config to which layers have its window. An empty list: none."""
+    """Function that returns whether each layer of a config has the config's window. An empty list: no layer."""
     names: Mapping[str, str] = field(default_factory=lambda: LLAMA_NAMES)
     """Names of a layer's tensors by field. Fields of one name are fused in one tensor, in the order of `LLAMA_NAMES`.
 
@@ -101,11 +101,11 @@ class Family:
     theta: float = 10_000.0
     """Rope theta of a config without one."""
     rotated_share: float = 1.0
-    """Share of a head's channels that is rotated, of a config without `partial_rotary_factor`."""
+    """Share of a head's channels that is rotated if a config has no `partial_rotary_factor`."""
     partial_rotation: bool = False
     """Whether a config may set `partial_rotary_factor`."""
     local_theta: float | None = None
-    """Unscaled theta of layers with a window, of a config without one. None: all layers rotate alike."""
+    """Unscaled theta of layers with a window if a config has no such theta. None: all layers rotate alike."""
     text_field: str = ""
     """Config field with the text model's config, in models that also read images (see `checkpoint.weight_files`)."""
     stacked_experts: bool = False
@@ -214,13 +214,13 @@ _GEMMA_ACCEPTED: dict[str, tuple[object, ...] | None] = {
 
 def gemma(config: Fields, qk_norm: str = "") -> Architecture:
     """Return Gemma's architecture: `query_pre_attn_scalar`, and not the head size, scales queries."""
-    heads = config.integer("head_dim") / config.number("query_pre_attn_scalar")
+    head_ratio = config.integer("head_dim") / config.number("query_pre_attn_scalar")
     score_cap, logit_cap = (
         0.0 if config.get(name) is None else config.number(name, minimum=1e-3)
         for name in ("attn_logit_softcapping", "final_logit_softcapping")
     )
     return Architecture(
-        qk_norm=qk_norm, output_norms=True, norm_offset=1.0, activation="gelu", query_scale=heads**0.5,
+        qk_norm=qk_norm, output_norms=True, norm_offset=1.0, activation="gelu", query_scale=head_ratio**0.5,
         embedding_scale=config.integer("hidden_size") ** 0.5, score_cap=score_cap, logit_cap=logit_cap,
     )  # fmt: skip
 
@@ -274,7 +274,7 @@ GLM4 = Family(
         "attn_out_norm_C": "post_self_attn_layernorm.weight", "mlp_out_norm_C": "post_mlp_layernorm.weight",
         "gate_proj_IC": GATE_UP, "up_proj_IC": GATE_UP,
     },
-    accepted={"attention_bias": (False, True)},  # of q, k and v alone
+    accepted={"attention_bias": (False, True)},  # biases of q, k and v, not of o_proj
     rope_types=("default", "linear", "yarn"),
     rotated_share=0.5,
     partial_rotation=True,
@@ -322,7 +322,7 @@ GLM4_MOE = Family(
         for kind, within in {"": "experts.{}.", SHARED: "shared_experts.", DENSE: ""}.items()
         for field, shape in {"gate": "IC", "up": "IC", "down": "CI"}.items()
     },
-    accepted={"attention_bias": (False, True)},  # of q, k and v alone
+    accepted={"attention_bias": (False, True)},  # biases of q, k and v, not of o_proj
     mlp_width_field="moe_intermediate_size",
     rotated_share=0.5,
     partial_rotation=True,

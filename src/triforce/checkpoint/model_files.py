@@ -7,8 +7,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from triforce.checkpoint.gguf.config import EMBEDDING, HEAD, read_gguf_config
 from triforce.checkpoint.gguf.file import GGUFFile, GGUFTensor
 from triforce.checkpoint.gguf.tokenizer import read_gguf_tokenizer
@@ -30,7 +28,7 @@ from triforce.checkpoint.tokenizer_trial import require_usable
 from triforce.checkpoint.weight_files import Archive, has_weights, open_archives, text_part
 from triforce.checkpoint.weights import require_tensors
 from triforce.model.config import ModelConfig
-from triforce.model.weights import PLAIN
+from triforce.model.weights import NUMBER_TYPES
 
 SAMPLING = {
     "temperature": "general.sampling.temp",
@@ -85,30 +83,32 @@ class HFFolder:
         experts = config.architecture.experts
         if family.text_field:
             archives = text_part(archives)
-        archives = {name: archive for name, archive in archives.items() if not name.startswith(config.extra())}
+        archives = {
+            name: archive for name, archive in archives.items() if not name.startswith(config.extra_layer_prefixes())
+        }
         if not (family.stacked_experts and experts):
             return archives
-        return unstack_experts(archives, config.num_hidden_layers, experts.count, narrow=packed)
+        return unstack_experts(archives, config.num_hidden_layers, experts.count, packed=packed)
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights with packed experts; 0 if no weight is packed: each then has the size of its dtype."""
-        packed = self.packed_experts
+        packed = self.packed_expert_weights
         return 2 * (self._model_config.parameters - packed) + mxfp4_size(packed) if packed else 0
 
     packing = "MXFP4"
     """Name of the packed format, for messages."""
 
     @property
-    def packed_experts(self) -> int:
-        """Number of experts' weights that stay packed. Lower tiers have no copies of them."""
+    def packed_expert_weights(self) -> int:
+        """Number of weights of experts that stay packed. Lower tiers have no copies of them."""
         experts = self._model_config.architecture.experts
         return experts.total * self._model_config.expert_weights if experts and self.config.mxfp4 else 0
 
     @property
     def _model_config(self) -> ModelConfig:
         hf = self.config
-        return model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+        return model_config(hf, vocab_size=hf.vocab_size, context=None)
 
     has_numbers = True
     """Whether some matrices are unpacked, so that lower tiers may read copies with fewer bits."""
@@ -151,7 +151,7 @@ class GGUFModel:
         return dict.fromkeys(weights.names(), weights)
 
     packing = "GGUF"
-    packed_experts = 0
+    packed_expert_weights = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -161,14 +161,14 @@ class GGUFModel:
     @property
     def has_numbers(self) -> bool:
         tensors = self._tensors
-        read = (tensor for name, tensor in tensors.items() if name != EMBEDDING or HEAD not in tensors)
-        return any(tensor.type in PLAIN and len(tensor.shape) == 2 for tensor in read)
+        read_tensors = (tensor for name, tensor in tensors.items() if name != EMBEDDING or HEAD not in tensors)
+        return any(tensor.type in NUMBER_TYPES and len(tensor.shape) == 2 for tensor in read_tensors)
 
     @property
     def _tensors(self) -> dict[str, GGUFTensor]:
         """Return the tensors that are read, by name: all but those of extra layers."""
-        extra = self.config.extra(BLOCK)
-        return {name: tensor for name, tensor in self._file.tensors.items() if not name.startswith(extra)}
+        extra_prefixes = self.config.extra_layer_prefixes(BLOCK)
+        return {name: tensor for name, tensor in self._file.tensors.items() if not name.startswith(extra_prefixes)}
 
 
 ModelFiles = HFFolder | GGUFModel
@@ -178,7 +178,7 @@ def require_sizes(files: ModelFiles) -> None:
     """Raise ModelError unless the tensors' shapes match the config. A folder without weights passes."""
     hf = files.config
     if not isinstance(files, HFFolder) or has_weights(files.path):
-        config = model_config(hf, vocab_size=hf.vocab_size, context=None, device=torch.device("cpu"))
+        config = model_config(hf, vocab_size=hf.vocab_size, context=None)
         names = FAMILIES[hf.model_type].names
         require_tensors(files.path, files.archives(packed=False), config, hf.vocab_size, names)
 
@@ -186,7 +186,7 @@ def require_sizes(files: ModelFiles) -> None:
 def open_model(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
     """Return the files of a model: a folder, a GGUF file, a repository on the hub, or a known name. Raises ModelError.
 
-    weights: whether they are needed. Without, only the small files of a Hugging Face repository are downloaded.
+    weights: whether weights are needed. If not, only the small files of a Hugging Face repository are downloaded.
     """
     path = model_path(name_or_path, weights=weights)
     return GGUFModel(path) if path.is_file() else HFFolder(path)

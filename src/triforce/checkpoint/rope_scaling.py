@@ -9,24 +9,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, floor, log, pi, sqrt
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from triforce.checkpoint.json_fields import Fields
 
+Floats = NDArray[np.float32]
 TYPES = ("default", "linear", "llama3", "yarn", "dynamic", "longrope")
 
 
-def wavelengths(theta: float, D: int) -> Tensor:
-    """Return positions per radian, float32 (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2)."""
-    return theta ** (torch.arange(0, D, 2, dtype=torch.float32) / D)
+def wavelengths(theta: float, D: int) -> Floats:
+    """Return positions per radian, float32 (F): theta^(2i / D) (Su et al. 2021, arXiv 2104.09864, section 3.2.2).
+
+    Base and exponents are float32, and powers are rounded once. Float32 powers of a library differ by machine.
+    """
+    exponents_F = np.arange(0, D, 2, dtype=np.float32) / np.float32(D)
+    with np.errstate(over="ignore"):  # infinite beyond the range of float32
+        return (np.float64(np.float32(theta)) ** exponents_F.astype(np.float64)).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
 class Scaling:
     """Scaling of rotations to more positions than in training."""
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
         """Return radians per position, float32 (F,), for `context` tokens, and the factor on cos and sin."""
         return 1.0 / wavelengths(theta, D), 1.0
 
@@ -45,7 +51,7 @@ class Linear(Scaling):
 
     factor: float
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
         return 1.0 / wavelengths(theta, D) / self.factor, 1.0
 
     def reach(self, positions: int) -> int:
@@ -62,7 +68,7 @@ class Dynamic(Scaling):
     factor: float
     positions: int
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
         length = max(context, self.positions)
         stretch = (self.factor * length / self.positions) - (self.factor - 1)
         return 1.0 / wavelengths(theta * stretch ** (D / (D - 2)), D), 1.0
@@ -75,23 +81,24 @@ class Dynamic(Scaling):
 class Yarn(Scaling):
     """NTK by parts and a temperature (Peng et al. 2023, arXiv 2309.00071, sections 3.2 and 3.4).
 
-    Frequencies with more than `fast` turns in `original_positions` stay. Frequencies with less than `slow` turns are
-    interpolated. In between, a ramp over the indices (in the paper: over turns) mixes the two.
+    Frequencies with more than `fast_turns` turns in `original_positions` stay as they are. Frequencies with less than
+    `slow_turns` are interpolated. In between, a ramp over the indices (in the paper: over turns) mixes the two.
     """
 
     factor: float
     original_positions: int
-    fast: float
-    slow: float
+    fast_turns: float
+    slow_turns: float
     scale: float
     """Factor on cos and sin: the square root of 1 / t."""
     rounds_ramp: bool
     """Whether the ramp's ends are rounded to integers."""
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
         lengths_F = wavelengths(theta, D)
         low, high = (
-            D * log(self.original_positions / (turns * 2 * pi)) / (2 * log(theta)) for turns in (self.fast, self.slow)
+            D * log(self.original_positions / (turns * 2 * pi)) / (2 * log(theta))
+            for turns in (self.fast_turns, self.slow_turns)
         )
         if self.rounds_ramp:
             low = floor(low)
@@ -99,7 +106,7 @@ class Yarn(Scaling):
         low = max(low, 0)
         high = min(high, D - 1)
         high += 0.001 * (low == high)
-        unscaled_share_F = 1 - ((torch.arange(D // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+        unscaled_share_F = 1 - ((np.arange(D // 2, dtype=np.float32) - low) / (high - low)).clip(0, 1)
         return 1.0 / (self.factor * lengths_F) * (1 - unscaled_share_F) + 1.0 / lengths_F * unscaled_share_F, self.scale
 
     def reach(self, positions: int) -> int:
@@ -111,39 +118,44 @@ class Yarn(Scaling):
 class LongRope(Scaling):
     """A divisor for each frequency, found by search (Ding et al. 2024, arXiv 2402.13753).
 
-    Contexts beyond `original_positions` use the divisors `long`, others `short`.
+    Contexts beyond `original_positions` use `long_divisors`, others `short_divisors`.
     """
 
     original_positions: int
-    short: list[float]
-    long: list[float]
+    short_divisors: list[float]
+    long_divisors: list[float]
     scale: float
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        divisors_F = torch.tensor(self.long if context > self.original_positions else self.short, dtype=torch.float32)
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
+        divisors_F = np.array(
+            self.long_divisors if context > self.original_positions else self.short_divisors, dtype=np.float32
+        )
         return 1.0 / (divisors_F * wavelengths(theta, D)), self.scale
 
 
 @dataclass(frozen=True, slots=True)
 class Llama3(Scaling):
-    """Interpolation of waves longer than `original_positions` / `low`; waves shorter than / `high` stay.
+    """Interpolation of long waves only.
 
-    Between the two, the unscaled share is linear in the number of turns: YaRN's NTK by parts (arXiv 2309.00071,
-    section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv 2407.21783).
+    Waves longer than `original_positions` / `low_turns` are interpolated. Waves shorter than `original_positions` /
+    `high_turns` stay as they are. Between the two, the unscaled share is linear in the number of turns: YaRN's NTK by
+    parts (arXiv 2309.00071, section 3.2), without its temperature, as Meta released it with Llama 3.1 (arXiv
+    2407.21783).
     """
 
     factor: float
     original_positions: int
-    low: float
-    high: float
+    low_turns: float
+    high_turns: float
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
         unscaled_F = 1.0 / wavelengths(theta, D)
-        waves_F = 2 * pi / unscaled_F
-        unscaled_share_F = (self.original_positions / waves_F - self.low) / (self.high - self.low)
+        waves_F = 1.0 / unscaled_F * (2 * pi)  # transformers' numbers: torch divides by multiplying with reciprocals
+        turns_F = 1.0 / waves_F * self.original_positions
+        unscaled_share_F = (turns_F - self.low_turns) / (self.high_turns - self.low_turns)
         inv_freq_F = (1 - unscaled_share_F) * unscaled_F / self.factor + unscaled_share_F * unscaled_F
-        inv_freq_F = torch.where(waves_F > self.original_positions / self.low, unscaled_F / self.factor, inv_freq_F)
-        return torch.where(waves_F < self.original_positions / self.high, unscaled_F, inv_freq_F), 1.0
+        inv_freq_F = np.where(waves_F > self.original_positions / self.low_turns, unscaled_F / self.factor, inv_freq_F)
+        return np.where(waves_F < self.original_positions / self.high_turns, unscaled_F, inv_freq_F), 1.0
 
 
 def read_scaling(rope: Fields, kind: str, D: int, positions: int) -> Scaling:

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from triforce.arrays import DType, rounded
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.errors import ModelError
 from triforce.model.weights import Matrix, QuantizedWeight, numbers
 
+Bytes = NDArray[np.uint8]
 DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each E2M1 code."""
 CENTRE = 16
@@ -28,39 +30,44 @@ def mxfp4_size(weights: int) -> int:
     return weights * 22 // 32
 
 
-def mxfp4_weight(codes_OB32: Tensor, scales_OB: Tensor, *, narrow: bool) -> Matrix:
-    """Return a matrix (O, 32 B) from codes and scales, uint8. narrow: Q5_0 if it can hold the scales; else bfloat16."""
-    packed = q5_0(codes_OB32, scales_OB) if narrow else None
-    if packed is not None:
-        return QuantizedWeight("Q5_0", packed, codes_OB32[0].numel())
+def mxfp4_weight(codes_OB32: Bytes, scales_OB: Bytes, *, packed: bool) -> Matrix:
+    """Return a matrix (O, 32 B) from codes and scales, uint8. packed: Q5_0 if it can hold the scales; else bfloat16."""
+    q5_0_rows = q5_0(codes_OB32, scales_OB) if packed else None
+    if q5_0_rows is not None:
+        return QuantizedWeight("Q5_0", q5_0_rows, codes_OB32[0].size)
     return mxfp4_numbers(codes_OB32, scales_OB)
 
 
-def mxfp4_numbers(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor:
+def mxfp4_numbers(codes_OB32: Bytes, scales_OB: Bytes) -> NDArray[np.uint16]:
     """Return the numbers (O, 32 B), bfloat16, which is exact; NaN where a scale is 255."""
-    exponents_OB1 = scales_OB.int()[..., None] - 128
-    numbers_OB32 = torch.ldexp(_doubles(codes_OB32).float(), exponents_OB1)
-    return numbers_OB32.masked_fill_(scales_OB[..., None] == 255, torch.nan).flatten(1).to(torch.bfloat16)
+    factors_OB = _powers_of_two(scales_OB)
+    factors_OB[scales_OB == 255] = np.nan
+    with np.errstate(over="ignore"):  # infinite
+        numbers_OB32 = np.array(DOUBLES, np.float32)[codes_OB32] * factors_OB[..., None]
+    return rounded(numbers_OB32.reshape(len(numbers_OB32), -1), "bfloat16")
 
 
-def q5_0(codes_OB32: Tensor, scales_OB: Tensor) -> Tensor | None:
+def q5_0(codes_OB32: Bytes, scales_OB: Bytes) -> Bytes | None:
     """Return the numbers as Q5_0 rows, uint8 (O, 22 B); None if a scale is no float16.
 
     A block has its scale, the fifth bits of 32 codes, and their lower four bits: the first half in the lower nibbles.
     """
-    q5_codes_OB32 = _doubles(codes_OB32) + CENTRE
-    scales_OB = scales_OB.masked_fill((q5_codes_OB32 == CENTRE).all(-1), 128)  # blocks of zeros have any scale
-    scales_OB1 = torch.ldexp(torch.ones(scales_OB.shape), scales_OB.int() - 128)[..., None].half()
-    if not torch.equal(scales_OB1[..., 0].float().log2(), scales_OB.float() - 128):
+    q5_codes_OB32 = (np.array(DOUBLES) + CENTRE).astype(np.uint8)[codes_OB32]
+    is_zero_OB = (q5_codes_OB32 == CENTRE).all(-1)
+    factors_OB = _powers_of_two(np.where(is_zero_OB, np.uint8(128), scales_OB))  # blocks of zeros have any scale
+    with np.errstate(over="ignore"):
+        scales_OB1 = factors_OB[..., None].astype(np.float16)
+    if not np.array_equal(scales_OB1[..., 0].astype(np.float32), factors_OB):
         return None
     nibbles_OB16 = (q5_codes_OB32[..., :16] & 15) | (q5_codes_OB32[..., 16:] & 15) << 4
-    fifths_OB4 = ((q5_codes_OB32 >> 4).view(*scales_OB.shape, 4, 8) << torch.arange(8)).sum(-1)
-    parts = scales_OB1.view(torch.uint8), fifths_OB4.to(torch.uint8), nibbles_OB16.to(torch.uint8)
-    return torch.cat(parts, -1).flatten(1)
+    fifths_OB4 = np.packbits(q5_codes_OB32 >> 4, axis=-1, bitorder="little")
+    rows_OBX = np.concatenate((scales_OB1.view(np.uint8), fifths_OB4, nibbles_OB16), -1)
+    return rows_OBX.reshape(len(rows_OBX), -1)
 
 
-def _doubles(codes_OB32: Tensor) -> Tensor:
-    return torch.tensor(DOUBLES, dtype=torch.int32)[codes_OB32.long()]
+def _powers_of_two(scales_OB: Bytes) -> NDArray[np.float32]:
+    """Return the factor of each block's `DOUBLES`, float32: half of its power of two."""
+    return np.ldexp(np.float32(1), scales_OB.astype(np.int32) - 128)
 
 
 EXPERTS = ".mlp.experts."
@@ -84,15 +91,15 @@ class Place(NamedTuple):
 
 
 class StackedExperts:
-    """Archive of each expert's projections and biases. narrow: MXFP4 stays packed, for bfloat16 kernels."""
+    """Archive of each expert's projections and biases. mxfp4_packed: MXFP4 stays packed, for bfloat16 kernels."""
 
     packed = False
 
-    def __init__(self, archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> None:
+    def __init__(self, archives: Mapping[str, Archive], layers: int, experts: int, *, mxfp4_packed: bool) -> None:
         """Raises ModelError for a tensor with another number of experts, or blocks without scales."""
         self._archives = archives
         self._experts = experts
-        self._narrow = narrow
+        self._mxfp4_packed = mxfp4_packed
         stems = [f"model.layers.{layer}{EXPERTS}{part}" for layer in range(layers) for part in PARTS]
         stacked_names = (f"{stem}{suffix}" for stem in stems for suffix in ("", BIAS, BLOCKS, SCALES))
         self.tensors = dict.fromkeys(name for name in stacked_names if name in archives)
@@ -109,18 +116,24 @@ class StackedExperts:
         """Return the shape of a projection or a bias."""
         return self._places[name].shape
 
+    def dtype(self, name: str) -> DType:
+        """Return the type of a projection or a bias; of MXFP4, that of its numbers and of its products' inputs."""
+        place = self._places[name]
+        return "bfloat16" if place.mxfp4 else self._archives[place.tensor].dtype(place.tensor)
+
     def view(self, name: str) -> Matrix:
         """Return a projection (outputs, inputs) or a bias."""
         place = self._places[name]
         if not place.mxfp4:
-            tensor = numbers(self._archives[place.tensor].view(place.tensor))[place.expert]
-            return (tensor if tensor.ndim == 1 else tensor.T)[place.outputs]
+            expert = numbers(self._archives[place.tensor].view(place.tensor))[place.expert]
+            return expert.T[place.outputs]
         blocks, scales = (
             numbers(self._archives[tensor_name].view(tensor_name))[place.expert][place.outputs]
             for tensor_name in (f"{place.tensor}{BLOCKS}", f"{place.tensor}{SCALES}")
         )
-        codes_OB32 = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)  # the lower nibble comes first
-        return mxfp4_weight(codes_OB32, scales, narrow=self._narrow)
+        nibbles = np.stack((blocks & 15, blocks >> 4), -1)  # the lower nibble comes first
+        codes_OB32 = nibbles.reshape(*blocks.shape[:-1], 32)
+        return mxfp4_weight(codes_OB32, scales, packed=self._mxfp4_packed)
 
     transient_view = view
 
@@ -157,12 +170,15 @@ class StackedExperts:
         require_shape(self._archives, scales, shape[:3])
         require_shape(self._archives, blocks, (*shape[:3], 16))
         for name in (blocks, scales):
-            if (dtype := numbers(self._archives[name].view(name)).dtype) != torch.uint8:
-                raise ModelError(f"tensor {name} is {dtype}, and MXFP4 is torch.uint8; copy the whole folder again")
+            if (dtype := self._archives[name].dtype(name)) != "uint8":
+                raise ModelError(f"tensor {name} is {dtype}, and MXFP4 is uint8; copy the whole folder again")
 
 
-def unstack_experts(archives: Mapping[str, Archive], layers: int, experts: int, *, narrow: bool) -> dict[str, Archive]:
-    """Return archives by tensor name, as if each expert had its own tensors. Raises ModelError."""
-    stacked = StackedExperts(archives, layers, experts, narrow=narrow)
+def unstack_experts(archives: Mapping[str, Archive], layers: int, experts: int, *, packed: bool) -> dict[str, Archive]:
+    """Return archives by tensor name, as if each expert had its own tensors. packed: MXFP4 stays packed.
+
+    Raises ModelError.
+    """
+    stacked = StackedExperts(archives, layers, experts, mxfp4_packed=packed)
     other_archives = {name: archive for name, archive in archives.items() if name not in stacked.tensors}
     return other_archives | dict.fromkeys(stacked.names(), stacked)

@@ -56,7 +56,7 @@ class TemplateProcess:
             except BrokenPipeError:
                 pass
             finally:
-                if not answer.endswith(b"\n"):  # Ctrl-C, too: the next call would read an unread answer
+                if not answer.endswith(b"\n"):  # also after Ctrl-C: else the next call would read this call's answer
                     self.end()
         return answer
 

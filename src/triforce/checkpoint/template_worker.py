@@ -16,7 +16,7 @@ SECONDS = 0.5
 """CPU time of a template, on top of the time for its messages."""
 BYTES_PER_SECOND = 8 << 20
 WALL_SECONDS = 60.0
-"""Limit of elapsed time, as a busy machine gives CPU time late."""
+"""Limit of elapsed time. It is longer than the limit of CPU time, because a busy machine gives CPU time late."""
 MEMORY_BYTES = 512 << 20
 GROWTH, ROOM = 4, 1 << 20
 """The longest text of a template has `GROWTH` times its request's bytes plus `ROOM` characters."""

@@ -36,7 +36,7 @@ class TokenBytes:
         """Whether characters without a token become tokens of their bytes, as in SentencePiece."""
 
     def bytes_of(self, token_id: int) -> bytes:
-        """Return a token's UTF-8 bytes: the name of an added or special token; no bytes for an unknown id."""
+        """Return a token's UTF-8 bytes. For an added or special token: its name. For an unknown id: no bytes."""
         if token_id in self._added:
             return self._added[token_id]
         decode = _sentencepiece if self.byte_fallback else _byte_level
@@ -44,7 +44,7 @@ class TokenBytes:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens, which are marks and no text."""
+        """Ids of special tokens, which mark structure and are not text."""
         return self._tables[1]
 
     @property
@@ -89,7 +89,7 @@ def _byte_alphabet() -> dict[str, int]:
 _BYTES = _byte_alphabet()
 
 
-CONTEXT = 16  # preceding tokens that can change the text of the next one
+DECODE_CONTEXT = 16  # preceding tokens that can change the text of the next one
 PANIC = "PanicException"
 """Type name of a Rust panic, which is no Exception and cannot be imported."""
 SCANNED_ROWS = 1 << 16
@@ -105,14 +105,21 @@ def same_tokenizer(folder: Path, other_folder: Path) -> bool:
 
 
 class Tokenizer:
-    """A tokenizer. Ids from `vocab_size` on do not exist, even if the files have them."""
+    """A tokenizer. Ids from `vocab_size` on do not exist, even if the files have them.
+
+    Attributes:
+
+    - vocab_size: highest token id plus 1, added tokens included.
+    - eos_ids: end-of-sequence token ids of the model's files.
+    - templates: chat templates by name; empty without one.
+    """
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
         """rows: rows of the model's embedding (None: no limit)."""
         self._core = files.core
         self._special = files.special
         self.templates = files.templates
-        # Some tokenizer.json switch both on, which would cut or pad every prompt.
+        # Some tokenizer.json switch on truncation or padding, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
         self._rows, self._bytes = rows, TokenBytes(self._core)
@@ -175,7 +182,7 @@ class Tokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """Ids of special tokens, which are marks and no text."""
+        """Ids of special tokens, which mark structure and are not text."""
         return self._bytes.special_ids
 
     @property
@@ -200,7 +207,7 @@ class Tokenizer:
         """
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
-        turns = read_messages(messages)
+        turns = read_messages(messages, self.template)
         tool_schemas = read_tools(tools or ())
         try:
             variables = {
@@ -219,7 +226,7 @@ class Tokenizer:
     def _template_for(self, tools: object) -> str:
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         if name not in self.templates:
-            raise RequestError(f"it has none called default, only {', '.join(self.templates)}")
+            raise RequestError(f"no template is called default, only {', '.join(self.templates)}")
         return self.templates[name]
 
     @cached_property
@@ -271,7 +278,7 @@ class TextStream:
 
     def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
         self._core = core
-        self._emitted_ids = list(prefix_ids[-CONTEXT:]) if prefix_ids else []
+        self._emitted_ids = list(prefix_ids[-DECODE_CONTEXT:]) if prefix_ids else []
         if self._text(self._emitted_ids).endswith("�"):
             self._emitted_ids = []  # the incomplete character would be emitted again
         self._pending_ids: list[int] = []

@@ -49,8 +49,8 @@ def has_tokenizer(folder: Path) -> bool:
 def read_tokenizer(folder: Path) -> TokenizerFiles:
     """Read tokenizer.json and the files beside it; without it, transformers reads the folder. Raises ModelError.
 
-    tokenizer.json alone decides how a text is split and which first token it gets, and not the class in
-    tokenizer_config.json. Tokens that only tokenizer_config.json has are added.
+    tokenizer.json alone, and not the class in tokenizer_config.json, decides how a text is split and which first token
+    it gets. Tokens that only tokenizer_config.json has are added.
     """
     if not (folder / CORE).exists():
         return _read_with_transformers(folder)
@@ -63,7 +63,7 @@ def read_tokenizer(folder: Path) -> TokenizerFiles:
         special_tokens = _special_tokens(config, core)
         core.add_tokens(list(_tokens_to_add(config, special_tokens, core)))
     except (TypeError, ValueError, AttributeError) as error:
-        raise ModelError(f"{folder / CONFIG} has a token that is none ({error}); download it again") from error
+        raise ModelError(f"{folder / CONFIG} has an entry that is not a token ({error}); download it again") from error
     core.encode_special_tokens = config.get("split_special_tokens") is True
     return TokenizerFiles(
         core, {name: str(token) for name, token in special_tokens.items()}, _templates(folder, config)
@@ -159,7 +159,7 @@ def _tokens_to_add(
 
 
 def _templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return chat templates by name. Template files precede the config's. Raises ModelError."""
+    """Return chat templates by name. Template files take precedence over the config's. Raises ModelError."""
     default_file = folder / "chat_template.jinja"
     additional_files = sorted(folder.glob("additional_chat_templates/*.jinja"))
     if default_file.exists() or additional_files:

@@ -16,7 +16,7 @@ from triforce.errors import ModelError, RequestError, unreadable
 from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 
 READ_WITH_CORE = (CORE, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-READ_ELSE = ("*.json", "*.model", "*.txt", "*.tiktoken")
+READ_WITH_TRANSFORMERS = ("*.json", "*.model", "*.txt", "*.tiktoken")
 MOST_BYTES = 1 << 28
 """Largest size of a tokenizer's files in bytes. The largest vocabularies take an eighth of it."""
 STACK_BYTES = 8 << 20
@@ -36,7 +36,7 @@ def require_usable(folder: Path) -> None:
     if folder.resolve() in [shipped.resolve() for shipped in SHIPPED]:
         return
     has_core = (folder / CORE).exists()
-    names = READ_WITH_CORE if has_core else READ_ELSE
+    names = READ_WITH_CORE if has_core else READ_WITH_TRANSFORMERS
     files = sorted({file for name in names for file in folder.glob(name) if file.is_file()})
     try:
         size = sum(file.stat().st_size for file in files)

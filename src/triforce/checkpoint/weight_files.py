@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from importlib.util import find_spec
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import DType
+from triforce.checkpoint.file_errors import ADVICE, corrupt_file_error, missing_file_error, reason_of
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.passed_trials import require_pass
-from triforce.errors import ModelError, unreadable
+from triforce.checkpoint.safetensors_file import stored_tensors
+from triforce.errors import ModelError
 from triforce.model.weights import Matrix
 from triforce.sandbox import TrialError, TrialLimitError, TrialLimits
 
 SECONDS, MEMORY = 10, 1 << 30
-"""Limits of a trial: seconds of CPU time, and bytes on top of twice the files' size."""
+"""Limits of a trial, which is a read of the files in a sandbox: seconds of CPU time, and bytes of memory.
+
+A trial may take `MEMORY` bytes on top of twice the files' size.
+"""
 MOST_HASHED = 256 << 20
 """Largest size in bytes of files whose digest is recorded. Hashing larger ones takes as long as their trial."""
-ADVICE = "ask for a safetensors version of this model"
-
-
-class Pickle:
-    """A pickled state dict. No code in it runs: torch's loader builds tensors and plain containers only."""
-
-    packed = False
-
-    def __init__(self, file: Path) -> None:
-        """Raises ModelError naming the file's fault. Call `require_harmless` first."""
-        self._tensors = read_state_dict(file)
-
-    def names(self) -> Iterable[str]:
-        """Return the tensors' names."""
-        return self._tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
-        return tuple(self._tensors[name].shape)
-
-    def view(self, name: str) -> Tensor:
-        """Return a tensor in its shape, as a view of the mapped file."""
-        return self._tensors[name].detach()
-
-    transient_view = view
+PICKLE_TRIAL = "triforce.checkpoint.pickle_file:trial"
+"""The trial's function. Its module imports torch, before limits count."""
 
 
 def require_harmless(files: Sequence[Path]) -> None:
@@ -55,71 +36,17 @@ def require_harmless(files: Sequence[Path]) -> None:
 
     The files are read in a sandbox, unless the same bytes have passed before.
     """
+    if find_spec("torch") is None:
+        raise ModelError(f"{files[0]} is a pickle, which torch reads; pip install 'triforce[torch]', or {ADVICE}")
     size = sum(file.stat().st_size for file in files if file.is_file())
     limits = TrialLimits(cpu_seconds=SECONDS, memory_bytes=MEMORY + 2 * size, stack_bytes=8 << 20)
     sha256 = _digest(files) if size <= MOST_HASHED else ""
     try:
-        require_pass(f"{__name__}:trial", [str(file) for file in files], sha256, ("torch",), limits)
+        require_pass(PICKLE_TRIAL, [str(file) for file in files], sha256, ("torch",), limits)
     except TrialLimitError as error:
         raise ModelError(f"{files[0].parent}: the weights are not opened: {error}; {ADVICE}") from None
     except TrialError as error:
         raise ModelError(str(error)) from None
-
-
-def trial(files: list[str]) -> None:
-    """Read pickles, inside the sandbox. Raises ModelError."""
-    for file in files:
-        read_state_dict(Path(file))
-
-
-def read_state_dict(file: Path) -> dict[str, Tensor]:
-    """Return a pickle's tensors by name, in their shapes, as views of the file. Raises ModelError."""
-    try:
-        tensors = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except FileNotFoundError as error:
-        raise missing_file_error(file) from error
-    except pickle.UnpicklingError as error:
-        raise ModelError(f"{file} holds more than tensors and is not opened, as it could run code; {ADVICE}") from error
-    except MemoryError as error:
-        raise ModelError(f"{file} takes more memory than a file of its size may; {ADVICE}") from error
-    except Exception as error:  # a damaged zip or pickle raises nearly any type
-        raise corrupt_file_error(file, error) from error
-    if not isinstance(tensors, dict) or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
-        raise ModelError(f"{file} is not a state dict of tensors; convert the model to safetensors")
-    for name, tensor in tensors.items():
-        if type(name) is not str:
-            raise ModelError(f"{file} has {str(name)[:40]!r} for a tensor's name, which is no text; {ADVICE}")
-        _require_plain(file, name, tensor)
-    if sum(tensor.nbytes for tensor in tensors.values()) > 2 * file.stat().st_size:
-        raise ModelError(f"{file}: its tensors take more than twice the bytes of the file; {ADVICE}")
-    return tensors
-
-
-def _require_plain(file: Path, name: str, tensor: Tensor) -> None:
-    """Raise ModelError unless a tensor is strided, on the CPU, unquantized, and no larger than its storage."""
-    plain = type(tensor) in (Tensor, torch.nn.Parameter) and tensor.layout == torch.strided
-    if not plain or tensor.device.type != "cpu" or tensor.is_quantized:
-        kind = f"{str(tensor.layout).removeprefix('torch.')} on {tensor.device.type}"
-        raise ModelError(f"{file}: tensor {name} is no plain tensor of numbers ({kind}); {ADVICE}")
-    if prod(tensor.shape) * tensor.itemsize > tensor.untyped_storage().nbytes():
-        raise ModelError(f"{file}: tensor {name} has more numbers than the file; {ADVICE}")
-
-
-def missing_file_error(file: Path) -> ModelError:
-    """Return the error for a missing file that an index names."""
-    return ModelError(f"{file} is missing, though the index of shards names it; download it again")
-
-
-def corrupt_file_error(file: Path, error: Exception) -> ModelError:
-    """Return the error for a file that its library cannot read."""
-    if isinstance(error, PermissionError):
-        return unreadable(file, error)
-    return ModelError(f"{file} is corrupt, truncated or a Git LFS pointer ({reason_of(error)}); download it again")
-
-
-def reason_of(error: Exception) -> str:
-    """Return the first line of a library's error message; the error's type if the message is empty."""
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def _digest(files: Sequence[Path]) -> str:
@@ -135,31 +62,39 @@ class Archive(Protocol):
     """A weight file: tensors by name."""
 
     packed: bool
-    """Whether its tensors keep their own types, for kernels that read these."""
+    """Whether tensors keep the types of the file, such as GGUF's quantized types, for kernels that read these types."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return a tensor's shape from the file's header, without a read of its data."""
+
+    def dtype(self, name: str) -> DType:
+        """Return the name of a tensor's type from the file's header; of a packed matrix, that of its products' inputs.
+
+        Types without host arrays have any other name, and no view.
+        """
 
     def view(self, name: str) -> Matrix:
         """Return a tensor in its shape, as a view of the mapped file for the model's lifetime."""
 
     def transient_view(self, name: str) -> Matrix:
-        """Return a short-lived view, in its shape, to copy from. With some formats, its pages leave memory with it."""
+        """Return a short-lived view of a tensor, in its shape, to copy from.
+
+        With some formats the mapped pages leave memory when the view is dropped.
+        """
 
 
 def open_archives(folder: Path) -> dict[str, Archive]:
-    """Return the archive of each tensor in a folder by name. Safetensors precede pickles.
+    """Return the archive of each tensor in a folder by name. Safetensors take precedence over pickles.
 
     Raises ModelError if there are no weights, or naming the file that is missing, corrupt or unsafe.
     """
-    archives: Sequence[Safetensors | Pickle] = []
     if files := _files(folder, "model", ".safetensors"):
-        archives = [Safetensors(file) for file in files]
-    elif files := _files(folder, "pytorch_model", ".bin"):
+        return {name: archive for archive in map(Safetensors, files) for name in archive.names()}
+    if files := _files(folder, "pytorch_model", ".bin"):
         require_harmless(files)
-        archives = [Pickle(file) for file in files]
-    if files:
-        return {name: archive for archive in archives for name in archive.names()}
+        from triforce.checkpoint.pickle_file import Pickle
+
+        return {name: archive for archive in map(Pickle, files) for name in archive.names()}
     raise ModelError(
         f"{folder} has no weights: expected model.safetensors or pytorch_model.bin, or shards with their .index.json"
     )
@@ -208,38 +143,43 @@ class Safetensors:
     packed = False
 
     def __init__(self, file: Path) -> None:
+        """Raises ModelError naming the file's fault."""
         self._file = file
-        self._mapping = self._open()
+        self._data = self._mapped()
+        try:
+            self._tensors = stored_tensors(self._data)
+        except ValueError as error:
+            raise corrupt_file_error(file, error) from error
 
     def names(self) -> Iterable[str]:
-        return list(self._mapping.keys())
+        return list(self._tensors)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._mapping.get_slice(name).get_shape())
+        return self._tensors[name].shape
 
-    def view(self, name: str) -> Tensor:
-        return self._tensor(self._mapping, name)
+    def dtype(self, name: str) -> DType:
+        return self._tensors[name].dtype
 
-    def transient_view(self, name: str) -> Tensor:
-        with (
-            self._open() as temporary_mapping
-        ):  # pages of the shared mapping stay in memory as long as any of its views
-            return self._tensor(temporary_mapping, name)
+    def view(self, name: str) -> NDArray[Any]:
+        return self._array(self._data, name)
 
-    def _tensor(self, opened: Any, name: str) -> Tensor:
+    def transient_view(self, name: str) -> NDArray[Any]:
+        # Pages of the shared mapping stay in memory as long as any of its views.
+        return self._array(self._mapped(), name)
+
+    def _array(self, data: mmap, name: str) -> NDArray[Any]:
         try:
-            tensor: Tensor = opened.get_tensor(name)
-        except (SafetensorError, TypeError, RuntimeError, ValueError) as error:  # a dtype or a size that torch lacks
+            return self._tensors[name].array(data)
+        except ValueError as error:  # the type has no arrays, or the file was cut since it was opened
             raise ModelError(f"{self._file}: tensor {name} cannot be read ({reason_of(error)})") from error
-        return tensor
 
-    def _open(self) -> Any:  # safetensors leaves its handle untyped
+    def _mapped(self) -> mmap:
         try:
-            self._file.open("rb").close()  # safetensors reports an unreadable file as missing
-            return safe_open(self._file, framework="pt")
+            with self._file.open("rb") as opened:
+                return mmap(opened.fileno(), 0, access=ACCESS_READ)
         except FileNotFoundError as error:
             raise missing_file_error(self._file) from error
-        except (SafetensorError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # ValueError: an empty file
             raise corrupt_file_error(self._file, error) from error
 
 
@@ -247,7 +187,7 @@ PREFIX = "language_model."
 
 
 class TextTensors:
-    """View of an archive whose tensor names lack `PREFIX`."""
+    """View of an archive, in which its tensors have their names without `PREFIX`."""
 
     packed = False
 
@@ -257,6 +197,10 @@ class TextTensors:
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
         return self._archive.shape(f"{PREFIX}{name}")
+
+    def dtype(self, name: str) -> DType:
+        """Return the name of the tensor's type."""
+        return self._archive.dtype(f"{PREFIX}{name}")
 
     def view(self, name: str) -> Matrix:
         """Return the tensor in its shape, as a view of the mapped file."""

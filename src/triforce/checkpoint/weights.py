@@ -8,14 +8,15 @@ Shape suffixes: V vocabulary, C hidden size.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from triforce.arrays import HOST_TYPES, DType, dtype_name, float32, rounded
 from triforce.checkpoint.model_families import DENSE, LLAMA_NAMES, SHARED
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.distributed.group import ALONE, TPGroup, span
@@ -27,14 +28,15 @@ EMBEDDING = "model.embed_tokens.weight"
 NORM = "model.norm.weight"
 HEAD = "lm_head.weight"
 Shape = tuple[int, ...]
-Cut = tuple[slice | Tensor, *tuple[slice, ...]]
+Index = NDArray[np.int64]
+Cut = tuple[slice | Index, *tuple[slice, ...]]
 Source = tuple[str, Shape, Cut]
 """A tensor's name in the files, its shape there, and the slices to read."""
 
 
 EXPERT_FIELDS = ("gate_proj_IC", "up_proj_IC", "down_proj_CI")
 MLP_BIASES = ("gate_bias_I", "up_bias_I", "down_bias_C")
-SUMMED = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
+SUMMED_FIELDS = ("o_proj_CQ", "down_proj_CI", "o_bias_C", "down_bias_C")
 """Fields whose partial products are summed over ranks, unless the ranks are exact."""
 
 
@@ -71,8 +73,8 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
     for field, (name, tensor_shape, shape, offset, axis) in _field_places(config, names, layer).items():
         cut = _cut(field.partition("/")[0], shape, ranks)
         if order is not None and field[:6] in ("q_proj", "k_proj", "q_bias", "k_bias", "q_norm", "k_norm"):
-            heads_H1 = torch.arange(0, shape[0], config.head_dim)[:, None]
-            cut = ((offset + heads_H1 + order).flatten()[cut[0]], *cut[1:])
+            heads_H1 = np.arange(0, shape[0], config.head_dim)[:, None]
+            cut = ((offset + heads_H1 + order).reshape(-1)[cut[0]], *cut[1:])
         elif tensor_shape != shape:
             parts = [*cut, *[slice(None)] * (axis + 1 - len(cut))]
             parts[axis] = _shift_slice(offset, shape[axis], parts[axis])
@@ -83,9 +85,9 @@ def layer_sources(config: ModelConfig, names: Mapping[str, str], layer: int, ran
 
 def _field_places(config: ModelConfig, names: Mapping[str, str], layer: int) -> dict[str, FieldPlace]:
     """Return each field's place in the files, for one layer."""
-    parts = config.architecture
+    architecture = config.architecture
     places = dict[str, FieldPlace]()
-    experts = parts.experts if layer >= parts.dense_layers else None
+    experts = architecture.experts if layer >= architecture.dense_layers else None
     shapes = _shapes(config, experts)
     if experts:
         for field in EXPERT_FIELDS + (MLP_BIASES if experts.biases else ()):
@@ -95,7 +97,7 @@ def _field_places(config: ModelConfig, names: Mapping[str, str], layer: int) -> 
             if experts.shared:
                 name = f"model.layers.{layer}.{names[SHARED + field]}"
                 places |= _shared_expert_places(field, name, shape, experts)
-    elif parts.experts:
+    elif architecture.experts:
         names = {**names, **{field: names[DENSE + field] for field in EXPERT_FIELDS}}
     for field, shape in shapes.items():
         fused = [fused_field for fused_field in names if names[fused_field] == names[field] and fused_field in shapes]
@@ -115,33 +117,34 @@ def _shared_expert_places(field: str, name: str, shape: Shape, experts: Experts)
     }
 
 
-def rotation_order(parts: Architecture, head_dim: int) -> Tensor | None:
+def rotation_order(architecture: Architecture, head_dim: int) -> Index | None:
     """Return the files' channel for each channel of a head here, int64 (D); None if the order is the same.
 
-    Here channel i rotates with channel i + D / 2. Channels that are not rotated have the frequency 0; each half ends
-    with half of them. Scores do not change, as queries and keys are permuted alike.
+    Here channel i rotates with channel i + D / 2. Channels that are not rotated have the frequency 0; half of them are
+    at the end of each half of the head. Scores do not change, as queries and keys are permuted alike.
     """
-    rotated = parts.rotated or head_dim
-    if rotated == head_dim and not parts.interleaved:
+    rotated = architecture.rotated or head_dim
+    if rotated == head_dim and not architecture.interleaved:
         return None
-    pairs = torch.arange(rotated).view(-1, 2).T if parts.interleaved else torch.arange(rotated).view(2, -1)
-    return torch.cat([pairs, torch.arange(rotated, head_dim).view(2, -1)], 1).flatten()
+    channels = np.arange(rotated)
+    pairs = channels.reshape(-1, 2).T if architecture.interleaved else channels.reshape(2, -1)
+    return np.concatenate([pairs, np.arange(rotated, head_dim).reshape(2, -1)], 1).reshape(-1)
 
 
 def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
     """Return the shape of each of a layer's `Layer` fields. experts: None for a dense layer."""
     C = config.hidden_size
     D = config.head_dim
-    parts = config.architecture
-    inner_size = parts.dense_size if parts.experts and not experts else config.intermediate_size
+    architecture = config.architecture
+    inner_size = architecture.dense_size if architecture.experts and not experts else config.intermediate_size
     Q = config.heads * D
     P = config.kv_heads * D
-    q_norm, k_norm = (Q, P) if parts.qk_norm == "row" else (D, D)
+    q_norm, k_norm = (Q, P) if architecture.qk_norm == "row" else (D, D)
     shapes: dict[str, Shape] = {
         "q_proj_QC": (Q, C), "k_proj_PC": (P, C), "v_proj_PC": (P, C), "o_proj_CQ": (C, Q),
         "gate_proj_IC": (inner_size, C), "up_proj_IC": (inner_size, C), "down_proj_CI": (C, inner_size),
     }  # fmt: skip
-    has_biases = experts.biases if experts else parts.mlp_bias
+    has_biases = experts.biases if experts else architecture.mlp_bias
     if has_biases:
         shapes |= dict(zip(MLP_BIASES, ((inner_size,), (inner_size,), (C,)), strict=True))
     if experts:
@@ -150,17 +153,17 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
             shapes |= {"router_correction_E": (experts.count,)}
         if experts.biases:
             shapes |= {"router_bias_E": (experts.count,)}
-    if parts.input_norms:
+    if architecture.input_norms:
         shapes |= {"input_norm_C": (C,), "post_norm_C": (C,)}
-    if parts.output_norms:
+    if architecture.output_norms:
         shapes |= {"attn_out_norm_C": (C,), "mlp_out_norm_C": (C,)}
-    if parts.attention_sink_logits:
+    if architecture.attention_sink_logits:
         shapes |= {"attention_sink_logits_H": (config.heads,)}
-    if parts.o_bias:
+    if architecture.o_bias:
         shapes |= {"o_bias_C": (C,)}
-    if parts.qkv_bias:
+    if architecture.qkv_bias:
         shapes |= {"q_bias_Q": (Q,), "k_bias_P": (P,), "v_bias_P": (P,)}
-    if parts.qk_norm:
+    if architecture.qk_norm:
         shapes |= {"q_norm_D": (q_norm,), "k_norm_D": (k_norm,)}
     return shapes
 
@@ -168,29 +171,33 @@ def _shapes(config: ModelConfig, experts: Experts | None) -> dict[str, Shape]:
 def _cut(field: str, shape: Shape, ranks: TPGroup) -> Cut:
     """Return a rank's slices of a tensor: all of a norm or router, and some outputs or inputs of a projection.
 
-    Biases of sums over ranks are read completely, too; rank 0's are used.
+    Biases of sums over ranks are read completely, too, but only rank 0 adds them.
     """
     if "norm" in field or "router" in field:
         return (slice(None),)
-    if field in SUMMED and not ranks.exact:
+    if field in SUMMED_FIELDS and not ranks.exact:
         return slice(None), *(span(size, ranks) for size in shape[1:])
     return (span(shape[0], ranks),)
 
 
-def _shift_slice(offset: int, size: int, part: slice | Tensor) -> slice:
+def _shift_slice(offset: int, size: int, part: slice | Index) -> slice:
     """Return the slice `part` of `size` rows or columns, moved by `offset`."""
     assert isinstance(part, slice)
     start, stop, _ = part.indices(size)
     return slice(offset + start, offset + stop)
 
 
-SOURCE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}  # integer sums do not depend on their order
+SOURCE_DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16", "float64")
+_EXPONENT_BITS = {np.uint16: 0x7F80, np.float16: 0x7C00, np.float32: 0x7F80_0000, np.float64: 0x7FF0_0000_0000_0000}
+"""Bits of the exponent in a number of each type of host arrays."""
+_BITS = {1: np.uint8, 2: np.int16, 4: np.int32}  # integer sums do not depend on their order
 IN_FLOAT32 = ("router_EC", "router_bias_E", "router_correction_E", "attention_sink_logits_H")
+"""Fields that are float32 in memory."""
 READ_AS_FLOAT32 = ("router_correction_E",)
 """Fields that are read in float32 for every dtype of the weights, as rounded values would choose other experts."""
 SAMPLE = 1024  # elements of each tensor that enter the fingerprint
-PART = 1 << 18  # elements whose bits are summed at once
+PART = 1 << 17
+"""Numbers that are converted, checked or summed at once, so that temporary arrays stay in a CPU's cache."""
 
 
 def read_weights(
@@ -199,8 +206,7 @@ def read_weights(
     config: ModelConfig,
     *,
     rows: int,
-    device: torch.device,
-    dtype: torch.dtype,
+    dtype: DType,
     ranks: TPGroup = ALONE,
     names: Mapping[str, str] = LLAMA_NAMES,
 ) -> Weights:
@@ -211,11 +217,11 @@ def read_weights(
     the tensor that is corrupt, missing, unknown, of another shape, or not finite.
     """
     require_tensors(path, archives, config, rows, names)
-    reader = _Reader(path, archives, device, dtype)
+    reader = _Reader(path, archives, dtype)
     layer_blocks = [layer_sources(config, names, layer, ranks) for layer in range(config.layers)]
     vocab_rows = (span(config.vocab_size, ranks),)
     embedding_VC = reader.take(EMBEDDING, vocab_rows)
-    float32_reader = replace(reader, dtype=torch.float32)
+    float32_reader = replace(reader, dtype="float32")
     parts: list[dict[str, Any]] = [
         {
             field: (float32_reader if field in READ_AS_FLOAT32 else reader).take(
@@ -272,49 +278,80 @@ def require_tensors(
         require_shape(archives, name, shape)
 
 
-def read_embedding(
-    path: Path, archives: Mapping[str, Archive], config: ModelConfig, *, device: torch.device, dtype: torch.dtype
-) -> Matrix:
+def read_embedding(path: Path, archives: Mapping[str, Archive], config: ModelConfig, *, dtype: DType) -> Matrix:
     """Return the embedding (V, C) alone, of all tokens on every rank. `read_weights` has checked the archives."""
-    return _Reader(path, archives, device, dtype).take(EMBEDDING, (slice(config.vocab_size),))
+    return _Reader(path, archives, dtype).take(EMBEDDING, (slice(config.vocab_size),))
 
 
 def _sharing_expert_count(field: str, shape: Shape, config: ModelConfig) -> int:
-    """Return the number of experts that share the inputs of a field's tensor; 1 if it is no expert's."""
+    """Return the number of experts that share the inputs of a field's tensor; 1 for fields of no expert."""
     return shape[1] // config.intermediate_size if field.startswith("down_proj_CI/") else 1
 
 
-def _add_norm_offset(offset: float, weight: Matrix) -> Tensor:
+def _add_norm_offset(offset: float, weight: Matrix) -> NDArray[Any]:
     """Return a norm's weight plus `offset`, in its shape. The sum is float32, as fewer bits lose digits of the file."""
-    return numbers(weight).float() + offset if offset else numbers(weight)
+    norm: NDArray[Any] = numbers(weight)
+    return float32(norm) + np.float32(offset) if offset else norm
 
 
 def _zeroed_biases(part: dict[str, Any], ranks: TPGroup) -> dict[str, Any]:
     """Return zeros for biases of sums over ranks. On rank 0 and on exact ranks the result is empty."""
-    biases = [field for field in part if "bias" in field and field.partition("/")[0] in SUMMED]
-    return {field: torch.zeros_like(part[field]) for field in biases if ranks.rank and not ranks.exact}
+    biases = [field for field in part if "bias" in field and field.partition("/")[0] in SUMMED_FIELDS]
+    return {field: np.zeros_like(part[field]) for field in biases if ranks.rank and not ranks.exact}
 
 
 def layer_of(parts: Mapping[str, Any]) -> Layer:
-    """Return a layer of its fields. Experts' fields have their number as suffix (see `layer_sources`)."""
+    """Return a layer built from its fields. Fields of an expert have its number as suffix (see `layer_sources`)."""
     experts: dict[int, dict[str, Any]] = {}
     layer_fields: dict[str, Any] = dict.fromkeys(("input_norm_C", "post_norm_C", *EXPERT_FIELDS))
     for name, part in parts.items():
         field, _, number = name.partition("/")
         target_fields = experts.setdefault(int(number), {}) if number else layer_fields
-        target_fields[field] = numbers(part).float() if field in IN_FLOAT32 else part
+        target_fields[field] = float32(numbers(part)) if field in IN_FLOAT32 else part
     return Layer(**layer_fields, experts=tuple(Mlp(**experts[number]) for number in sorted(experts)))
 
 
 def _equal(head_VC: Matrix, embedding_VC: Matrix) -> bool:
-    return isinstance(head_VC, Tensor) and isinstance(embedding_VC, Tensor) and torch.equal(head_VC, embedding_VC)
+    if isinstance(head_VC, QuantizedWeight) or isinstance(embedding_VC, QuantizedWeight):
+        return False
+    return all(
+        np.array_equal(float32(head_VC[rows]), float32(embedding_VC[rows])) for rows in _parts_of_rows(embedding_VC)
+    )
+
+
+def all_finite(numbers: NDArray[Any]) -> bool:
+    """Return whether no number of a host array is NaN or infinite. Such numbers have all bits of the exponent set."""
+    exponent_bits = _EXPONENT_BITS[numbers.dtype.type]
+    bits = numbers.view(f"u{numbers.itemsize}")
+    return all((bits[rows] & exponent_bits).max(initial=0) < exponent_bits for rows in _parts_of_rows(bits))
+
+
+def converted(numbers: NDArray[Any], dtype: DType) -> NDArray[Any]:
+    """Return a contiguous array of the numbers in a type; a view where type and layout fit.
+
+    Numbers beyond the type are infinite.
+    """
+    if dtype_name(numbers) == dtype:
+        return np.ascontiguousarray(numbers)
+    result = np.empty(numbers.shape, HOST_TYPES[dtype])
+    with np.errstate(over="ignore"):
+        for rows in _parts_of_rows(numbers):
+            result[rows] = rounded(numbers[rows], dtype)
+    return result
+
+
+def _parts_of_rows(array: NDArray[Any]) -> Iterator[slice]:
+    """Yield slices of an array's rows, of about `PART` numbers each."""
+    step = max(1, PART * len(array) // max(array.size, 1))
+    for start in range(0, len(array), step):
+        yield slice(start, start + step)
 
 
 NOT_IN_FINGERPRINT = (
     "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "attention_sink_logits_LH", "count", "chosen",
     "renormalised", "biases",
 )  # fmt: skip
-"""Fields that enter the fingerprint in another way or change no result. `experts` covers those from `count` on."""
+"""Fields that enter the fingerprint in another way or change no result. Names from `count` on are of `Experts`."""
 
 
 def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
@@ -335,19 +372,17 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
     # The context bounds the visible tokens, and changes results only through the rotation.
     kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
     rope = config.rope
-    digest.update(repr((fingerprint_facts(config), rope.scale, str(weights.embedding_VC.dtype))).encode())
+    digest.update(repr((fingerprint_facts(config), rope.scale, f"torch.{weights.dtype}")).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
-        tensor = weight if isinstance(weight, Tensor) else weight.blocks
-        digest.update(repr(tuple(tensor.shape)).encode())
-        element_count = tensor.numel()
-        sample_size = min(tensor.numel(), SAMPLE)
-        sample = tensor.flatten()[
-            torch.arange(sample_size, device=tensor.device) * (element_count - 1) // max(sample_size - 1, 1)
-        ]
-        digest.update(sample.float().cpu().numpy().tobytes())
-        # In parts, as one sum would first take four times the tensor's memory.
-        parts = torch.split(tensor.view(_BITS[tensor.itemsize]).flatten(), PART)
-        digest.update(str(sum([int(part.sum(dtype=torch.int64)) for part in parts])).encode())
+        array: NDArray[Any] = weight.blocks if isinstance(weight, QuantizedWeight) else weight
+        digest.update(repr(array.shape).encode())
+        sample_size = min(array.size, SAMPLE)
+        sample_places = np.arange(sample_size) * (array.size - 1) // max(sample_size - 1, 1)
+        numbers_N = array.reshape(-1)
+        digest.update(float32(numbers_N[sample_places]).tobytes())
+        # In parts, as one sum would first take four times the array's memory.
+        bits_N = numbers_N.view(_BITS[array.itemsize])
+        digest.update(str(sum(int(bits_N[part].sum(dtype=np.int64)) for part in _parts_of_rows(bits_N))).encode())
         if isinstance(weight, QuantizedWeight):
             digest.update(weight.kind.encode())
             weight.release()
@@ -361,40 +396,38 @@ def weights_fingerprint(fingerprint: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reader of checked tensors from archives, to a device and a dtype."""
+    """Reader of checked arrays of a type from archives."""
 
     path: Path
     archives: Mapping[str, Archive]
-    device: torch.device
-    dtype: torch.dtype
+    dtype: DType
 
-    def take(self, name: str, cut: Cut, parts: int = 1) -> Matrix:
+    def take(self, name: str, cut: Cut, sharing_experts: int = 1) -> Matrix:
         """Return the slices `cut` of a tensor. Raises ModelError.
 
-        parts: number of experts that share its inputs.
+        sharing_experts: number of experts that share the tensor's inputs.
         """
         archive = self.archives[name]
-        tensor = archive.view(name)
-        if isinstance(tensor, QuantizedWeight):
-            if (expert_inputs := tensor.inputs // parts) % tensor.block:
+        if (source_dtype := archive.dtype(name)) not in SOURCE_DTYPES:
+            raise ModelError(f"tensor {name} is {source_dtype}, which is not supported; use unquantized weights")
+        dtype = source_dtype if archive.packed else self.dtype
+        matrix = archive.view(name) if dtype == source_dtype else archive.transient_view(name)
+        if isinstance(matrix, QuantizedWeight):
+            if (expert_inputs := matrix.inputs // sharing_experts) % matrix.block:
                 raise ModelError(
-                    f"tensor {name} is {tensor.kind}, in blocks of {tensor.block} inputs, but each of the {parts} "
-                    f"shared experts in it has {expert_inputs}; use a file that has it in a type with smaller blocks, "
-                    f"such as {'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of safetensors"
+                    f"tensor {name} is {matrix.kind}, in blocks of {matrix.block} inputs, but each of the "
+                    f"{sharing_experts} shared experts in it has {expert_inputs}; use a file that has it in a type "
+                    f"with smaller blocks, such as {'BF16' if expert_inputs % 32 else 'Q8_0 or Q4_0'}, or a folder of "
+                    "safetensors"
                 )
-            return tensor.part(*cut)
-        if tensor.dtype not in SOURCE_DTYPES:
-            raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use unquantized weights")
-        dtype = tensor.dtype if archive.packed else self.dtype
-        fits = tensor.dtype == dtype and self.device.type == "cpu"
-        tensor = tensor[cut] if fits else numbers(archive.transient_view(name))[cut].to(self.device, dtype)
-        # The extremes show NaN and Inf in one read, without a temporary and without a sum's overflow.
-        if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
+            return matrix.part(*cut)
+        array = converted(matrix[cut], dtype)
+        if not all_finite(array):
             raise self._not_finite(name, dtype)
-        return tensor.contiguous()
+        return array
 
-    def _not_finite(self, name: str, dtype: torch.dtype) -> ModelError:
+    def _not_finite(self, name: str, dtype: DType) -> ModelError:
         """Return the error for a damaged tensor, or for numbers beyond the range of `dtype`."""
-        if all(extreme.isfinite() for extreme in torch.aminmax(numbers(self.archives[name].transient_view(name)))):
+        if all_finite(numbers(self.archives[name].transient_view(name))):
             return ModelError(f"{self.path}: tensor {name} has numbers beyond {dtype}; change {argument('dtype')}")
         return ModelError(f"{self.path} is damaged: tensor {name} holds NaN or Inf; download it again")

@@ -13,10 +13,18 @@ from importlib import import_module
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
 from triforce.cli.streams import OutputError, prepare, require_stdout
-from triforce.errors import CacheWarning, RankError, RequestError, TriforceError, as_option, escaped, wording
+from triforce.errors import (
+    CacheWarning,
+    RankError,
+    RequestError,
+    TriforceError,
+    as_option,
+    escaped,
+    use_argument_format,
+)
 
 MISTAKE = 2
-RANK_LOST = 3  # of a rank that lost another rank: `launch` reports the rank that failed first
+RANK_LOST = 3  # exit code of a rank that lost another rank: `launch` reports the rank that failed first
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 PIPE_CLOSED = 141  # 128 + SIGPIPE
 WITHOUT_OUTPUT = ("batch", "watch")
@@ -53,7 +61,7 @@ def exit_code(command: Callable[[], int]) -> int:
 def _flushed(command: Callable[[], int]) -> int:
     """Run `command` and flush stdout, also when `command` raises SystemExit, as the help does."""
     try:
-        with wording(as_option):
+        with use_argument_format(as_option):
             code = command()
     except SystemExit:
         sys.stdout.flush()
@@ -70,7 +78,7 @@ def _code(command: Callable[[], int]) -> int:
     try:
         return command()
     except TriforceError as error:
-        print(f"triforce: error: {error.worded(as_option)}", file=sys.stderr)
+        print(f"triforce: error: {error.message_text(as_option)}", file=sys.stderr)
         return RANK_LOST if isinstance(error, RankError) else MISTAKE
     except KeyboardInterrupt:
         print(file=sys.stderr)
@@ -86,7 +94,9 @@ def _os_error_text(error: OSError) -> str:
     """Return the message of an OSError without its number."""
     if error.filename is None or error.strerror is None:
         return error.strerror or str(error)
-    return f"{os.fsdecode(error.filename)} cannot be read or written ({error.strerror}); name another, or mend that"
+    return (
+        f"{os.fsdecode(error.filename)} cannot be read or written ({error.strerror}); remove the cause, or name another"
+    )
 
 
 class _WarningPrinter:

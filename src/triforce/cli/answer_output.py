@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill
 from triforce.interface.explain import TierStats
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.quantities import counted
 from triforce.interface.sampling_params import CHAT_DEFAULTS, SamplingParams, chat_defaults
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def passes_per_token(output: RequestOutput) -> float:
 
 def cached_note(output: RequestOutput) -> str:
     """Return a phrase with the number of cached prompt tokens, to follow the prompt's token count; empty if none."""
-    return f", {output.cached_tokens:,} of them read before," if output.cached_tokens else ""
+    return f", {output.cached_tokens:,} of them cached," if output.cached_tokens else ""
 
 
 def cut_grammar_note(output: RequestOutput, params: SamplingParams, grammars: GrammarCompiler) -> str:
@@ -117,9 +117,11 @@ def report(output: RequestOutput) -> str:
         )
     lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
     if output.reread:
-        lines.append(f"the prompt was read: {output.reread}")
+        lines.append(f"why the prompt was read: {output.reread}")
     if output.mode == "auto" and output.coupling != "seeded":
-        lines.append(f"in mode auto the text of a seed depends on the clock under {output.coupling}: its law does not")
+        lines.append(
+            f"in mode auto under {output.coupling} the text of a seed depends on timing; its distribution does not"
+        )
     plans = sorted(output.outputs[0].plans.items(), key=lambda plan: -plan[1])[:LISTED_PLANS]
     lines += [f"plan       {proposals:>9,} proposals of {plan}" for plan, proposals in plans]
     return "\n".join(lines)

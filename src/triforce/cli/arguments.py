@@ -10,25 +10,25 @@ from itertools import takewhile
 from typing import Any, NoReturn
 
 from triforce.cli import habits
-from triforce.cli.options import STANDARD, minutes, path, path_or_standard
+from triforce.cli.options import STANDARD_STREAM, minutes, path, path_or_standard
 from triforce.errors import suggest
 
 DASHES = "\u2010\u2011\u2012\u2013\u2014\u2212"
 """Dashes that word processors put in place of `--`."""
-QUOTES = "a PROMPT of several words is one argument, in quotes"
+QUOTES_ADVICE = "a PROMPT of several words is one argument, in quotes"
 NUMBER = re.compile(r"[\d.]+")
-NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a number of minutes"}
+NUMBER_TYPES: dict[Any, str] = {int: "a whole number", float: "a number", minutes: "a number of minutes"}
 """Types of numbers, in words."""
 
 
 def has_space(argument: str) -> bool:
-    """Whether an argument has white space, as texts have and names of options do not."""
+    """Whether an argument has white space. A text may have it; the name of an option has none."""
     return any(map(str.isspace, argument))
 
 
 def is_option(argument: str) -> bool:
     """Whether an argument reads as an option: it begins with a dash, and its name has no white space."""
-    return argument.startswith("-") and argument != STANDARD and not has_space(argument.partition("=")[0])
+    return argument.startswith("-") and argument != STANDARD_STREAM and not has_space(argument.partition("=")[0])
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**settings, allow_abbrev=False)
         self.set_defaults(leaf=self)
         self._option_behind: dict[str, str] = {}
-        """Arguments that read as options, by the name of the option in front of them, which takes a value."""
+        """Arguments that look like options and follow an option that takes a value, by the name of that option."""
         self._behind_dashes: Sequence[str] = ()
         """Arguments behind `--`."""
 
@@ -59,7 +59,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(arguments, namespace)
 
     def _with_values(self, arguments: Sequence[str]) -> list[str]:
-        """Join an option and a value behind it that begins with a dash, which argparse would take for an option.
+        """Join an option with a following value that begins with a dash: argparse would take the value for an option.
 
         Such a value is a text with white space, a number, or a word that is neither an option nor close to one.
         """
@@ -69,7 +69,7 @@ class Parser(argparse.ArgumentParser):
                 self._behind_dashes = arguments[n + 1 :]
                 return joined + list(arguments[n:])
             name = self._long_name(joined[-1]) if joined else ""
-            if name and argument.startswith("-") and argument != STANDARD and self._is_value(argument):
+            if name and argument.startswith("-") and argument != STANDARD_STREAM and self._is_value(argument):
                 joined[-1] = f"{name}={argument}"
             else:
                 if name and is_option(argument):
@@ -109,7 +109,7 @@ class Parser(argparse.ArgumentParser):
         return super()._parse_optional(arg_string)
 
     def _require_detached(self, argument: str) -> None:
-        """Exit if a text is attached to a short option: the whole may be a text that begins with a dash."""
+        """Exit if a text is attached to a short option: `-plan` may be `-p lan`, or a text that begins with a dash."""
         if f"-{argument.partition('=')[0]}" in self._option_string_actions:
             return  # a long name with one dash, which `refuse` reports
         name = self._long_name(argument[:2])
@@ -126,7 +126,7 @@ class Parser(argparse.ArgumentParser):
 
     def _prompt_advice(self, argument: str) -> str:
         """Return advice on a prompt that begins with a dash; empty for commands without a prompt."""
-        return f"; as the prompt it is --prompt={argument}" if "--prompt" in self._option_string_actions else ""
+        return f"; to pass it as the prompt: --prompt={argument}" if "--prompt" in self._option_string_actions else ""
 
     def _print_message(self, message: str, file: Any = None) -> None:
         """Print help or a mistake. argparse would silently drop a message that cannot be written."""
@@ -139,14 +139,14 @@ class Parser(argparse.ArgumentParser):
     def refuse(self, arguments: Sequence[str], root: Parser) -> NoReturn:
         """Report the first argument that no option or place takes, and exit. root: the parser of all commands."""
         if dashed_option := next((argument for argument in self._behind_dashes if self._names_option(argument)), None):
-            self.error(f"{dashed_option} stands behind --, where everything is an argument; put options in front of it")
+            self.error(f"{dashed_option} comes after --, which ends the options; put options before it")
         options = (argument for argument in arguments if is_option(argument) and argument not in self._behind_dashes)
         option = next((argument.partition("=")[0] for argument in options), None)
         if option is None:
-            quotes = f"; {QUOTES}" * ("--prompt" in self._option_string_actions)
-            self.error(f"there is no place for {' '.join(arguments)}, which is more than {self.prog} takes{quotes}")
+            quotes = f"; {QUOTES_ADVICE}" * ("--prompt" in self._option_string_actions)
+            self.error(f"too many arguments for {self.prog}: {' '.join(arguments)}{quotes}")
         if option in self._option_string_actions:
-            self.error(f"{option} comes behind the command: {self.prog} {option}")
+            self.error(f"{option} comes after the command: {self.prog} {option}")
         long_name = f"-{option}" if f"-{option}" in self._option_string_actions else option
         suggestion = suggest(long_name, self._option_string_actions) or self._prompt_advice(option) * bool(
             re.match("-[^-].", option)
@@ -161,7 +161,7 @@ class Parser(argparse.ArgumentParser):
     def owners(self, option: str) -> str:
         """Return a phrase with the commands that have an option; empty if no command has it."""
         names = [name for name, parser in self._leaves() if option in parser._option_string_actions]
-        return f"; it is one of {', '.join(names)}" if names and len(option) > 2 else ""
+        return f"; it is an option of {', '.join(names)}" if names and len(option) > 2 else ""
 
     def _leaves(self) -> Iterator[tuple[str, Parser]]:
         """Yield the name, of one word or two, and the parser of each command that has no subcommands."""
@@ -181,8 +181,8 @@ class Parser(argparse.ArgumentParser):
         try:
             return super()._get_value(action, arg_string)
         except argparse.ArgumentError as error:
-            if action.type in NUMBERS and isinstance(error.__context__, ValueError):
-                raise argparse.ArgumentError(action, f"{arg_string!r} is not {NUMBERS[action.type]}") from None
+            if action.type in NUMBER_TYPES and isinstance(error.__context__, ValueError):
+                raise argparse.ArgumentError(action, f"{arg_string!r} is not {NUMBER_TYPES[action.type]}") from None
             raise
 
     def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
@@ -191,8 +191,8 @@ class Parser(argparse.ArgumentParser):
             return super()._match_argument(action, arg_strings_pattern)
         except argparse.ArgumentError as error:
             name = action.option_strings[-1] if action.option_strings else ""
-            if name in self._option_behind and action.type not in NUMBERS and action.choices is None:
-                error.message += f"; as a text {self._option_behind[name]} is {name}={self._option_behind[name]}"
+            if name in self._option_behind and action.type not in NUMBER_TYPES and action.choices is None:
+                error.message += f"; to pass {self._option_behind[name]} as a text: {name}={self._option_behind[name]}"
             raise
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

@@ -8,23 +8,23 @@ import sys
 from argparse import Namespace
 from typing import NamedTuple
 
-from triforce.cli.options import STANDARD
+from triforce.cli.options import STANDARD_STREAM
 from triforce.cli.streams import stdin_has_data
 from triforce.cli.text_files import read_document
 from triforce.distributed import spawn
 from triforce.errors import RequestError
 
-PATHS = ("/", "./", "../", "~")
+PATH_PREFIXES = ("/", "./", "../", "~")
 LONGEST_NAME = 96  # characters of a name on the hub
 
 
 def reads_as_prompt(options: Namespace) -> bool:
-    """Whether the MODEL of `options`, a single argument, is the PROMPT.
+    """Whether the only positional argument, which argparse stored as MODEL, is the PROMPT.
 
     A model has the shape of a path or of a name on the hub, is known by name, or is a file or a folder that exists.
     """
     argument: str = options.model
-    if argument == STANDARD:
+    if argument == STANDARD_STREAM:
         return True
     if names_model(argument):
         return False
@@ -40,7 +40,7 @@ def names_model(argument: str) -> bool:
         return bool(argument)
     if any(map(str.isspace, argument)):
         return False
-    return argument.startswith(PATHS) or argument.endswith(".gguf") or _is_hub_name(argument)
+    return argument.startswith(PATH_PREFIXES) or argument.endswith(".gguf") or _is_hub_name(argument)
 
 
 def is_word(argument: str) -> bool:
@@ -69,7 +69,7 @@ class AskedPrompt(NamedTuple):
     prompt: str
     word: str = ""
 
-    def report(self, options: Namespace) -> None:
+    def print_remarks(self, options: Namespace) -> None:
         """Print to stderr that a word was taken for the prompt, and that stdin has data and is not read.
 
         With --quiet, and in a process that another one started, nothing is printed.
@@ -79,18 +79,18 @@ class AskedPrompt(NamedTuple):
         if self.word:
             remark = f"{self.word!r} is taken for the PROMPT; for a model of that name: -m {self.word}"
             print(remark, file=sys.stderr, flush=True)
-        from_stdin = options.prompt is None and options.prompt_file in (None, STANDARD)
+        from_stdin = options.prompt is None and options.prompt_file in (None, STANDARD_STREAM)
         if not from_stdin and stdin_has_data():
             source = "--prompt-file" if options.prompt is None else "a PROMPT"
-            remark = f"stdin is not read, as {source} is given; leave that out, and stdin is the prompt"
+            remark = f"stdin is not read, as {source} is given; without it stdin is the prompt"
             print(remark, file=sys.stderr, flush=True)
 
 
 def resolve_prompt(options: Namespace) -> AskedPrompt:
     """Return the model, and the prompt from the argument, the file or stdin. Raises RequestError."""
-    if options.prompt == STANDARD and options.prompt_file is None:
+    if options.prompt == STANDARD_STREAM and options.prompt_file is None:
         options.prompt = None
-        options.prompt_file = STANDARD
+        options.prompt_file = STANDARD_STREAM
     if options.prompt is not None and options.prompt_file is not None:
         raise RequestError("a PROMPT and --prompt-file are given; leave one of them out")
     if options.prompt is not None:
@@ -99,27 +99,31 @@ def resolve_prompt(options: Namespace) -> AskedPrompt:
         try:
             options.prompt.encode()
         except UnicodeEncodeError as error:  # Python keeps bytes of an argument that are not UTF-8 as surrogates
-            raise RequestError("the prompt is not UTF-8 text; convert it, or use --prompt-file") from error
+            advice = "write it as UTF-8, such as by `iconv -f LATIN1 -t UTF-8`"
+            raise RequestError(f"the prompt is not UTF-8 text; {advice}") from error
         word = options.prompt if options.prompt_alone and is_word(options.prompt) else ""
         return AskedPrompt(options.model, options.prompt, word)
     if options.prompt_file is None and sys.stdin.isatty():
         advice = "give it as an argument, with --prompt-file, or on stdin"
         raise RequestError(f"there is no prompt; {advice}{_model_remark(options.model)}")
-    prompt = read_document(STANDARD if options.prompt_file is None else options.prompt_file, options)
+    prompt = read_document(STANDARD_STREAM if options.prompt_file is None else options.prompt_file, options)
     if prompt:
         return AskedPrompt(options.model, prompt)
     if options.prompt_file is None and options.model and is_word(options.model) and not names_model(options.model):
         return AskedPrompt(None, options.model, options.model)
-    if options.prompt_file not in (None, STANDARD):
+    if options.prompt_file not in (None, STANDARD_STREAM):
         raise RequestError(f"the prompt in {options.prompt_file} is empty; give at least one character")
     raise RequestError(f"the prompt is empty; give at least one character{_model_remark(options.model)}")
 
 
 def _model_remark(model: str | None) -> str:
-    """Return a remark on a MODEL that may have been meant as the prompt; empty for a known or existing one."""
+    """Return a remark on a MODEL that may have been meant as the prompt; empty for a known one and for a folder."""
     from triforce.checkpoint.model_sources import KNOWN
 
-    if not model or model in KNOWN or os.path.exists(os.path.expanduser(model)):
+    if not model or model in KNOWN or os.path.isdir(os.path.expanduser(model)):
         return ""
-    missing = ", and there is no such file" if model.startswith(PATHS) or model.endswith(".gguf") else ""
+    if os.path.exists(os.path.expanduser(model)):
+        advice = "" if model.endswith(".gguf") else f"; for its text as the prompt: --prompt-file {shlex.quote(model)}"
+        return f" ({model!r} was taken for the MODEL{advice})"
+    missing = ", and there is no such file" if model.startswith(PATH_PREFIXES) or model.endswith(".gguf") else ""
     return f" ({model!r} was taken for the MODEL{missing}; as the prompt: -p {shlex.quote(model)})"

@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from tqdm import tqdm
 
-from triforce.backends.torch_import import import_torch
 from triforce.cli import replicas
 from triforce.cli.asked_prompt import names_model
-from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import PLACEMENT, load, served_name
-from triforce.cli.options import STANDARD
+from triforce.cli.options import STANDARD_STREAM
 from triforce.cli.streams import require_stdout
 from triforce.cli.text_files import count_lines, open_lines, require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, escaped, printable
+from triforce.interface.quantities import counted
 from triforce.server.batch import Answers, Comparison, Tally, compare, earlier_answers, sole_writer
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def run(options: Namespace) -> int:
 def answer_all(options: Namespace, ranks: TPGroup) -> int:
     """Answer the lines that have no answer yet.
 
-    Raises RequestError for files, before the model is loaded or a file written.
+    Raises RequestError for an invalid file before the model is loaded or anything is written.
     """
     if ranks.rank:
         with replicas.extra_imports():
@@ -52,7 +51,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     name = served_name(options)
     output = _output(options)
     with open_lines(options.file) as file, sole_writer(output):
-        source_name = "stdin" if options.file == STANDARD else options.file
+        source_name = "stdin" if options.file == STANDARD_STREAM else options.file
         lines = count_lines(file, source_name)
         file.seek(0)
         if not lines:
@@ -87,8 +86,8 @@ def _require_current_answers(options: Namespace, comparison: Comparison, count: 
     """Raise RequestError for stale answers without --again; print how many answers have no digest."""
     if comparison.stale and not options.again:
         stale_count = f"{len(comparison.stale)} of the {count} answers in {output}"
-        raise RequestError(f"{stale_count} are of other requests, of another model or of other settings; answer "
-                           "them anew with --again, or name another file with -o")  # fmt: skip
+        raise RequestError(f"{stale_count} belong to other requests, another model or other settings; replace "
+                           "them with --again, or name another file with -o")  # fmt: skip
     if comparison.undigested_count and not options.quiet:
         digest_note = "has no digest, and is kept"
         if comparison.undigested_count > 1:
@@ -98,8 +97,7 @@ def _require_current_answers(options: Namespace, comparison: Comparison, count: 
 
 
 def _model_identity(options: Namespace) -> str:
-    """Return the identity of everything but the requests that texts depend on. Raises TriforceError."""
-    import_torch()
+    """Return a text that names the model and each setting on which answers depend. Raises TriforceError."""
     from triforce.engine.text_fingerprint import model_fingerprint
 
     placement = {name: getattr(options, name) for name in PLACEMENT}
@@ -120,10 +118,12 @@ def _require_order(options: Namespace) -> None:
 def _output(options: Namespace) -> Path | None:
     """Return the file that answers go to; None is stdout. Raises RequestError."""
     source = Path(options.file)
-    if not source.name and options.file != STANDARD:
+    if not source.name and options.file != STANDARD_STREAM:
         raise RequestError(f"{source} is no file of requests; give one")
-    output_name = options.output or (STANDARD if options.file == STANDARD else str(source.with_suffix(".out.jsonl")))
-    if output_name == STANDARD:
+    output_name = options.output or (
+        STANDARD_STREAM if options.file == STANDARD_STREAM else str(source.with_suffix(".out.jsonl"))
+    )
+    if output_name == STANDARD_STREAM:
         if options.again:
             raise RequestError("--again needs a file of answers, and these go to stdout; leave it out, or name a file")
         require_stdout()
@@ -138,14 +138,14 @@ def _output(options: Namespace) -> Path | None:
 def _report_tally(options: Namespace, tally: Tally, output: Path | None) -> int:
     """Print how many lines were answered, refused and skipped; return the exit code."""
     if not options.quiet:
-        counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} there already"
+        counts = f"{tally.answered} answered, {tally.refused} refused, {tally.skipped} skipped"
         print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    retry_note = "What was refused is asked again when the command is run again."
+    retry_note = "Run the command again to retry the refused lines."
     if output is None:
         retry_note = (
-            "Nothing is kept of answers on stdout: the command asks all again, and with -o OUT what was refused alone."
+            "Answers on stdout are not kept: a second run answers all lines. With -o OUT it retries refused lines only."
         )
     print(f"{escaped(tally.commonest())}\n{retry_note}", file=sys.stderr)
     return REFUSED
@@ -181,7 +181,7 @@ def _answer(
 
 
 def _raising_engine_failure(app: ASGIApp, engine: EngineClient) -> ASGIApp:
-    """Wrap `app` to raise the engine's failure, where each line would else be answered with that failure."""
+    """Wrap `app` so that a failure of the engine is raised. Else every line would be answered with the failure."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         await app(scope, receive, send)

@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from triforce.cli.counts import counted
 from triforce.disk_cache.documents import watched_folders
 from triforce.disk_cache.entry_store import EntryStore, StoredEntry
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import CacheError, printable
+from triforce.interface.quantities import counted
 
 LISTED_PROMPTS = 20
 """Number of a model's prompts that are listed."""
@@ -73,11 +73,11 @@ def _list(store: EntryStore) -> int:
             tokens = (int(entry.facts["segment"]) + 1) * int(entry.facts["tokens"])
             print(f"  {printable(entry.name[:8])} {tokens:>10,} tokens")
         if len(prompt_ends) > LISTED_PROMPTS:
-            print(f"  and {len(prompt_ends) - LISTED_PROMPTS:,} that were used before these")
+            print(f"  and {len(prompt_ends) - LISTED_PROMPTS:,} more, less recently used")
     for folder in watched_folders(store.folder):
         print(f"{printable(folder.path)} was read by triforce watch: {counted(len(folder.files), 'file')}")
     if token_entry_count:
-        print(f"and {_entries(token_entry_count)} of token ids, to tell why a prompt is read again")
+        print(f"and {_entries(token_entry_count)} of token ids, which tell why a prompt is read again")
     if not model_entries and not token_entry_count:
         print(f"nothing is kept in {printable(store.folder.path)}")
     return 0

@@ -1,4 +1,4 @@
-"""`triforce demo`: a small real model answers questions about a part of a book, plainly and in mode `auto`.
+"""`triforce demo`: a small real model answers questions about a part of a book, by plain decoding and in mode auto.
 
 If the model cannot be fetched, the shipped pair continues the book. Exit code 1 unless the texts are identical.
 """
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from triforce.checkpoint.model_sources import SMOLLM2, UnavailableModel, find
 from triforce.cli.answer_output import Painter, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation
-from triforce.cli.counts import counted
 from triforce.cli.machine_rates import require_balances
 from triforce.cli.progress import Prefill, report_loading
 from triforce.cli.text_files import TITLE, sample_book
 from triforce.errors import RequestError
 from triforce.interface.outputs import RequestOutput
-from triforce.interface.repeated_grams import MOST, repeated
+from triforce.interface.quantities import counted
+from triforce.interface.repeated_grams import LOOP_SHARE, repeated_share
 from triforce.interface.sampling_params import RANDOM_SEED, SamplingParams, random_seed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 BEGIN, END = 'CUTTING FROM "THE DAILYGRAPH,"', "\nMina Murray's Journal.\n"
-"""Text at which the part of the book that is asked about begins, and text that follows this part."""
+"""First words of the excerpt that the questions are about, and the words that follow the excerpt."""
 QUESTION = "What was the name of the schooner that came into the harbour?"
 TASK = "Continue the log of the ship with one more day."
 PROMPT_TOKENS = 16_384
@@ -38,7 +38,7 @@ SHOWN_TOKENS = 48  # tokens of the prompt that are shown
 
 @dataclass(frozen=True)
 class Task:
-    """Task of a model: its prompt, and a mode, whose text must equal that of plain decoding."""
+    """One comparison: a prompt, and the mode whose text must equal that of plain decoding."""
 
     text: str
     prompt: list[int]
@@ -69,7 +69,7 @@ def run(options: Namespace) -> int:
     return 0 if all(verdicts) else 1
 
 
-def part() -> str:
+def book_part() -> str:
     """Return the part of the book that is asked about: a newspaper's report of a storm, and the log of a ship."""
     book = sample_book()
     begin = book.index(BEGIN)
@@ -81,16 +81,16 @@ def _real_model() -> str | None:
     try:
         return str(find(SMOLLM2))
     except UnavailableModel as error:
-        print(f"{error}.\nSo the pair that comes with triforce is shown, which continues texts.", file=sys.stderr)
+        print(f"{error}.\nThe pair that comes with triforce continues a text instead.", file=sys.stderr)
         return None
 
 
 def _questions(tokenizer: Tokenizer) -> list[Task]:
     """Return a question with one right answer, and a task that takes a longer text."""
-    document = Conversation(document=part())
+    document = Conversation(document=book_part())
     prompts = [tokenizer.chat(document.messages(text)) for text in (QUESTION, TASK)]
     print(f"{TITLE}, chapter 7, a storm and the log of a ship: {len(prompts[0]):,} tokens with the question.")
-    print(f"{SMOLLM2.name} is asked about it. 135M parameters: often wrong.")
+    print(f"{SMOLLM2.name} is asked about it. A model of 135M parameters is often wrong.")
     return [Task(*question_prompt, "auto") for question_prompt in zip((QUESTION, TASK), prompts, strict=True)]
 
 
@@ -133,8 +133,8 @@ def _compare(llm: LLM, task: Task, params: SamplingParams) -> bool:
 
 def _repetition_note(*outputs: RequestOutput) -> str:
     """Return a remark to follow the ratio of speeds: on texts that repeat themselves the ratio says little."""
-    share = max(repeated(output.outputs[0].token_ids) for output in outputs)
-    return f": the text repeats itself ({share:.0%} of its 8-grams), so this ratio says little" * (share >= MOST)
+    share = max(repeated_share(output.outputs[0].token_ids) for output in outputs)
+    return f": the text repeats itself ({share:.0%} of its 8-grams), so this ratio says little" * (share >= LOOP_SHARE)
 
 
 def _continue(llm: LLM, prompt: list[int], params: SamplingParams, mode: str) -> RequestOutput:

@@ -10,9 +10,8 @@ from argparse import Namespace
 from time import perf_counter
 from typing import Any
 
-import torch
-
 from triforce import __version__
+from triforce.backends import dispatch
 from triforce.bench.checkup import Check, Checkup
 from triforce.cli.bench.setup import about, machine, own_texts, write
 from triforce.cli.text_files import BOOK, require_writable
@@ -28,9 +27,9 @@ def run(options: Namespace) -> int:
     try:
         device = _device(name)
     except TriforceError as error:
-        write(options.out, report | {"error": error.worded(as_option)})
+        write(options.out, report | {"error": error.message_text(as_option)})
         raise
-    report["device"] = str(device)
+    report["device"] = device
     processor = Check("processor", lambda: (machine(), {}), "make native")
     passed = True
     for n, check in enumerate([processor, *Checkup(device, own_texts()[BOOK]).checks()], 1):
@@ -38,16 +37,16 @@ def run(options: Namespace) -> int:
         report |= about(device=device) if passed else {}
         write(options.out, report)
         if not passed:
-            print(f"stopped there; report {printable(options.out)}, and what this says: {check.advice}")
+            print(f"stopped at this check. Report {printable(options.out)}; to find the cause: {check.advice}")
             break
     print(f"figures: {printable(options.out)}")
     return 0 if passed else 1
 
 
-def _device(name: str) -> torch.device:
+def _device(name: str) -> str:
     """Return the device of this name. Raises RequestError for `cuda` without a GPU, and ModelError."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise RequestError(f"there is no GPU to check: {_missing_gpu_reason()}; without --gpu the processor is checked")
+    if name == "cuda" and (reason := _missing_gpu_reason()):
+        raise RequestError(f"there is no GPU to check: {reason}; without --gpu the processor is checked")
     return resolve_device(name)
 
 
@@ -68,6 +67,13 @@ def _passes(number: int, check: Check, rows: list[dict[str, Any]]) -> bool:
 
 
 def _missing_gpu_reason() -> str:
+    """Return why torch has no GPU; an empty text if it has one."""
+    if not dispatch.has_torch():
+        return "torch is not installed; pip install 'triforce[gpu]'"
+    import torch
+
+    if torch.cuda.is_available():
+        return ""
     if not (torch.version.cuda or torch.version.hip):
         return f"torch {torch.__version__} was built without CUDA; install the build for it (pytorch.org)"
     return f"torch {torch.__version__} finds none; see nvidia-smi, and CUDA_VISIBLE_DEVICES"

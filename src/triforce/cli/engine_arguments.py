@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.checkpoint.hub import model_name
-from triforce.cli.arguments import QUOTES
+from triforce.cli.arguments import QUOTES_ADVICE
 from triforce.cli.asked_prompt import is_word
 from triforce.cli.options import DEFAULTS, draft_named
 from triforce.cli.progress import loading
@@ -37,11 +36,10 @@ def load(
 ) -> LLM:
     """Return the engine that `options` describe; `ranks` share it.
 
-    template_messages: the chat template must be able to lay them out. Raises ModelError or RequestError, for the
-    template before weights are read.
+    template_messages: messages on which the chat template is tried before weights are read. Raises ModelError or
+    RequestError.
     """
     with loading(options), _unknown_model_advice(options):
-        import_torch()
         if template_messages:
             _try_template(options.model, template_messages)
         from triforce.llm import LLM
@@ -59,7 +57,7 @@ def _unknown_model_advice(options: Namespace) -> Iterator[None]:
     except UnknownModel as error:
         words = (options.model, getattr(options, "prompt", None) or "")
         if getattr(options, "two_words", False) and all(map(is_word, words)):
-            error.args = (f"{error.args[0]}; {words[0]!r} was taken for the MODEL: {QUOTES}",)
+            error.args = (f"{error.args[0]}; {words[0]!r} was taken for the MODEL: {QUOTES_ADVICE}",)
         raise
 
 

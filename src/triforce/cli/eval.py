@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 def run(options: Namespace) -> int:
     """Print each table as soon as it is measured; --json writes all figures at the end."""
     began = perf_counter()
+    from triforce.backends.dispatch import require_torch
+
+    require_torch("evaluations")
     from triforce.engine.inputs import known
     from triforce.eval import MEASUREMENTS, evaluate, shorten
 
@@ -32,14 +35,14 @@ def run(options: Namespace) -> int:
     require_writable(options.json, "--json")
     texts = _texts(options)
     subject = _subject(options, texts)
-    full_plan = subject.plan
+    full_config = subject.config
     loaded_at = perf_counter()
     budget = shorten(subject, names) if options.quick else None
     if budget and not options.quiet:
-        print(*_forecast(budget, full_plan, subject.plan), sep="\n", file=sys.stderr, flush=True)
+        print(*_forecast(budget, full_config, subject.config), sep="\n", file=sys.stderr, flush=True)
     results = evaluate(subject, list(budget.predicted) if budget else names, _show, budget)
     measured_seconds = perf_counter() - loaded_at
-    plan = subject.plan
+    config = subject.config
     report = _provenance(subject)
     del subject  # the second model of a comparison may need its memory
     if budget:
@@ -47,7 +50,7 @@ def run(options: Namespace) -> int:
     report |= {"seconds": perf_counter() - began, "results": results}
     _write(options, report)
     if report["kv_dtype"] == "int8" and not options.quick:
-        report["beside"] = _compare_kv_dtypes(options, texts, report["model"], plan, results)
+        report["beside"] = _compare_kv_dtypes(options, texts, report["model"], config, results)
         _write(options, report)
     if not options.quiet:
         forecast_note = (
@@ -57,17 +60,18 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _forecast(budget: TimeBudget, full_plan: EvalConfig, plan: EvalConfig) -> list[str]:
+def _forecast(budget: TimeBudget, full_config: EvalConfig, config: EvalConfig) -> list[str]:
     """Return lines that forecast the seconds of a --quick run, and name what is shortened and left out."""
     lines = [
         f"forecast: {budget.total:.0f} s, as this model reads {budget.rate:,.0f} tokens/s",
-        f"shortened: readings of at most {plan.deepest:,} tokens (without --quick {full_plan.deepest:,}), "
-        f"{plan.most} of each kind of text, {plan.prompts} continuations of {plan.new_tokens} tokens "
-        f"({full_plan.prompts} of {full_plan.new_tokens})",
+        f"shortened: readings of at most {config.longest_window:,} tokens "
+        f"(without --quick {full_config.longest_window:,}), {config.max_windows} of each kind of text, "
+        f"{config.prompts} continuations of {config.new_tokens} tokens "
+        f"({full_config.prompts} of {full_config.new_tokens})",
     ]
     if budget.left_out:
         left_out_names = ", ".join(f"{name} ({seconds:.0f} s)" for name, seconds in budget.left_out.items())
-        lines.append(f"left out: {left_out_names}; have them with --only NAME, without --quick")
+        lines.append(f"left out: {left_out_names}; measure them with --only NAME, without --quick")
     return lines
 
 
@@ -78,14 +82,14 @@ def _texts(options: Namespace) -> dict[str, str]:
 
 
 def _subject(options: Namespace, texts: dict[str, str]) -> EvalContext:
-    from triforce.eval import EvalContext, plan, tokenize
+    from triforce.eval import EvalContext, eval_config, tokenize
     from triforce.llm import LLM
 
     draft = draft_named(options)
     with loading(options):
         llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
-    eval_plan = plan(llm.target.config.context, options.max_context)
-    return EvalContext(llm, tokenize(llm, texts), eval_plan, options.quiet)
+    config = eval_config(llm.target.config.context, options.max_context)
+    return EvalContext(llm, tokenize(llm, texts), config, options.quiet)
 
 
 def _write(options: Namespace, report: dict[str, Any]) -> None:
@@ -94,17 +98,17 @@ def _write(options: Namespace, report: dict[str, Any]) -> None:
 
 
 def _compare_kv_dtypes(
-    options: Namespace, texts: dict[str, str], model: str, plan: EvalConfig, results: dict[str, Any]
+    options: Namespace, texts: dict[str, str], model: str, config: EvalConfig, results: dict[str, Any]
 ) -> dict[str, Any]:
-    """Repeat with unrounded KV the measurements that depend on its dtype. Print both kinds; return the new results."""
+    """Repeat the measurements that the KV dtype affects, with unrounded KV. Print both results; return the new ones."""
     from triforce.eval import evaluate, kv_dtypes
 
     if not (names := [name for name in kv_dtypes.MEASURED if name in results]):
         return {}
     subject = _subject(Namespace(**vars(options) | {"kv_dtype": "auto", "draft": NO_DRAFT}), texts)
-    subject.plan = plan
+    subject.config = config
     exact_results = evaluate(subject, names, lambda *_: None)
-    labels = {"model": Path(model).name, "context": plan.deepest}
+    labels = {"model": Path(model).name, "context": config.longest_window}
     results_by_dtype = {subject.llm.target.kv_dtype: exact_results, "int8": results}
     for table in kv_dtypes.tables(
         [labels | {"kv": kv_dtype} | kind_results for kv_dtype, kind_results in results_by_dtype.items()]
@@ -132,10 +136,10 @@ def _provenance(subject: EvalContext) -> dict[str, Any]:
         "torch": torch.__version__,
         "model": str(llm.target.path),
         "draft": str(drafter.path) if drafter else None,
-        "device": str(subject.target.device),
-        "dtype": str(subject.target.dtype).removeprefix("torch."),
+        "device": subject.target.device,
+        "dtype": subject.target.dtype,
         "kv_dtype": llm.target.kv_dtype,
         "threads": torch.get_num_threads(),
-        "plan": asdict(subject.plan),
+        "plan": asdict(subject.config),
         "texts": [{"name": t.name, "kind": t.kind, "tokens": len(t.ids_N)} for t in subject.texts],
     }

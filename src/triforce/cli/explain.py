@@ -8,20 +8,20 @@ from collections.abc import Iterator
 from textwrap import fill
 
 from triforce.cli.asked_prompt import resolve_prompt
-from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Tokenization
-from triforce.eval.tables import Table, percent
 from triforce.interface.explain import Explanation, PlanReport, TierBelief
+from triforce.interface.quantities import counted
+from triforce.tables import Table, percent
 
-TIMELINE_LINES = 24  # printed of a timeline: its beginning and its end
+TIMELINE_LINES = 24  # that are printed of a timeline: at its beginning and its end
 
 
 def run(options: Namespace) -> int:
     """Generate as `generate` does, and print statistics instead of the text."""
     sampling_values = sampling(options)
     asked_prompt = resolve_prompt(options)
-    asked_prompt.report(options)
+    asked_prompt.print_remarks(options)
     options.model = asked_prompt.model
     prompt = asked_prompt.prompt
     llm = load(options)
@@ -38,13 +38,13 @@ def run(options: Namespace) -> int:
     print(f"seed {seed}\n")
     for table in tables(explanation):
         print(f"{table.plain()}\n")
-    advice = [f"{line}." for line in explanation.advice] or ["nothing that was measured says what would be faster."]
+    advice = [f"{line}." for line in explanation.advice] or ["these measurements suggest no faster setting."]
     print(*(fill(f"- {line}", 100, subsequent_indent="  ") for line in advice), sep="\n")
     return 0
 
 
 def tables(explanation: Explanation) -> Iterator[Table]:
-    """Yield tables: the work of each tier, the plans by time, and, of mode auto, weighed plans and beliefs."""
+    """Yield tables: the work of each tier, the plans by time, and for mode auto the weighed plans and the estimates."""
     tier_rows = [
         (
             tier_report.name,
@@ -68,14 +68,16 @@ def tables(explanation: Explanation) -> Iterator[Table]:
 
     if explanation.report:
         yield Table("Weighed", _best_plan_note(explanation.report), _WEIGHED, list(_plan_rows(explanation.report)))
-        yield Table("Beliefs", _COSTS, _BELIEFS, [_tier_row(tier) for tier in explanation.report.tiers])
+        yield Table("Beliefs", _BELIEFS_NOTE, _BELIEFS, [_tier_row(tier) for tier in explanation.report.tiers])
 
 
-_COSTS = "Milliseconds of passes over 1 and 8 tokens. Acceptance of n-grams: the part of what hindsight says."
-_WEIGHED = ("plan", "tokens/s", "with hope", "remark")
-_BELIEFS = ("tier", "ms of 1", "ms of 8", "passes", "acceptance", "of tokens")
+_BELIEFS_NOTE = (
+    "Passes over 1 and 8 tokens. Acceptance of the ngram tier is relative to that of lookups replayed on earlier text."
+)
+_WEIGHED = ("plan", "tokens/s", "with bonus", "remark")
+_BELIEFS = ("tier", "ms, 1 token", "ms, 8 tokens", "passes", "acceptance", "draft tokens")
 _PLANS = (
-    "plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "with hope", "next best", "reason",
+    "plan", "budget", "from token", "proposals", "tokens", "tokens/s", "predicted", "with bonus", "next best", "reason",
 )  # fmt: skip
 
 
@@ -98,8 +100,8 @@ def _best_plan_note(report: PlanReport) -> str:
     best_plan = max(report.weighed, key=lambda plan: plan.rate)
     plain_plan = report.weighed[0]
     return (
-        f"By what was known when plans were weighed last, {best_plan.plan} would make {best_plan.rate:.1f} tokens/s, "
-        f"plain decoding {plain_plan.rate:.1f}; speculation won {report.won:.2f} s, "
+        f"By the estimates at the last planning, {best_plan.plan} would make {best_plan.rate:.1f} tokens/s, "
+        f"plain decoding {plain_plan.rate:.1f}. Speculation saved {report.won:.2f} s so far, and "
         f"may risk {max(0.0, report.headroom):.3f} s."
     )
 
@@ -108,7 +110,7 @@ def _plan_rows(report: PlanReport) -> Iterator[tuple[str, ...]]:
     """Yield the best plan of each choice of tiers, the chosen one first."""
     for plan in sorted(report.weighed, key=lambda plan: -plan.score):
         score = f"{plan.score:.0f}" if plan.score else ""
-        yield plan.plan, f"{plan.rate:.0f}", score, "" if plan.score else "risks more than may be lost"
+        yield plan.plan, f"{plan.rate:.0f}", score, "" if plan.score else "risks more than the headroom"
 
 
 def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
@@ -127,7 +129,7 @@ def _timeline(explanation: Explanation) -> Iterator[tuple[str, ...]]:
             budget = f"{segment.budget:,}" if segment.budget else ""
             rate_cells = (f"{rate:.0f}" if rate else "" for rate in rates)
             rival_text = f"{segment.rival_score:.0f} {segment.rival}" if segment.rival_score else segment.rival
-            reason = f"{segment.reason}; weighed as {segment.cause}" if segment.cause else segment.reason
+            reason = f"{segment.reason}; weighed because {segment.cause}" if segment.cause else segment.reason
             yield (segment.plan, budget, *(f"{count:,}" for count in counts), *rate_cells, rival_text, reason)
         first_token += segment.tokens
 
@@ -138,7 +140,7 @@ def _speed_note(explanation: Explanation) -> str:
         f"mode {explanation.mode}: {explanation.tokens_per_second:.1f} tokens/s"
     ]
     if explanation.predicted:
-        remarks.append(f"predicted were {explanation.predicted:.1f}")
+        remarks.append(f"the plans predicted {explanation.predicted:.1f}")
     if explanation.plain and explanation.mode != "ar":
         remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
     return "; ".join(remarks) + "."

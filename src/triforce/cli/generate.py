@@ -13,7 +13,7 @@ from triforce.cli import tensor_parallel
 from triforce.cli.answer_output import Painter, chat_sampling, cut_grammar_note, legend, report, show
 from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.parser import CANNOT_CHAT, CHATS
+from triforce.cli.parser import CANNOT_CHAT, CHAT_ADVICE
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
@@ -70,7 +70,7 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
     print(report(output), file=sys.stderr)
     if llm.tokenizer and llm.tokenizer.chats and not options.chat:
-        print("This model has a chat template: with --chat the PROMPT is asked as in a chat.", file=sys.stderr)
+        print("This model has a chat template: with --chat the PROMPT is sent as a chat message.", file=sys.stderr)
     return 0
 
 
@@ -78,13 +78,13 @@ def _checked(options: Namespace) -> tuple[dict[str, Any], str | None, str]:
     """Return sampling parameters, the model and the prompt. Raises RequestError, also for options without effect."""
     for name in ("logprobs", "prompt_logprobs"):
         if getattr(options, name) is not None and not options.json:
-            raise RequestError(f"--{name.replace('_', '-')} is listed in the JSON; add --json, or leave it out")
+            raise RequestError(f"--{name.replace('_', '-')} is printed only with --json; add --json, or leave it out")
     sampling_values = sampling(options)
     asked_prompt = resolve_prompt(options)
     if options.chat and asked_prompt.model is None:
-        raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHATS}")
+        raise RequestError(f"{CANNOT_CHAT}; leave out --chat, or {CHAT_ADVICE}")
     require_writable(options.save_cache, "--save-cache")
-    asked_prompt.report(options)
+    asked_prompt.print_remarks(options)
     return sampling_values, asked_prompt.model, asked_prompt.prompt
 
 

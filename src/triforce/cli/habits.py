@@ -6,14 +6,14 @@ import re
 from collections.abc import Container, Iterable
 
 THREADS = (
-    "threads are as many as the processors that the process may use, such as four of them with "
-    "`taskset -c 0-3 triforce ...` or a container's limit"
+    "one thread runs on each processor that the process may use; `taskset -c 0-3 triforce ...` allows four processors, "
+    "and a container's limit counts, too"
 )
 
 _HABITS: tuple[tuple[str, str, str], ...] = (
-    ("-t", "", f"temperature is --temperature X, of generate, explain and chat, and {THREADS}"),
+    ("-t", "", f"for the temperature use --temperature X with generate, explain or chat; for threads: {THREADS}"),
     ("--threads -tb --threads-batch --n-threads --num-threads", "", THREADS),
-    ("--temp", "", "temperature is --temperature X, of generate, explain and chat"),
+    ("--temp", "", "use --temperature X with generate, explain or chat"),
     (
         "-c --ctx-size --n-ctx --num-ctx --max-model-len --context-length",
         "--context",
@@ -26,7 +26,7 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
     (
         "--grammar --grammar-file",
         "--regex",
-        "the text is held to a form by --json-schema SCHEMA, --regex PATTERN or --choice TEXT",
+        "to constrain the text use --json-schema SCHEMA, --regex PATTERN or --choice TEXT",
     ),
     ("-f", "--prompt-file", "--prompt-file FILE"),
     ("-sys --system-prompt", "--system", "--system TEXT"),
@@ -36,34 +36,34 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
         "--kv-dtype",
         "--kv-dtype int8 halves both",
     ),
-    ("-ngl --gpu-layers --n-gpu-layers", "--device", "--device cuda has all layers on the GPU"),
+    ("-ngl --gpu-layers --n-gpu-layers", "--device", "--device cuda puts all layers on the GPU"),
     ("-tp --tensor-parallel-size", "--tp", "--tp N"),
-    ("-np --parallel", "--max-num-seqs", "--max-num-seqs N texts are made at a time"),
+    ("-np --parallel", "--max-num-seqs", "--max-num-seqs N, the number of texts generated at a time"),
     ("-a --alias --served-model-name", "--name", "--name NAME"),
     (
         "--api-key",
         "--api-key-file",
-        "--api-key-file FILE, or TRIFORCE_API_KEYS: all see a command line",
+        "--api-key-file FILE, or TRIFORCE_API_KEYS; other users can see a command line",
     ),
-    ("--speculative-config", "--draft", "--draft MODEL names a draft, and --mode which tiers there are"),
+    ("--speculative-config", "--draft", "--draft MODEL names a draft, and --mode the tiers to use"),
     ("--num-speculative-tokens", "--draft-tokens", "--draft-tokens N, of a --draft MODEL"),
     ("--draft-max --draft-n --spec-draft-n-max", "--draft-tokens", "--draft-tokens N"),
     ("--swap-space --cpu-offload-gb", "--kv-offload", "--kv-offload host keeps KV in the machine's memory"),
     (
         "--gpu-memory-utilization --gpu-memory-fraction",
         "",
-        "room for KV is --max-kv-tokens N of serve; elsewhere what the context needs, and --kv-memory SIZE of it with "
-        "--kv-offload",
+        "KV takes memory as it grows, in serve up to --max-kv-tokens N; in every command --kv-memory SIZE with "
+        "--kv-offload bounds it",
     ),
     (
         "--max-num-batched-tokens --ubatch-size -ub --batch-size",
         "",
-        "prompts are read in pieces of a size that is chosen for the machine; --max-itl MS of serve says for how long "
-        "others may wait",
+        "the size of prefill chunks is chosen for the machine; --max-itl MS of serve limits the pause of other texts",
     ),
     ("--enable-prefix-caching --enable-chunked-prefill", "", "it is always on; leave it out"),
-    ("--jinja --flash-attn -fa", "", "it is always so; leave it out"),
+    ("--jinja --flash-attn -fa", "", "it is always on; leave it out"),
     ("--trust-remote-code", "", "code of a model's files is never run; leave it out"),
+    ("--no-color", "--color", "colours are off without --color; leave it out"),
     ("--enforce-eager", "", "CUDA graphs do not change the text; leave it out"),
     (
         "--quantization",
@@ -86,15 +86,15 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
 
 ADVICE = {option: (our_option, advice) for options, our_option, advice in _HABITS for option in options.split()}
 
-LIST = "triforce models list shows what was fetched by a name of ours, and `hf cache ls` what came from the hub"
+LIST_ADVICE = "triforce models list shows models fetched by a short name, and `hf cache ls` shows those of the hub"
 COMMANDS = {
     "run": "triforce chat MODEL talks with a model, and triforce generate MODEL PROMPT continues a text",
     "pull": "a model is fetched when it is first named: triforce chat MODEL, or triforce info MODEL",
-    "list": LIST,
-    "ls": LIST,
-    "rm": "triforce models remove NAME removes what was fetched by a name of ours",
-    "ps": "no model stays loaded behind a command; what a server does is at its address, under /health and /metrics",
-    "stop": "no model stays loaded behind a command; Ctrl-C or SIGTERM ends a server",
+    "list": LIST_ADVICE,
+    "ls": LIST_ADVICE,
+    "rm": "triforce models remove NAME removes a model that was fetched by a short name",
+    "ps": "no model stays loaded after a command; /health and /metrics at a server's address tell what it does",
+    "stop": "no model stays loaded after a command; Ctrl-C or SIGTERM ends a server",
     "show": "triforce info MODEL says what a model is",
     "help": "triforce --help lists the commands, and triforce COMMAND --help its options",
 }

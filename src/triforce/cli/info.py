@@ -9,11 +9,9 @@ from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
+from triforce.arrays import DType, is_gpu, itemsize
 from triforce.backends.dispatch import require_offload
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, local_path
 from triforce.checkpoint.model_files import ModelFiles, open_model, require_sizes
@@ -25,10 +23,12 @@ from triforce.engine.model_loader import ModelProfile, known_draft, resolve_devi
 from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
-from triforce.kvcache.offload_sizing import CudaKVSizing, free_memory, kv_sizing, memory_for
+from triforce.kvcache.host_memory import free_memory
+from triforce.kvcache.offload_sizing import CudaKVSizing, kv_sizing, memory_for
 from triforce.kvcache.pool import max_window_pages, window_pages_for_rows
 from triforce.kvcache.views.full import prefill_chunk
 from triforce.model.config import ModelConfig
+from triforce.model.kv_rows import kv_dtype
 
 LENGTHS = (4_096, 16_384, 32_768, 131_072, 262_144, 1_048_576)
 
@@ -39,31 +39,29 @@ def run(options: Namespace) -> int:
     require_sizes(files)
     hf_config = files.config
     device = resolve_device(options.device)
-    config = model_config(
-        hf_config, vocab_size=hf_config.vocab_size, context=options.context, device=torch.device("cpu")
-    )
+    config = model_config(hf_config, vocab_size=hf_config.vocab_size, context=options.context)
     dtype = resolve_dtype(options.dtype, device, config)
     config = with_kv_dtype(config, options.kv_dtype, dtype)
     count = config.parameters
-    weights = count * dtype.itemsize
-    precision = str(dtype).removeprefix("torch.")
+    weights = count * itemsize(dtype)
+    precision = dtype
     offload = OffloadConfig.parse(options.kv_offload, options.kv_memory, options.kv_resident_layers)
     settings = SpeculativeConfig(lower_tiers=options.lower_tiers, offload=offload)
     profile = profile_of(options.model, files, config, dtype, device, settings)
     if packed := profile.packed:
         weights = files.weight_bytes
         precision = files.packing
-    kv_bytes = config.kv_bytes(dtype.itemsize)
+    kv_bytes = config.kv_bytes(itemsize(dtype))
     copied_weights = 0
     copied_kv = 0.0
     if options.lower_tiers != "same":
         if files.has_numbers or not packed:
-            experts = packed * files.packed_experts
+            experts = packed * files.packed_expert_weights
             int8 = options.lower_tiers == "int8"
             copied_weights = int8_weights(config, experts) if int8 else (config.matrix_weights - experts) * 5 // 8
         copied_kv = 0.0 if config.kv_int8 else int8_kv_bytes(config)
-    draft_bytes = 0 if options.kv_offload != "none" else draft_entry(options.model, files, config, dtype)
-    free = int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()
+    draft_bytes = 0 if options.kv_offload != "none" else draft_bytes_per_token(options.model, files, config, dtype)
+    free = _free_bytes(device) if is_gpu(device) else free_memory()
     held_tokens = tokens_held(config, device)
     lengths = (*(n for n in LENGTHS if n < config.context), config.context)
     lines = {
@@ -71,7 +69,7 @@ def run(options: Namespace) -> int:
         "architecture": _architecture(hf_config.model_type, config),
         "parameters": f"{count / 1e6:,.1f} million: {size(weights)} as {precision}"
         + _copy_note(copied_weights, options.lower_tiers),
-        "KV cache": f"{size(kv_bytes)} per token as {kv_name(config, dtype)}"
+        "KV cache": f"{size(kv_bytes)} per token as {kv_dtype(config, dtype)}"
         + _copy_note(copied_kv, "int8")
         + _windows(config, held_tokens)
         + (f"; {size(draft_bytes)} per token of its draft" if draft_bytes else ""),
@@ -85,7 +83,7 @@ def run(options: Namespace) -> int:
         )
         if free
         else "unknown",
-        **offloaded(config, dtype, device, weights + copied_weights, options),
+        **offload_lines(config, dtype, device, weights + copied_weights, options),
     }
     for name, value in lines.items():
         print(f"{name:<18} {printable(value if isinstance(value, str) else size(value))}")
@@ -104,25 +102,31 @@ class HeldTokens(NamedTuple):
         return (self.full * tokens + (self.layers - self.full) * min(tokens, self.window_tokens)) / self.layers
 
     def fitting(self, room: float) -> int | None:
-        """Return tokens of the longest text, if a layer has room for `room` tokens in the mean; None for no limit."""
+        """Return tokens of the longest text, if layers have room for `room` tokens each on average; None: no limit."""
         if room <= self.window_tokens or self.full == self.layers:
             return int(room)
         return self.window_tokens + int((room - self.window_tokens) * self.layers / self.full) if self.full else None
 
 
-def tokens_held(config: ModelConfig, device: torch.device) -> HeldTokens:
+def _free_bytes(device: str) -> int:
+    from triforce.backends.torch.devices import free_bytes
+
+    return free_bytes(device)
+
+
+def tokens_held(config: ModelConfig, device: str) -> HeldTokens:
     """Return the tokens that the layers of a run without offload hold of a text."""
     window_tokens = max_window_pages(max(config.windows), max(prefill_chunk(device), SpeculativeConfig().reach)) * PAGE
     return HeldTokens(config.windows.count(0), config.layers, window_tokens)
 
 
-def draft_entry(model: str | None, files: ModelFiles, config: ModelConfig, dtype: torch.dtype) -> int:
+def draft_bytes_per_token(model: str | None, files: ModelFiles, config: ModelConfig, dtype: DType) -> int:
     """Return the bytes of a token in the EAGLE head that a known model gets as its draft; 0 if it gets none."""
     draft_source = str(draft_for(model, files.path)) if model else ""
     if not draft_source.startswith(FINETUNE):
         return 0
     layer = read_eagle_head(Path(draft_source.removeprefix(FINETUNE)), config, "", finetune=True).config.layer
-    return dtype.itemsize * (layer.kv_size + config.hidden_size)
+    return itemsize(dtype) * (layer.kv_size + config.hidden_size)
 
 
 def _windows(config: ModelConfig, held_tokens: HeldTokens) -> str:
@@ -137,10 +141,12 @@ def _windows(config: ModelConfig, held_tokens: HeldTokens) -> str:
 def _fits(held_tokens: HeldTokens, room: float, config: ModelConfig) -> str:
     """Return as text how many tokens fit in memory. One text has at most as many tokens as the context."""
     if held_tokens.full == held_tokens.layers:
-        return f"{int(room):,} tokens beside the weights, of all texts together; of one text {config.context:,} at most"
+        return (
+            f"{int(room):,} tokens of all texts together, beside the weights; one text has at most {config.context:,}"
+        )
     fitting_tokens = held_tokens.fitting(room)
     if fitting_tokens is None or fitting_tokens >= config.context:
-        return f"{config.context:,} tokens of one text beside the weights, which is the whole context, and more texts"
+        return f"{config.context:,} tokens of one text (the whole context) beside the weights, with room for more texts"
     return f"{fitting_tokens:,} tokens of one text beside the weights, of a context of {config.context:,}"
 
 
@@ -148,8 +154,8 @@ def profile_of(
     model: str | None,
     files: ModelFiles,
     config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: DType,
+    device: str,
     speculation: SpeculativeConfig,
 ) -> ModelProfile:
     """Return the profile of a run with these settings and the draft that it chooses, if that is on this machine."""
@@ -167,11 +173,11 @@ def reads(profile: ModelProfile, kv_bytes: float) -> dict[str, str]:
     config = profile.config
     break_even = profile.break_even()
     weights = profile.weight_size * config.weights_read
-    kv_read = kv_bytes / config.kv_size * config.kv_read(config.context)
+    kv_read = kv_bytes / config.kv_size * config.kv_numbers_read(config.context)
     return {
         "a token reads": f"{size(weights)} of weights, and {size(kv_read)} of KV at {config.context:,} tokens",
         "speculation": break_even.verdict,
-        "  taken for that": break_even.basis,
+        "  basis of that": break_even.basis,
     }
 
 
@@ -205,15 +211,15 @@ def _copy_note(copied_bytes: float, precision: str) -> str:
 
 
 def _architecture(model_type: str, config: ModelConfig) -> str:
-    heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} of them with KV"
+    heads = f"{config.heads} heads of {config.head_dim}, {config.kv_heads} KV heads"
     return (
         f"{model_type}, {config.layers} layers, hidden size {config.hidden_size}, {heads}, "
         f"vocabulary {config.vocab_size:,}, context {config.context:,}"
     )
 
 
-def offloaded(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, weights: float, options: Namespace
+def offload_lines(
+    config: ModelConfig, dtype: DType, device: str, weights: float, options: Namespace
 ) -> dict[str, float | str]:
     """Return bytes by name for one text as long as the context with offloaded KV; {} without offload.
 
@@ -241,18 +247,18 @@ def offloaded(
     return {
         f"KV {'on the device' if on_device else 'in memory'}": kv_bytes,
         "  read ahead": buffers * needs.buffer_frames * page,
-        "  retrieval": (needs.layers - layers) * needs.selected_frames * page,
+        "  retrieval": (needs.offloadable_layers - layers) * needs.selected_frames * page,
         **({"  windows": needs.window_bytes} if needs.window_bytes else {}),
-        "  whole layers": f"{layers} of {needs.layers}",
+        "  whole layers": f"{layers} of {needs.offloadable_layers}",
         f"KV in {'a file' if offload.kind == 'file' else 'host memory'}": needs.store_bytes(layers),
         "prefill": prefill,
-        "process": _resident(),
+        "process": _resident_bytes(),
         **({"on the device, in all": weights + kv_bytes + prefill} if on_device else {}),
-        "in memory, in all": _resident() + host + (0 if on_device else weights + kv_bytes + prefill),
+        "in memory, in all": _resident_bytes() + host + (0 if on_device else weights + kv_bytes + prefill),
     }
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     """Return resident bytes of this process with all modules that a run imports."""
     import resource
 

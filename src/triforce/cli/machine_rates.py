@@ -10,8 +10,8 @@ from triforce.planner import break_even
 def measure_balances() -> None:
     """Measure how many operations this machine does while it reads a byte, per type of product, and save the rates."""
     mixes = {name: {type_of_products(False, name): 1} for name in NUMBERS}
-    mixes |= {break_even.CODED_WEIGHTS: {type_of_products(True, ""): 1}}
-    mixes |= {break_even.CODED_KV: coded_attention(2)}
+    mixes |= {break_even.QUANTIZED_WEIGHTS: {type_of_products(True, ""): 1}}
+    mixes |= {break_even.INT8_KV: coded_attention(2)}
     balances = {name: measured_roofline().balance(mix) for name, mix in mixes.items()}
     break_even.save_balances({name: value for name, value in balances.items() if value})
 

@@ -8,20 +8,20 @@ from dataclasses import fields
 from typing import Any
 
 from triforce.errors import RequestError
-from triforce.interface.byte_size import user_path
+from triforce.interface.quantities import user_path
 from triforce.interface.sampling_params import CHAT_DEFAULTS, MODEL_DEFAULTS, SamplingParams
 
 MOST_MINUTES = 365 * 24 * 60
-EMPTY = "an empty name"
+EMPTY_NAME = "an empty name"
 """Words for an empty name in messages. A shell passes one for a quoted variable that is not set."""
 
-STANDARD = "-"
+STANDARD_STREAM = "-"
 """Name that stands for stdin as an input, and for stdout as an output."""
 
 
 def path(text: str) -> str:
     """Return the name of a file or a folder. Raises ArgumentTypeError for `-` and for an impossible name."""
-    if text == STANDARD:
+    if text == STANDARD_STREAM:
         raise argparse.ArgumentTypeError("'-' is stdin or stdout, and this takes a name; ./- names a file called -")
     return path_or_standard(text)
 
@@ -40,7 +40,7 @@ def path_or_standard(text: str) -> str:
 def name(text: str) -> str:
     """Return the name of a model, a file or a folder. Raises ArgumentTypeError for an impossible name."""
     if not text or "\0" in text:
-        raise argparse.ArgumentTypeError(f"{ascii(text) if text else EMPTY} names no file and no folder")
+        raise argparse.ArgumentTypeError(f"{ascii(text) if text else EMPTY_NAME} names no file and no folder")
     return text
 
 
@@ -62,7 +62,7 @@ def minutes(text: str) -> float:
 def grammar(parser: argparse._ActionsContainer) -> None:
     """Add the options that constrain a text; they exclude one another."""
     add = parser.add_mutually_exclusive_group().add_argument
-    text = "the text is JSON that a JSON schema describes: that in a file, or SCHEMA itself if it begins with {"
+    text = "the text is JSON that a schema describes; SCHEMA is the schema itself if it begins with {, else its file"
     add("--json-schema", type=path, metavar="SCHEMA", help=text)
     text = "the whole text matches this regular expression, without look-around"
     add("--regex", type=some_text, metavar="PATTERN", help=text)
@@ -119,7 +119,7 @@ def model(
     text: str = f"{MODEL}; without one, the pair of models that comes with triforce",
 ) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", help=text)
-    parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="the same, by name")
+    parser.add_argument("-m", "--model", dest="named_model", metavar="MODEL", help="MODEL as an option")
     offline(parser)
 
 
@@ -128,22 +128,35 @@ def offline(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--offline", action="store_true", help=text)
 
 
+class StoreOnce(argparse.Action):
+    """Store a value, and refuse a second one."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        if getattr(namespace, self.dest) is not None:
+            raise argparse.ArgumentError(self, "it is given twice, and one prompt is read; leave one of them out")
+        setattr(namespace, self.dest, values)
+
+
 def prompt(parser: argparse.ArgumentParser, text: str) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help=text)
-    add("-p", "--prompt", dest="named_prompt", metavar="PROMPT", help="the same, by name")
+    add("-p", "--prompt", action=StoreOnce, dest="named_prompt", metavar="PROMPT", help="PROMPT as an option")
     text = "read the prompt from a file, UTF-8 or with a byte order mark, or a folder of them (-: stdin)"
-    add("--prompt-file", type=path_or_standard, metavar="FILE", help=text)
+    add("--prompt-file", action=StoreOnce, type=path_or_standard, metavar="FILE", help=text)
 
 
 def quiet(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument("-q", "--quiet", action="store_true", help="no progress and no statistics: results and errors")
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="print results and errors only, no progress and no statistics"
+    )
 
 
 def draft(parser: argparse._ActionsContainer) -> None:
     text = (
-        f"small model of the same vocabulary, a folder of train-draft or EAGLE-3 (finetune:FOLDER: that of the model "
-        f"that this one is a finetune of), or {NO_DRAFT} (default: auto)"
+        f"small model with the vocabulary of MODEL, or a draft of train-draft or EAGLE-3; finetune:FOLDER is the draft "
+        f"of the model that MODEL is a finetune of; {NO_DRAFT}: no draft (default: auto)"
     )
     parser.add_argument("--draft", type=name, default="auto", metavar="MODEL", help=text)
 
@@ -155,37 +168,42 @@ def draft_named(options: argparse.Namespace) -> str | None:
 
 def lower_tiers(parser: argparse._ActionsContainer) -> None:
     text = (
-        "what the tiers below the full one read: the same weights and KV, int8 copies, or int4 weights and int8 KV; of "
-        "KV that is int8, four of its bits"
+        "what the tiers below the full tier read: the same weights and KV, int8 copies, or int4 weights with int8 KV. "
+        "With --kv-dtype int8 they read four bits of each number in place of a copy"
     )
     parser.add_argument("--lower-tiers", choices=LOWER_TIERS, default="same", help=described(text))
 
 
 def searched_layers(parser: argparse._ActionsContainer) -> None:
-    text = "layers that search the whole context; named ones read all of it (default: auto, found on the way)"
+    text = "numbers of layers that read the whole context, or none; auto: layers search it if needed (default: auto)"
     parser.add_argument("--searched-layers", default="auto", metavar="N,...", help=text)
 
 
 def kv(parser: argparse._ActionsContainer) -> None:
     add = parser.add_argument
-    text = described("where KV goes that memory is too small for")
+    text = described("where KV beyond --kv-memory is stored")
     add("--kv-offload", choices=KV_OFFLOAD, default="none", help=text)
     text = "KV that stays in memory, or on a GPU, such as 512MiB (default: auto, what half of the free memory holds)"
     add("--kv-memory", default="auto", metavar="SIZE", help=text)
-    text = "layers whose KV stays whole (default: as many as fit)"
+    text = "layers whose whole KV stays in memory (default: as many as fit)"
     add("--kv-resident-layers", default="auto", metavar="N", help=text)
 
 
 def coupling(parser: argparse._ActionsContainer) -> None:
-    text = "how drafts are verified; under all but seeded a seed's text depends on the mode, and in auto on the clock"
+    text = "how drafts are verified. Except under seeded, a seed's text depends on the mode, and in mode auto on timing"
     parser.add_argument("--coupling", choices=COUPLINGS, default="seeded", help=described(text))
 
 
 def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
     add = parser.add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
-    add("--dtype", choices=DTYPES, default="auto", help="(default: bfloat16; float32 without native kernels)")
-    text = "of keys and values; int8, half of the bytes, makes it another model (default: as --dtype)"
+    add(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="of the weights (default: bfloat16; float32 without native kernels)",
+    )
+    text = "of keys and values; int8 halves the bytes of KV, and changes the output (default: as --dtype)"
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
     if context:
         number(parser, "--context", "positions to use (default: all the model has)")
@@ -204,13 +222,23 @@ def engine(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     draft(group)
-    add("--mode", choices=MODES, default="auto", help=described("which tiers; auto: it chooses as it goes"))
+    add(
+        "--mode",
+        choices=MODES,
+        default="auto",
+        help=described("the tiers to use; auto chooses them while it generates"),
+    )
     speculation_lengths(group)
     text = "tokens the retrieval tier sees, or a share such as 3%% (default: auto: 2048, or what mode auto chooses)"
     retrieval_budget(group, text)
     number(group, "--retrieval-chunk", "tokens selected together", 16)
-    add("--retrieval-policy", choices=POLICIES, default="observed", help=described("how the retrieval tier chooses"))
-    text = "choose anew every N verifications; 0: once (default: 1)"
+    add(
+        "--retrieval-policy",
+        choices=POLICIES,
+        default="observed",
+        help=described("how the retrieval tier selects tokens"),
+    )
+    text = "select anew every N verifications; 0: once; auto: after a rejection (default: 1)"
     add("--retrieval-refresh", default="1", metavar="N|auto", help=text)
     searched_layers(group)
     lower_tiers(group)
@@ -222,35 +250,37 @@ def engine(parser: argparse.ArgumentParser) -> None:
 def disk_cache(parser: argparse.ArgumentParser, *, required: bool = False) -> None:
     group = parser.add_argument_group(
         "disk cache",
-        "Prompts and answers are kept on disk, so that they are read only once, after a restart too. A user who may "
-        "read the folder can reconstruct them: it is made for its owner alone, and one open to others is refused.",
+        "The KV of prompts and answers is kept on disk, so that they are read only once, after a restart too. Each "
+        "user who can read the folder can reconstruct the texts. So a new folder is open to its owner alone, and a "
+        "folder that is open to others is refused.",
     )
     add = group.add_argument
     text = "keep the KV of prompts and answers in FOLDER" + ("" if required else " (default: nothing is kept)")
     add("--disk-cache", type=path, metavar="FOLDER", required=required, help=text)
-    text = "what the folder may hold; what was not used for longest goes first"
+    text = "limit of the folder's size; the least recently used entries are removed first"
     add("--disk-cache-size", default=DISK_CACHE_SIZE, metavar="SIZE", help=described(text))
-    add("--disk-cache-network", action="store_true", help="take a FOLDER on NFS, CIFS or FUSE, too")
+    add("--disk-cache-network", action="store_true", help="accept a FOLDER on NFS, CIFS or FUSE")
 
 
 def replicas(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several engines")
     number(group, "--replicas", "engines, on Ray (default: one, in this process, without Ray)")
-    text = "the Ray whose machines have the replicas, such as HOST:6379 or auto (default: one of this machine alone)"
+    text = "the Ray cluster for the replicas, such as HOST:6379 or auto (default: a cluster of this machine alone)"
     group.add_argument("--ray-address", metavar="ADDRESS", help=text)
 
 
 def ranks(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several processes")
     number(group, "--tp", "processes of an engine, which share the target's heads and weights (default: 1)")
-    text = "they add up parts of sums: less to send, but no longer the same bits"
+    text = "add up partial sums of the processes: less to send, but sums differ in their last bits"
     group.add_argument("--tp-all-reduce", action="store_true", help=text)
 
 
-def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: bool = True) -> None:
+def sampling(parser: argparse.ArgumentParser, *, several: bool = True, with_logprobs: bool = True) -> None:
     """Add the sampling options.
 
-    several: a request may have several texts; else it is an answer of a chat. listed: JSON lists probabilities.
+    several: whether a request may have several texts; False for a chat. with_logprobs: whether the
+    command can list log-probabilities.
     """
     group = parser.add_argument_group("sampling")
     option = group.add_argument
@@ -266,13 +296,24 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
     add("temperature", float, "0 is greedy")
     add("top_k", int, "keep the K most probable tokens; 0: off")
     add("top_p", float, "keep the most probable tokens up to this mass; 1: off")
-    add("min_p", float, "drop what is less probable than this share of the best; 0: off")
+    add("min_p", float, "drop tokens less probable than this share of the most probable one; 0: off")
     add("repetition_penalty", float, "over prompt and output; 1: off")
     add("presence_penalty", float, "over the output; 0: off")
     add("frequency_penalty", float, "over the output; 0: off")
-    option("--logit-bias", type=_bias, action="append", default=[], metavar="ID=BIAS", help="may be repeated")
+    option(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=BIAS",
+        help="add BIAS to the logit of token ID; may be repeated",
+    )
     grammar(group)
-    add("seed", int, "the same seed, the same text, but see --coupling; -1: one is drawn and told (default: -1)")
+    add(
+        "seed",
+        int,
+        "the same seed gives the same text, but see --coupling; -1: a random seed, which is printed (default: -1)",
+    )
     if several:
         add("n", int, "continuations of the prompt")
         add("max_tokens", int, "new tokens at most", "-n")
@@ -281,9 +322,16 @@ def sampling(parser: argparse.ArgumentParser, *, several: bool = True, listed: b
         option("-n", "--max-tokens", type=int, metavar="N", default=CHAT_TOKENS, help=text)
     text = "end before this text; may be repeated"
     option("--stop", type=some_text, action="append", default=[], metavar="TEXT", help=text)
-    option("--stop-token-id", type=int, action="append", default=[], metavar="ID", help="may be repeated")
+    option(
+        "--stop-token-id",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="end at this token; may be repeated",
+    )
     option("--ignore-eos", action="store_true", help="go on after the end-of-sequence token")
-    if listed:
+    if with_logprobs:
         add("logprobs", int, "list this many alternatives at each new token, in the JSON")
         add("prompt_logprobs", int, "the same at each prompt token")
 

@@ -12,7 +12,7 @@ from triforce.cli import options
 from triforce.cli.arguments import Parser, is_option
 from triforce.cli.asked_prompt import reads_as_prompt
 from triforce.cli.bench.parts import bench
-from triforce.cli.options import EMPTY, minutes, path, path_or_standard
+from triforce.cli.options import EMPTY_NAME, minutes, path, path_or_standard
 
 
 def _generate(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +22,9 @@ def _generate(parser: argparse.ArgumentParser) -> None:
         "the text to continue; without one, and without --prompt-file, it is read from stdin. "
         "A single argument is the MODEL if it has the shape of a path or of a name on the hub, else the PROMPT",
     )
-    parser.add_argument("--chat", action="store_true", help="ask the prompt as in a chat, by the model's chat template")
+    parser.add_argument(
+        "--chat", action="store_true", help="send the prompt as a chat message, in the model's chat template"
+    )
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)
@@ -38,9 +40,9 @@ def _generate(parser: argparse.ArgumentParser) -> None:
 
 def _explain(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
-    options.prompt(parser, "as of generate")
+    options.prompt(parser, "the text to continue, as for generate")
     options.engine(parser)
-    options.sampling(parser, listed=False)
+    options.sampling(parser, with_logprobs=False)
     options.load_cache(parser.add_argument_group("saved prompts"))
     parser.add_argument_group("output").add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -49,11 +51,11 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     options.model(parser, f"{options.MODEL}: a model that has a chat template")
     text = "a text to talk about, or a folder of them"
     parser.add_argument("--file", type=path, metavar="DOC", help=text)
-    parser.add_argument("--system", metavar="TEXT", default="", help="what the model is to be, told before all else")
+    parser.add_argument("--system", metavar="TEXT", default="", help="system message: what the model is to be")
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)
-    options.sampling(parser, several=False, listed=False)
+    options.sampling(parser, several=False, with_logprobs=False)
     output = parser.add_argument_group("output")
     options.quiet(output)
     options.color(output)
@@ -65,20 +67,20 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     text = "address to listen on; any but this machine's own needs a key"
     add("--host", default="127.0.0.1", help=options.described(text))
     options.number(parser, "--port", "0: any free one", 8000)
-    add("--name", help="what clients call the model (default: as its hub or folder calls it)")
+    add("--name", help="name of the model for clients (default: its name on the hub, or its folder)")
     _security(parser.add_argument_group("security"))
     _limits(parser.add_argument_group("limits"))
     options.replicas(parser)
     options.engine(parser)
     options.disk_cache(parser)
-    text = "offer on the page what triforce watch has read into it; anyone who reaches the server can read that"
+    text = "show on the page the documents that triforce watch has read; every client of the server can read them"
     add("--show-watched", action="store_true", help=text)
     options.ranks(parser)
 
 
 def _security(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    text = "keys, one a line; more may be in TRIFORCE_API_KEYS, with commas between"
+    text = "API keys, one per line; more may be in TRIFORCE_API_KEYS, with commas between"
     add("--api-key-file", type=path, metavar="FILE", help=text)
     text = "a name that clients reach this server by; addresses and localhost are allowed anyway; may be repeated"
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
@@ -91,32 +93,32 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     text = "connections that are open at a time (default: 1024, or three quarters of `ulimit -n` if that is less)"
     add("--max-connections", text)
     text = (
-        "of these, from one address, or one /64 of IPv6; behind a proxy all clients have its address: give "
-        "what --max-connections is (default: half of that)"
+        "connections that are open at a time from one address, or one /64 of IPv6 (default: half of "
+        "--max-connections); behind a proxy, where all clients have one address, give as much as --max-connections"
     )
     add("--max-connections-per-address", text)
-    add("--max-queue", "prompts that may wait, beside as many as rows", 64)
+    add("--max-queue", "prompts that may wait, beside the running ones", 64)
     add("--max-body", "largest request", 16, float, "MIB")
-    text = "KV tokens that there is room for, of all texts together (default: the context, or 65536)"
+    text = "capacity of the KV cache in tokens, for all texts together (default: the context, but at least 65536)"
     add("--max-kv-tokens", text)
-    add("--max-num-seqs", "texts made at a time", 8)
-    text = "inter-token latency in milliseconds, up to which a text waits while prompts of others are read"
+    add("--max-num-seqs", "texts generated at a time", 8)
+    text = "limit of the inter-token latency in milliseconds, while prompts of other requests are read"
     add("--max-itl", text, 200, float, "MS")
     add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
     add("--shutdown-timeout", "seconds that requests may still run after SIGTERM or SIGHUP", 30, float, "S")
 
 
 def _batch(parser: argparse.ArgumentParser) -> None:
-    text = "requests in OpenAI's batch format, one JSON object a line (-: stdin)"
+    text = "requests in OpenAI's batch format, one JSON object per line (-: stdin)"
     parser.add_argument("file", type=path_or_standard, metavar="FILE", help=text)
     options.model(parser)
     add = parser.add_argument
-    text = "answers, one a line (-: stdout); what OUT has answered is not asked again, what it refused is"
+    text = "answers, one per line (-: stdout). Lines with an answer in OUT are skipped; refused lines are retried"
     default_output = "FILE with .out.jsonl; stdout for stdin"
     add("-o", "--output", type=path_or_standard, metavar="OUT", help=options.described(text, default_output))
-    text = "answer anew, in place, what OUT has of other requests, of another model or of other settings"
+    text = "replace answers in OUT that belong to another request, model or setting"
     add("--again", action="store_true", help=text)
-    add("--name", help="what the requests call the model (default: as its hub or folder calls it)")
+    add("--name", help="name of the model in requests (default: its name on the hub, or its folder)")
     options.quiet(parser)
     options.replicas(parser)
     options.engine(parser)
@@ -134,14 +136,14 @@ def _info(parser: argparse.ArgumentParser) -> None:
 def _doctor(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--gpu", action="store_true", help="check the GPU and its kernels, in place of the processor's")
-    text = options.described("the figures, and any error")
+    text = options.described("file for the figures, and for an error")
     add("--out", type=path, metavar="FILE", default="triforce-doctor.json", help=text)
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
     text = (
-        "have the pair that comes with triforce continue the book from a prompt of this length, in place of the "
-        "questions to smollm2 (default: 16384 where smollm2 cannot be had)"
+        "tokens of a book, which the pair that comes with triforce continues. Without this option smollm2 answers "
+        "questions; where it cannot be fetched, the pair continues 16384 tokens"
     )
     options.number(parser, "--prompt-tokens", text)
     options.number(parser, "--max-tokens", "new tokens of each text at most", 96)
@@ -156,26 +158,30 @@ def _eval(parser: argparse.ArgumentParser) -> None:
     options.draft(parser)
     text = "texts, or folders of them (default: the book of the demo)"
     add("--texts", type=path_or_standard, nargs="+", metavar="PATH", help=text)
-    add("--only", metavar="NAME,...", help="some measurements, such as needle,copy; a wrong name lists them all")
+    add(
+        "--only",
+        metavar="NAME,...",
+        help="measurements, such as needle,copy (default: all; an unknown name lists them)",
+    )
     text = (
-        "readings so few and short that they take a minute once the model is loaded: its speed is measured first, "
-        "and what is shortened or left out is said. A rough picture; the slower the model, the rougher"
+        "measure for about a minute after the model is loaded. The speed of the model is measured first; then the "
+        "command tells which measurements it shortens or leaves out. Figures are rough, more so for a slow model"
     )
     add("--quick", action="store_true", help=text)
-    options.number(parser, "--max-context", "longest readings, in tokens", 32_768)
+    options.number(parser, "--max-context", "length of the longest texts that are read, in tokens", 32_768)
     options.json_file(parser)
     options.quiet(parser)
     options.placement(parser, context=False)
 
 
 def _train_draft(parser: argparse.ArgumentParser) -> None:
-    options.model(parser, f"{options.MODEL}: the target; without one, that of the pair that comes with triforce")
+    options.model(parser, f"{options.MODEL}: the target; without one, the target of the pair that comes with triforce")
     add = parser.add_argument
     text = "the folder that the draft is written to"
     add("-o", "--output", type=path, metavar="DRAFT", required=True, help=text)
     text = "a text, or a folder of them, of the kind that is to be continued (default: the book of the demo)"
     add("--texts", type=path, metavar="FOLDER", help=text)
-    text = "how long to train, in minutes by the clock; loading the model and the figures at the end come on top"
+    text = "minutes of training by the clock, without loading the model and measuring the draft at the end"
     options.number(parser, "--minutes", text, 30, minutes)
     add("--device", default="cpu", help="cpu, as no other device trains drafts yet (default: cpu)")
 
@@ -185,23 +191,26 @@ def _models(parser: argparse.ArgumentParser) -> None:
     for name, summary in (("list", "what is kept: names, sizes, licences, files"), ("remove", "remove a model")):
         part = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
         if name == "remove":
-            part.add_argument("name", metavar="NAME", help="as models list has it")
+            part.add_argument("name", metavar="NAME", help="a name that `triforce models list` shows")
 
 
 def _cache(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest="cache", metavar="list|verify|clear")
     for name, summary in (
-        ("list", "models and profiles whose KV is kept, and of how many prompts"),
+        ("list", "models and profiles that have KV in the cache, with the number of prompts of each"),
         ("verify", "check every entry, and remove what is damaged"),
         ("clear", "remove all entries; servers that use the folder go on"),
     ):
         part = subparsers.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        part.add_argument("folder", type=path, metavar="FOLDER", help="what --disk-cache names")
+        part.add_argument("folder", type=path, metavar="FOLDER", help="the folder of --disk-cache")
 
 
 def _watch(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    text = "a folder of texts: of a repository all that git has or would add; laid out as a chat without --system is"
+    text = (
+        "a folder of texts; in a git repository its files that git does not ignore. "
+        "Texts are read in the form that chat --file uses"
+    )
     add("folder", type=path, metavar="FOLDER", help=text)
     options.model(parser)
     text = "every file is a document of its own, such as a book; else all of them together are one"
@@ -215,28 +224,28 @@ COMMANDS = (
     ("generate", "continue a text", _generate),
     (
         "explain",
-        "continue a text, and say what each tier cost and gave, what was chosen, and what may be better",
+        "continue a text; report time and acceptance of each tier, the plans chosen, and advice",
         _explain,
     ),
-    ("chat", "talk, about a document if you like; the KV cache is kept between turns", _chat),
+    ("chat", "talk with a model, about a document if one is named; turns share a KV cache", _chat),
     ("serve", "answer OpenAI's HTTP interface", _serve),
     ("batch", "answer a file of requests, as the server would", _batch),
     (
         "info",
-        "say what a model is, its KV bytes per token, what fits in memory, and from where on speculation should pay",
+        "report a model's properties, its KV bytes per token, the tokens that fit, and where speculation begins to pay",
         _info,
     ),
     (
         "doctor",
-        "say what this machine has, and check its kernels and texts, in a minute; with --gpu those of a GPU",
+        "report this machine's hardware, and check its kernels and texts in a minute; --gpu checks a GPU instead",
         _doctor,
     ),
-    ("models", "list or remove models that were fetched by a name of ours, such as smollm2", _models),
+    ("models", "list or remove models that were fetched by a short name, such as smollm2", _models),
     ("cache", "list, verify or clear a disk cache", _cache),
-    ("watch", "read a folder's texts into a disk cache in the background, and again what changes in them", _watch),
+    ("watch", "read a folder's texts into a disk cache in the background, and read changed texts again", _watch),
     (
         "demo",
-        "ask smollm2 (98 MB, fetched once) about a part of a book, plainly and in mode auto: the same text",
+        "ask smollm2 (98 MB, fetched once) about a part of a book, by plain decoding and in mode auto, and compare",
         _demo,
     ),
     ("bench", "measure speed, certify texts, compare with other engines", bench),
@@ -250,7 +259,7 @@ COMMANDS = (
 
 
 CANNOT_CHAT = "the pair that comes with triforce cannot chat, as it has no chat template"
-CHATS = (
+CHAT_ADVICE = (
     "give a MODEL that has one: smollm2, which is small (98 MB are fetched once), or the folder, GGUF file or hub name "
     "of an instruct model"
 )
@@ -270,7 +279,7 @@ def build_parser() -> Parser:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the arguments. Options may separate them: `generate MODEL --seed 1 PROMPT` is more than argparse takes.
+    """Return the arguments. Options may stand between MODEL and PROMPT, which argparse alone does not allow.
 
     Without any argument, print help and exit.
     """
@@ -284,9 +293,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.print_help()
         parser.exit()
     if leaf.commands:
-        leaf.error(f"{leaf.prog} does nothing alone; put one of these behind it: {', '.join(leaf.commands)}")
+        leaf.error(f"{leaf.prog} needs a subcommand: {', '.join(leaf.commands)}")
     if options.command == "chat" and options.model is None:
-        leaf.error(f"{CANNOT_CHAT}; {CHATS}")
+        leaf.error(f"{CANNOT_CHAT}; {CHAT_ADVICE}")
     return options
 
 
@@ -304,7 +313,10 @@ def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace
 
 
 def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
-    """Store -m and -p as MODEL and PROMPT. With -m, or if it reads as one, a single argument is the PROMPT."""
+    """Store -m and -p as MODEL and PROMPT.
+
+    A single argument is the PROMPT if -m is given, or if the argument reads as a prompt (see `reads_as_prompt`).
+    """
     options.prompt_alone = False
     model, prompt = (vars(options).pop(f"named_{slot}", None) for slot in ("model", "prompt"))
     lacks_prompt = getattr(options, "prompt", "") is None and prompt is None
@@ -321,4 +333,4 @@ def _take_named(options: argparse.Namespace, leaf: Parser) -> None:
         if value is not None:
             setattr(options, slot, value)
     if getattr(options, "model", None) == "":
-        leaf.error(f"argument MODEL: {EMPTY} names no file and no folder")
+        leaf.error(f"argument MODEL: {EMPTY_NAME} names no file and no folder")

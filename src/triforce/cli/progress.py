@@ -17,7 +17,7 @@ from triforce.cli.options import DISK_CACHE_SIZE
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed import spawn
 from triforce.errors import RequestError, escaped, printable
-from triforce.interface.byte_size import cache_size_of
+from triforce.interface.quantities import cache_size_of
 
 
 def announce(options: Namespace) -> None:
@@ -32,7 +32,7 @@ def _require_disk_cache(options: Namespace) -> None:
         cache_size_of(str(size))
         require_usable(Path(folder), options.disk_cache_network)
     elif size is not None and (size != DISK_CACHE_SIZE or options.disk_cache_network):
-        raise RequestError("--disk-cache-size and --disk-cache-network are of a disk cache; name its folder with "
+        raise RequestError("--disk-cache-size and --disk-cache-network set up a disk cache; name its folder with "
                            "--disk-cache")  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def report_loading(model: str | None) -> None:
 
 
 def _report_models(options: Namespace) -> None:
-    """Send messages about the model that is chosen and the files that are fetched to stderr."""
+    """Log to stderr which model is chosen, and which files are fetched."""
     quiet = getattr(options, "quiet", False) or silent(options)
     if quiet:
         os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
@@ -80,7 +80,7 @@ def _report_models(options: Namespace) -> None:
 
 
 class EscapedFormatter(logging.Formatter):
-    """Log records on one line, with control characters escaped: names of files come from strangers."""
+    """Log records on one line, with control characters escaped: names of files are untrusted."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as one escaped line."""
@@ -111,7 +111,7 @@ class Tokenization:
         began = monotonic()
         line = ""
         while not self._ended.wait(PROGRESS_SECONDS):
-            line = f"cutting the text into tokens: {monotonic() - began:.0f} s"
+            line = f"tokenizing the text: {monotonic() - began:.0f} s"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)
         if line:
             print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)

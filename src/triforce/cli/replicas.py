@@ -43,7 +43,7 @@ def replica_count(options: Namespace) -> int:
 
 
 def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
-    """Run as `tensor_parallel.run` does; but with --replicas the ranks are those of each replica."""
+    """Run as `tensor_parallel.run` does; with --replicas each replica starts its own ranks."""
     if not replica_count(options):
         return tensor_parallel.run(options, command, graceful=graceful)
     tensor_parallel.require_one_process("a command with --replicas")
@@ -54,7 +54,7 @@ def run(options: Namespace, command: Command, *, graceful: bool = False) -> int:
 def engine(options: Namespace, ranks: TPGroup, limits: Limits, purpose: str) -> tuple[ServedModel, EngineClient]:
     """Return a frontend and an engine: replicas, if --replicas asks for them, else a thread. Raises TriforceError.
 
-    purpose: distinguishes the deployments of this machine on one Ray.
+    purpose: distinguishes the deployments of this machine on one Ray cluster.
     """
     if not (count := replica_count(options)):
         from triforce.server.engine_thread import Worker

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.cli import replicas
 from triforce.cli.answer_output import chat_sampling
 from triforce.cli.engine_arguments import served_name
@@ -53,7 +52,6 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     name = served_name(options)
     with ExitStack() as stack:
         sock = None if ranks.rank else stack.enter_context(listen(options.host, options.port))
-        import_torch()
         with replicas.extra_imports():
             from triforce.server import http_server, logs
             from triforce.server.app import create_app
@@ -130,8 +128,8 @@ def _limits(options: Namespace) -> Limits:
 def _require_watched(options: Namespace, keys: Sequence[str]) -> None:
     """Raise RequestError for --show-watched without a disk cache, or with API keys."""
     if options.show_watched and (not options.disk_cache or keys):
-        raise RequestError("--show-watched needs a disk cache and a server without API keys, as documents are read for "
-                           "requests without a key; add --disk-cache, or leave it out")  # fmt: skip
+        raise RequestError("--show-watched needs --disk-cache and a server without API keys: only requests without a "
+                           "key reuse the KV of watched documents; add --disk-cache, or leave it out")  # fmt: skip
 
 
 def _watched_cache(options: Namespace) -> CacheFolder | None:

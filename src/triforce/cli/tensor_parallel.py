@@ -59,7 +59,7 @@ def rank_count(options: Namespace, started_count: int = 1) -> int:
     if not 1 <= count <= MAX_PROCESSES:
         raise RequestError(f"--tp is {count}; give 1 to {MAX_PROCESSES} processes")
     if max(count, started_count) > 1 and getattr(options, "disk_cache", None):
-        raise RequestError("a disk cache is of one process; leave out --tp and torchrun, or --disk-cache")
+        raise RequestError("a disk cache works with one process only; leave out --tp and torchrun, or --disk-cache")
     if options.tp_all_reduce and max(count, started_count) == 1:
         raise RequestError("--tp-all-reduce says how processes share sums; give their number with --tp, such as --tp 2")
     return count
@@ -78,15 +78,16 @@ def _started_ranks() -> int:
 
 
 def _as_rank(options: Namespace, command: Command, count: int) -> int:
-    from triforce.backends.cuda import graphs
-
     options.device = spawn.own_device(options.device, int(os.environ.get("LOCAL_RANK", 0)))
     _share_processors(int(os.environ.get("LOCAL_WORLD_SIZE", count)))
     ranks = spawn.join(count, options.device, not options.tp_all_reduce)
     try:
         return command(options, ranks)
     finally:
-        graphs.clear_graphs()
+        if options.device.startswith("cuda"):
+            from triforce.backends.cuda import graphs
+
+            graphs.clear_graphs()
         ranks.leave()
 
 
@@ -144,8 +145,8 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
     """
     while not any(ranks[0].poll() == 0 or process.poll() for process in ranks):
         time.sleep(POLL_SECONDS)
-    patient_until = time.monotonic() + GRACE_SECONDS
-    while any(process.poll() is None for process in ranks) and time.monotonic() < patient_until:
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(process.poll() is None for process in ranks) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return [process.returncode for process in ranks]
 

@@ -12,8 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import BinaryIO
 
-from triforce.cli.options import STANDARD
-from triforce.disk_cache.documents import SkippedFiles, barred, no_text, text_of
+from triforce.cli.options import STANDARD_STREAM
+from triforce.disk_cache.documents import SkippedFiles, no_text, text_of, unreadable_folder
 from triforce.errors import RequestError, escaped
 from triforce.user_files import (
     NotTextError,
@@ -28,19 +28,19 @@ from triforce.user_files import (
 )
 from triforce.whole_file import why_unwritable
 
-REQUESTS = "give a JSONL file of requests"
+REQUESTS_ADVICE = "give a JSONL file of requests"
 
 
 def read_text(file: str) -> str:
     """Return the text in a file, or on stdin for "-", in UTF-8 or by its byte order mark. Raises RequestError."""
-    if file == STANDARD:
+    if file == STANDARD_STREAM:
         return decode_text(read_all(sys.stdin.buffer, "stdin"), "stdin")
     return decode_text(read_file(file), file)
 
 
 def read_document(file: str, options: Namespace) -> str:
-    """Return the text in a file, on stdin for "-", or of a folder as the disk cache has it. Raises RequestError."""
-    if file == STANDARD or not os.path.isdir(file):
+    """Return the text of a file, stdin ("-"), or a folder in the order of the disk cache. Raises RequestError."""
+    if file == STANDARD_STREAM or not os.path.isdir(file):
         return read_text(file)
     cache = getattr(options, "disk_cache", None)
     left_out = SkippedFiles()
@@ -65,9 +65,9 @@ def read_texts(paths: Sequence[str]) -> dict[str, str]:
     ]
     texts = {Path(file).name: text for file, text in file_texts}
     if len(texts) < len({file for file, _ in file_texts}):
-        raise RequestError("two texts have one name, by which they are told apart; rename one of them")
+        raise RequestError("two texts have the same file name; rename one of them")
     if not any(texts.values()):
-        raise RequestError(f"{', '.join(texts)}: nothing is in there; give --texts some UTF-8 texts")
+        raise RequestError(f"{', '.join(texts)}: there is no text in it; give --texts some UTF-8 texts")
     return texts
 
 
@@ -81,13 +81,13 @@ def _texts_in(folder: str) -> list[tuple[str, str]]:
     try:
         entries = sorted(Path(folder).iterdir())
     except OSError as error:
-        raise barred(Path(folder), error) from error
+        raise unreadable_folder(Path(folder), error) from error
     for file in entries:
         if file.name.startswith("."):
             continue
         try:
             if os.path.isdir(file):
-                left_out.add(file.name, "a folder in it; name it, too")
+                left_out.add(file.name, "a subfolder; name it, too")
             else:
                 with open_file(file, pipes=False) as stream:
                     texts.append((str(file), decode(read_all(stream, str(file)))))
@@ -107,11 +107,11 @@ def stdin_lines() -> Iterator[bytes]:
 
 def open_lines(file: str) -> BinaryIO:
     """Return a seekable stream, at its start, of a file's lines, or stdin's for "-", in UTF-8. Raises RequestError."""
-    if file == STANDARD:
+    if file == STANDARD_STREAM:
         return io.BytesIO(decode_text(read_all(sys.stdin.buffer, "stdin", "name a file instead"), "stdin").encode())
     try:
         with ExitStack() as exit_stack:
-            stream = exit_stack.enter_context(open_file(file, REQUESTS))
+            stream = exit_stack.enter_context(open_file(file, REQUESTS_ADVICE))
             first_line = read_line(stream, file)
             if file_kind := binary_kind(first_line):
                 raise RequestError(f"{file} {file_kind}")
@@ -121,7 +121,7 @@ def open_lines(file: str) -> BinaryIO:
             exit_stack.pop_all()
             return stream
     except OSError as error:
-        raise unreadable(file, error, REQUESTS) from error
+        raise unreadable(file, error, REQUESTS_ADVICE) from error
 
 
 def count_lines(stream: BinaryIO, source: str) -> int:
@@ -166,7 +166,7 @@ def require_writable(file: str | None, option: str) -> None:
         else:
             reason = why_unwritable(path.parent)
             advice = "name a file in a folder of yours"
-    except OSError as error:  # raised for a folder on the way
+    except OSError as error:  # raised for a parent folder
         reason = str(error.strerror)
     if reason:
         raise RequestError(f"{file} cannot be written ({reason}); {advice} with {option}")

@@ -1,4 +1,4 @@
-"""`triforce train-draft`: trains a draft for any target, which reads the target's hidden states."""
+"""`triforce train-draft`: trains a draft that reads the hidden states of its target, for any target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from errno import EACCES, ENOENT
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.cli import INTERRUPTED
 from triforce.cli.interrupts import sigint_callback
 from triforce.cli.progress import loading
@@ -34,6 +33,9 @@ def run(options: Namespace) -> int:
     """
     if options.device != "cpu":
         raise RequestError(f"--device {options.device}: drafts are trained on the CPU only; leave it out")
+    from triforce.backends.dispatch import require_torch
+
+    require_torch("training runs")
     folder = Path(options.output)
     texts = read_texts([options.texts or str(book_file())])
     _require_folder(folder)
@@ -108,14 +110,13 @@ def _output_folder(folder: Path) -> Iterator[None]:
 
 def _unwritable(folder: Path, error: OSError) -> RequestError:
     return RequestError(
-        f"{folder} cannot be written ({error.strerror}); name another folder with --output, in one of yours that exists"
+        f"{folder} cannot be written ({error.strerror}); name another folder with --output, within one of yours"
     )
 
 
 def _trainer(options: Namespace, texts: dict[str, str], folder: Path) -> Trainer:
     # Threads that spin while they wait take the cores from others, where cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    import_torch()
     import torch
 
     threads = torch.get_num_threads()  # before native kernels claim all but one
@@ -149,7 +150,7 @@ def _finish(trainer: Trainer, folder: Path) -> str:
 
 
 class Bar:
-    """Progress on stderr, on terminals only: time, and the share of draft tokens that held-out texts accept."""
+    """Progress on stderr, on terminals only: time, and the acceptance of draft tokens on held-out texts."""
 
     def __init__(self, seconds: float) -> None:
         from tqdm import tqdm
@@ -168,7 +169,7 @@ class Bar:
             shares_text = ", ".join(
                 f"{kind} {' '.join(f'{share:.2f}' for share in shares)}" for kind, shares in history_shares.items()
             )
-            self._bar.set_postfix_str(f"kept: {shares_text}")
+            self._bar.set_postfix_str(f"accepted: {shares_text}")
 
     def __exit__(self, *error: object) -> None:
         self._bar.close()

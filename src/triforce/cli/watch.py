@@ -66,7 +66,7 @@ class Watcher:
     def __init__(self, llm: LLM, folder: Path, per_file: bool, silent: bool) -> None:
         if llm.tokenizer is None:
             raise ModelError("this model has no tokenizer, and texts are to be read; put one into the model's folder")
-        assert llm.engines.parts.disk, "there is an option that must be given"
+        assert llm.engines.parts.disk, "--disk-cache is required"
         self._llm = llm
         self._tokenizer = llm.tokenizer
         self._cache = llm.engines.parts.disk.store.folder
@@ -80,7 +80,7 @@ class Watcher:
         self._next_check = 0.0  # perf_counter time of the next scan of the folder
 
     def report(self, line: str) -> None:
-        """Print a line to stderr, control characters escaped: names of files come from strangers."""
+        """Print a line to stderr, control characters escaped: names of files are untrusted."""
         if not self._silent:
             print(escaped(line), file=sys.stderr, flush=True)
 
@@ -165,10 +165,12 @@ class Watcher:
         if len(ids) >= context:
             too_long = f"{name} has {len(ids):,} tokens, and the context is {context:,}"
             if not self._per_file:
-                raise RequestError(f"{too_long}; name a smaller folder, or add --each to read every file for itself")
-            self.report(f"{too_long}: it is left out")
+                raise RequestError(
+                    f"{too_long}; name a smaller folder, or add --each to read every file as a document of its own"
+                )
+            print(escaped(f"{too_long}: it is left out"), file=sys.stderr, flush=True)
         elif output := self._prefill(ids):
-            self.report(f"{name}: {output.prompt_tokens:,} tokens, {output.cached_tokens:,} of them read before")
+            self.report(f"{name}: {output.prompt_tokens:,} tokens, {output.cached_tokens:,} of them cached")
         self._finished_digests.add(digests)
 
     def _prefill(self, ids: list[int]) -> RequestOutput | None:

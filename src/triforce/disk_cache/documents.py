@@ -23,7 +23,7 @@ from triforce.errors import CacheError, RequestError
 from triforce.user_files import NotTextError, decode
 
 LISTED_NAMES = 3
-"""Names that are listed for a reason; the other names are counted."""
+"""Names that are listed with each reason; further names are only counted."""
 
 
 class SkippedFiles:
@@ -44,7 +44,7 @@ class SkippedFiles:
 
     @property
     def summary(self) -> str:
-        """All names in one line, each reason behind its names; empty where nothing is left out."""
+        """All names in one line, each reason after its names; empty where nothing is left out."""
         return "; ".join(f"{_listed(sorted(names))} ({why})" for why, names in sorted(self._names.items()))
 
 
@@ -71,7 +71,7 @@ class TextFile(NamedTuple):
     text: str
 
 
-Known = Sequence[tuple[str, str]]
+KnownFiles = Sequence[tuple[str, str]]
 """Names and digests of files, in the order in which they were read."""
 
 
@@ -110,7 +110,7 @@ def stamps(folder: Path, skipped: SkippedFiles | None = None) -> dict[str, Stamp
     return stamps_by_name
 
 
-def files_of(folder: Path, known_files: Known = (), skipped: SkippedFiles | None = None) -> list[TextFile]:
+def files_of(folder: Path, known_files: KnownFiles = (), skipped: SkippedFiles | None = None) -> list[TextFile]:
     """Return the texts of a folder in their order. Raises RequestError where there is none.
 
     known_files: names and digests at the last reading. skipped: receives the files that are left out.
@@ -130,7 +130,7 @@ def no_text(folder: Path | str, skipped: SkippedFiles) -> RequestError:
     return RequestError(f"there is no text in {folder}{suffix}; name a folder that holds UTF-8 files")
 
 
-def barred(folder: Path, error: OSError) -> RequestError:
+def unreadable_folder(folder: Path, error: OSError) -> RequestError:
     """Return the error of a folder that cannot be read."""
     return RequestError(f"{folder} cannot be read ({error.strerror}); name a folder of texts that you may read")
 
@@ -146,7 +146,7 @@ def _require_folder(folder: Path) -> None:
         if stat.S_ISDIR(os.stat(folder).st_mode):
             return
     except PermissionError as error:
-        raise barred(folder, error) from error
+        raise unreadable_folder(folder, error) from error
     except OSError:  # there is nothing of that name
         pass
     raise RequestError(f"{folder} is no folder; name one that holds texts")
@@ -168,7 +168,7 @@ def _names(folder: Path, skipped: SkippedFiles) -> Iterator[str]:
     options = {"env": os.environ | {"LC_ALL": "C"}, "timeout": GIT_SECONDS}
     try:
         git_output = subprocess.run(command, capture_output=True, check=True, **options)  # type: ignore[call-overload]
-    except (OSError, subprocess.SubprocessError):  # there is no git, or it does not have the folder
+    except (OSError, subprocess.SubprocessError):  # git is not installed, or the folder is in no repository
         git_output = None
     if git_output and git_output.stdout:
         for name, reason in _GIT_UNREADABLE.findall(os.fsdecode(git_output.stderr)):
@@ -178,7 +178,7 @@ def _names(folder: Path, skipped: SkippedFiles) -> Iterator[str]:
 
     def skip_folder(error: OSError) -> None:
         if Path(error.filename) == folder:
-            raise barred(folder, error) from error
+            raise unreadable_folder(folder, error) from error
         skipped.add(Path(error.filename).relative_to(folder).as_posix(), error)
 
     for parent, folders, names in os.walk(folder, onerror=skip_folder):
@@ -188,7 +188,7 @@ def _names(folder: Path, skipped: SkippedFiles) -> Iterator[str]:
 
 
 def _outside_caches(names: Collection[str]) -> Iterator[str]:
-    """Yield names of files but those of disk caches, which change with each text that is read."""
+    """Yield names of files, except those of disk caches, which change with each text that is read."""
     names_by_folder = defaultdict(set)
     for name in names:
         names_by_folder[Path(name).parent].add(Path(name).name)
@@ -209,7 +209,7 @@ def _read(folder: Path, name: str, skipped: SkippedFiles) -> TextFile | None:
     return TextFile(name, blake2b(data, digest_size=16).hexdigest(), text)
 
 
-MANIFEST_BYTES = 64 << 20
+MAX_MANIFEST_BYTES = 64 << 20
 """Bytes of a manifest at most; a larger one is damaged."""
 
 
@@ -218,7 +218,7 @@ class WatchedFolder(NamedTuple):
 
     path: Path
     per_file: bool
-    files: Known
+    files: KnownFiles
 
 
 class Document(NamedTuple):
@@ -267,12 +267,12 @@ def documents(cache: CacheFolder) -> Iterator[Document]:
 
 
 def text_of(folder: Path, cache: Path | None, network: bool = False, skipped: SkippedFiles | None = None) -> str:
-    """Return the document of a folder, with files in the order in which a disk cache has read them, if it has.
+    """Return the document of a folder. Its files have the order of the manifest in the disk cache `cache`, if any.
 
     skipped: receives the files that are left out. Raises RequestError where the folder holds no text. A cache that
     cannot be opened is ignored.
     """
-    known_files: Known = ()
+    known_files: KnownFiles = ()
     if cache:
         try:
             opened = CacheFolder(cache, network, create=False)
@@ -295,7 +295,7 @@ def _manifest_row(folder: WatchedFolder) -> dict[str, Any]:
 
 
 def _read_manifest(cache: CacheFolder) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(cache.read(MANIFEST, MANIFEST_BYTES))
+    rows: list[dict[str, Any]] = json.loads(cache.read(MANIFEST, MAX_MANIFEST_BYTES))
     return rows
 
 
@@ -307,7 +307,7 @@ def _path(row: dict[str, Any]) -> Path:
     return Path(path)
 
 
-def _files(row: dict[str, Any]) -> Known:
+def _files(row: dict[str, Any]) -> KnownFiles:
     files = [(str(name), str(digest)) for name, digest in row["files"]]
     "".join(name for name, _ in files).encode()  # raises UnicodeEncodeError for names that `stamps` leaves out
     return files

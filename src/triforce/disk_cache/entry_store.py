@@ -17,13 +17,15 @@ from dataclasses import dataclass
 from io import FileIO
 from typing import NamedTuple
 
-from triforce.disk_cache.entry import LENGTH, DamagedEntry, Entry, header, header_length, packed, unpacked
+from triforce.disk_cache.entry import LENGTH_BYTES, DamagedEntry, Entry, header, header_length, packed, unpacked
 from triforce.disk_cache.folder import LOG, MOST_ORDER, CacheFolder, FolderState
 from triforce.disk_cache.folder_checks import MANIFEST, NAME_DIGITS, PARTIAL, SUFFIX
 
 SECOND = 10**9
+"""Nanoseconds between the places of two successive uses. A *place* is a file time that orders entries by their use."""
 REUSED = SECOND // 2
-PROTECTED = 0.8
+"""The place of a reused entry has at least this number of nanoseconds beside its whole seconds."""
+PROTECTED_SHARE = 0.8
 """Share of the limit within which reused entries are protected from eviction."""
 EVICTION_SHARE = 1 / 16
 """Share of the limit that an eviction frees."""
@@ -37,29 +39,31 @@ class StoredEntry(NamedTuple):
     place: int
 
 
-def place_of(order: int, index: int, again: bool) -> int:
-    """Return the place of entry `index` of a text in the order of use. order: number of the use of the folder.
+def place_of(order: int, index: int, reused: bool) -> int:
+    """Return the place of entry `index` of a text, a file time in nanoseconds.
 
-    again: the text was used before.
+    Its seconds are `order`, the number of the use. Its nanoseconds are at least `REUSED` if the text was used before
+    (`reused`), and higher for a smaller `index`, so that ends of texts are evicted before their beginnings.
     """
-    return order * SECOND + REUSED * again + REUSED - 1 - min(index, REUSED - 1)
+    return order * SECOND + REUSED * reused + REUSED - 1 - min(index, REUSED - 1)
 
 
 def order_of(place: int) -> int:
-    """Return the number of the use of the folder that a place belongs to."""
+    """Return the `order` of a place: the number of the use."""
     return place // SECOND
 
 
 def entries_to_evict(entries: Sequence[StoredEntry], max_bytes: float) -> list[StoredEntry]:
     """Return the entries to evict so that the others hold at most `max_bytes` bytes, the first to evict first.
 
-    Reused entries stay, up to their share `PROTECTED`, so that large texts that are read once do not empty the cache.
+    Reused entries stay, up to `PROTECTED_SHARE` of the bytes, so that large texts that are read once do not empty the
+    cache.
     """
     excess_bytes = sum(entry.bytes for entry in entries) - max_bytes
     protected_bytes = 0
     protected = set()
     for entry in sorted(entries, key=lambda entry: -entry.place):
-        if entry.place % SECOND >= REUSED and protected_bytes + entry.bytes <= PROTECTED * max_bytes:
+        if entry.place % SECOND >= REUSED and protected_bytes + entry.bytes <= PROTECTED_SHARE * max_bytes:
             protected_bytes += entry.bytes
             protected.add(entry.name)
     dropped = []
@@ -77,10 +81,10 @@ _UNREADABLE = {errno.EACCES, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EPERM}
 
 @dataclass(slots=True)
 class Use:
-    """One text's use of the store: all entries of the text share its number in the order of use."""
+    """One use of the store, by the texts of a request. All entries that they read or write get its number."""
 
     order: int = 0
-    """0: not assigned yet."""
+    """Number of the use: uses of the folder are counted. 0: not assigned yet."""
 
 
 class Cleared(NamedTuple):
@@ -114,14 +118,14 @@ class EntryStore:
         except FileNotFoundError:
             return None
         except DamagedEntry as error:
-            LOG.warning("disk cache: entry %s is damaged (%s) and is removed; its tokens are read again", name, error)
+            LOG.warning("disk cache: entry %s is damaged (%s) and is removed; its tokens are prefilled", name, error)
             try:
                 self.folder.remove(name)
             except OSError:
                 self._unremovable.add(name)
         except (OSError, MemoryError) as error:
             reason = str(error) or "there is not enough memory"
-            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are read again", name, reason)
+            LOG.warning("disk cache: entry %s cannot be read (%s); its tokens are prefilled", name, reason)
         return None
 
     def read_ahead(self, names: Iterable[str]) -> Iterator[Entry | None]:
@@ -176,7 +180,7 @@ class EntryStore:
                     state.bytes += size
                 for piece in pieces:
                     _write_all(descriptor, piece)
-                self.folder.mark(partial, place_of(use.order, index, again=False))
+                self.folder.mark(partial, place_of(use.order, index, reused=False))
                 os.fsync(descriptor)
                 with self.folder.locked(), suppress(FileNotFoundError):  # the folder may have been emptied meanwhile
                     self.folder.rename(partial, name)  # under the lock, so that a scan finds exactly one of both names
@@ -192,7 +196,7 @@ class EntryStore:
                 self._make_room(state, 0)
                 self._assign_order(state, use)
         if order_of(self.folder.place(name)) != use.order:
-            self.folder.mark(name, place_of(use.order, index, again=True))
+            self.folder.mark(name, place_of(use.order, index, reused=True))
 
     def entries(self) -> list[StoredEntry]:
         """Return all entries, damaged ones too. Raises OSError."""
@@ -234,13 +238,14 @@ class EntryStore:
             raise
         entry = unpacked(content)
         if entry.facts.get("name") != name:
-            raise DamagedEntry("it has another's name")
+            raise DamagedEntry("it records the name of another entry")
         return entry
 
     def _make_room(self, state: FolderState, size: int) -> None:
-        """Evict entries until `size` more bytes fit. The folder is locked.
+        """Evict entries until `size` more bytes fit. The caller holds the folder's lock.
 
-        The folder is scanned where the state does not hold its size.
+        The folder is scanned at the first write of this process, if its state is unknown, and if too little room is
+        left according to its state.
         """
         if self._scanned and state.order and state.bytes + size <= self.limit:
             return
@@ -265,7 +270,7 @@ class EntryStore:
     def _scan(self) -> tuple[list[StoredEntry], int]:
         """Return all entries, and the bytes of entries that are being written; remove files of dead writers.
 
-        The folder is locked, as it is when a write begins.
+        The caller holds the folder's lock, under which every write begins and ends.
         """
         entries = []
         partial_bytes = 0
@@ -275,11 +280,11 @@ class EntryStore:
                 entries.append(
                     StoredEntry(name, facts.st_size, facts.st_mtime_ns if credible else 0)
                 )  # place 0 is evicted first
-            elif name.endswith(PARTIAL) and not self._remove_remainder(name):
+            elif name.endswith(PARTIAL) and not self._remove_abandoned(name):
                 partial_bytes += facts.st_size
         return entries, partial_bytes
 
-    def _remove_remainder(self, name: str) -> bool:
+    def _remove_abandoned(self, name: str) -> bool:
         """Remove a partial file unless its writer lives. Returns whether it is gone."""
         with suppress(OSError):
             descriptor = self.folder.open(name, os.O_RDWR)  # NFS locks no file that is open for reading only
@@ -305,5 +310,5 @@ def _write_all(descriptor: int, piece: bytes | memoryview) -> None:
 
 def _beginning(file: FileIO) -> bytes:
     """Return the length of a header and the header. Raises OSError."""
-    length = file.read(LENGTH)
-    return length + file.read(header_length(length) - LENGTH)
+    length = file.read(LENGTH_BYTES)
+    return length + file.read(header_length(length) - LENGTH_BYTES)

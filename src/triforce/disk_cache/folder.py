@@ -29,7 +29,7 @@ LOCK_SECONDS = 5.0
 POLL_SECONDS = 0.01
 """Seconds between two attempts to take a lock."""
 MOST_ORDER = 1 << 33
-"""Largest number in the order of use: a larger one, in nanoseconds, does not fit into a file's time stamp."""
+"""Largest number in the order of use: the place of a larger one does not fit into a file's time stamp."""
 _NUMBERS = struct.Struct("<QQ")
 _MOST_NUMBER = (1 << 64) - 1
 _CHECKSUM = 4
@@ -70,7 +70,7 @@ def take_lock(descriptor: int, seconds: float) -> bool:
         time.sleep(POLL_SECONDS)
 
 
-def give_lock(descriptor: int) -> None:
+def release_lock(descriptor: int) -> None:
     """Unlock a file."""
     fcntl.flock(descriptor, fcntl.LOCK_UN)
 
@@ -96,7 +96,8 @@ class CacheFolder:
 
     path: a new folder, an empty one, or a disk cache. network: accept a folder on NFS, CIFS or FUSE. create: accept a
     new or empty folder; without it the folder must be a disk cache. A folder that is deleted is made anew when it is
-    locked next. A new folder whose lock another process holds for too long stays without entries until it is free.
+    locked next. If another process holds the lock of a new folder for too long, this process neither finds nor stores
+    entries until the lock is free.
     """
 
     def __init__(self, path: Path, network: bool = False, *, create: bool = True) -> None:
@@ -111,8 +112,8 @@ class CacheFolder:
         try:
             self._state = self.open(STATE, os.O_RDWR | os.O_CREAT)
             self._open_files.append(self._state)
-            self.secret = self._kept_secret()
-            self.secret = self.secret or self._first_secret()
+            self.secret = self._read_secret()
+            self.secret = self.secret or self._secret_at_opening()
         except OSError as error:
             self.close()
             raise CacheError(f"{printable(path)} cannot be a disk cache ({error}); name another folder") from error
@@ -136,14 +137,14 @@ class CacheFolder:
             self._take_lock()
             try:
                 if self._provisional:
-                    self.secret = self._made_secret()
+                    self.secret = self._ensure_secret()
                     self._provisional = False
                     raise OSError(f"{printable(self.path)} was locked when it was opened, and is used from now on")
                 state = read_state(self._state)
                 yield state
                 write_state(self._state, state)
             finally:
-                give_lock(self._state)
+                release_lock(self._state)
 
     def _take_lock(self) -> None:
         """Lock the folder. Raises TimeoutError. After one timeout it does not wait again until the lock is free."""
@@ -177,10 +178,10 @@ class CacheFolder:
         os.close(state)
         self._take_lock()
         try:
-            self.secret = self._made_secret()
+            self.secret = self._ensure_secret()
             self._provisional = False
         finally:
-            give_lock(self._state)
+            release_lock(self._state)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
         """Yield names and facts of all files but `secret`, `state` and `manifest`. Raises OSError."""
@@ -205,7 +206,7 @@ class CacheFolder:
             return file.read(max_bytes) if os.fstat(file.fileno()).st_size <= max_bytes else b""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file's bytes atomically. The folder is locked. Raises OSError."""
+        """Replace a file's bytes atomically. The caller holds the folder's lock. Raises OSError."""
         partial = f"{name}{PARTIAL}"
         self.remove(partial)
         with open(self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -214,9 +215,9 @@ class CacheFolder:
             os.fsync(file.fileno())
         self.rename(partial, name)
 
-    def rename(self, name: str, new: str) -> None:
+    def rename(self, name: str, new_name: str) -> None:
         """Rename a file, so that the new name survives a loss of power. Raises OSError."""
-        os.rename(name, new, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        os.rename(name, new_name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         os.fsync(self._folder)
 
     def remove(self, name: str) -> None:
@@ -225,7 +226,7 @@ class CacheFolder:
             os.unlink(name, dir_fd=self._folder)
 
     def place(self, name: str) -> int:
-        """Return the place of a file in the order of use; -1 where there is no file."""
+        """Return the place of a file in the order of use, its file time in nanoseconds; -1 where there is no file."""
         try:
             return os.stat(name, dir_fd=self._folder, follow_symlinks=False).st_mtime_ns
         except OSError:
@@ -236,33 +237,33 @@ class CacheFolder:
         with suppress(FileNotFoundError):
             os.utime(name, ns=(place, place), dir_fd=self._folder, follow_symlinks=False)
 
-    def _kept_secret(self) -> bytes:
+    def _read_secret(self) -> bytes:
         """Return the folder's secret; empty where there is none, or it is damaged. Raises OSError."""
         if not self.has(SECRET):
             return b""
         secret = unsealed(self.read(SECRET, len(sealed(bytes(SECRET_BYTES)))))
         return secret if len(secret) == SECRET_BYTES else b""
 
-    def _first_secret(self) -> bytes:
-        """Make the secret of a folder without one, or a provisional secret while another process locks the folder.
+    def _secret_at_opening(self) -> bytes:
+        """Return the secret of a folder that had none at opening: a new one, or that of another process.
 
-        Raises OSError.
+        While another process locks the folder the secret is provisional, known to this process only. Raises OSError.
         """
         try:
             with self.locked():
-                return self._made_secret()
+                return self._ensure_secret()
         except TimeoutError:  # answers go on; the next write logs it
             if not self._create:
                 raise
         self._provisional = True
         return secrets.token_bytes(SECRET_BYTES)
 
-    def _made_secret(self) -> bytes:
-        """Make the secret where there is none or it is damaged, and return it. The folder is locked. Raises OSError.
+    def _ensure_secret(self) -> bytes:
+        """Return the folder's secret, after making one if there is none or it is damaged. Raises OSError.
 
-        Entries are not found under another secret, so entries of a lost secret are removed.
+        The caller holds the folder's lock. Entries of a lost secret cannot be found any more, and are removed.
         """
-        if secret := self._kept_secret():  # another process was first
+        if secret := self._read_secret():  # another process was first
             return secret
         names = [name for name, _ in self.files()]
         if self.has(SECRET) or any(name.endswith(SUFFIX) for name in names):

@@ -34,19 +34,19 @@ SUFFIX = ".kv"
 PARTIAL = ".partial"
 NAME_DIGITS = 40
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_OWN = re.compile(
+_CACHE_NAME = re.compile(
     rf"[0-9a-f]{{{NAME_DIGITS}}}{re.escape(SUFFIX)}|{SECRET}|{STATE}|{MANIFEST}|.*{re.escape(PARTIAL)}", re.S
 )
 """Names of a disk cache's files."""
 
 
 def cache_files(names: Collection[str]) -> set[str]:
-    """Return which of the names of all files of a folder are a disk cache's; none where the folder is no disk cache."""
-    return set(filter(_OWN.fullmatch, names)) if {SECRET, STATE} <= set(names) else set()
+    """Return the names of a disk cache's files, of all `names` in a folder; none where the folder is no disk cache."""
+    return set(filter(_CACHE_NAME.fullmatch, names)) if {SECRET, STATE} <= set(names) else set()
 
 
-EXISTS = "name a folder, not a link, in one that exists"
-YOURS = "name a folder of yours, or a new one in one that you may write to"
+ADVICE = "name a folder, not a link, inside a folder that exists"
+OWNER_ADVICE = "name a folder of yours, or a new one inside a folder that you may write to"
 
 
 def open_checked(path: Path, network: bool, create: bool) -> int:
@@ -60,7 +60,7 @@ def open_checked(path: Path, network: bool, create: bool) -> int:
                 path.mkdir(mode=0o700)
         descriptor = os.open(path, FOLDER_FLAGS)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
-        advice = YOURS if isinstance(error, PermissionError) else EXISTS
+        advice = OWNER_ADVICE if isinstance(error, PermissionError) else ADVICE
         raise _refusal(path, getattr(error, "strerror", str(error)), advice) from error
     try:
         _require_private(path, descriptor, create)
@@ -82,13 +82,13 @@ def require_usable(path: Path, network: bool) -> None:
     try:
         os.stat(path.parent)
     except PermissionError as error:
-        raise _refusal(path, str(error.strerror), YOURS) from error
+        raise _refusal(path, str(error.strerror), OWNER_ADVICE) from error
     except (OSError, ValueError):
         pass
     if "\0" in str(path) or not os.path.isdir(path.parent):
-        raise _refusal(path, "there is no such folder, and none that it would be in")
+        raise _refusal(path, "neither this folder nor its parent exists")
     if reason := why_unwritable(path.parent):
-        raise _refusal(path, reason, YOURS)
+        raise _refusal(path, reason, OWNER_ADVICE)
 
 
 def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
@@ -103,7 +103,7 @@ def names_in(descriptor: int) -> Iterator[tuple[str, os.stat_result]]:
         os.close(scan_descriptor)
 
 
-def _refusal(path: Path, reason: str, advice: str = EXISTS) -> CacheError:
+def _refusal(path: Path, reason: str, advice: str = ADVICE) -> CacheError:
     return CacheError(f"{printable(path)} cannot be a disk cache ({reason}); {advice}")
 
 
@@ -111,15 +111,15 @@ def _require_private(path: Path, descriptor: int, create: bool) -> None:
     facts = os.fstat(descriptor)
     names = [name for name, _ in names_in(descriptor)]
     shown = printable(path)
-    ours = SECRET in names
-    if not (create or ours):
+    is_cache = SECRET in names
+    if not (create or is_cache):
         raise CacheError(f"{shown} is not a disk cache; name the FOLDER of {argument('disk_cache')}")
     if facts.st_uid != os.geteuid():
         raise CacheError(f"{shown} is another user's folder; a disk cache holds prompts: name one of your own")
     if facts.st_mode & 0o077:
-        advice = "chmod 700 it" if ours else "name a new folder"
+        advice = "chmod 700 it" if is_cache else "name a new folder"
         raise CacheError(f"{shown} is open to other users, and a disk cache holds prompts; {advice}")
-    if not ours and not all(_OWN.fullmatch(name) for name in names):
+    if not is_cache and not all(_CACHE_NAME.fullmatch(name) for name in names):
         raise CacheError(f"{shown} holds other files; name a new folder for the disk cache, or an empty one")
 
 
@@ -127,6 +127,6 @@ def _require_local(path: Path, descriptor: int, network: bool) -> None:
     kind = file_system(descriptor)
     if kind.startswith(NETWORK) and not network:
         raise CacheError(
-            f"{printable(path)} lies on {kind}, whose locks and owners may not hold; name a folder on a local disk, or "
-            f"add {argument('disk_cache_network', True)}"
+            f"{printable(path)} lies on {kind}, whose locks and owners are not reliable; name a local folder, "
+            f"or add {argument('disk_cache_network', True)}"
         )

@@ -1,7 +1,8 @@
 """Copies of KV between pages of a pool and entries of the disk cache.
 
-A text's KV is stored in whole segments. Layers whose window pages are separate have entries of their own. The pages
-behind the last whole segment are the tail, which has an entry that the next text replaces.
+A text's KV is stored in whole segments. KV of layers with window pages is stored in separate entries. The pages after
+the last whole segment are the tail. The entry of a tail is replaced by the tail of the next text with the same
+segments.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from functools import partial
 from itertools import takewhile
 from math import isfinite
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import HOST_TYPES, Array, DType, dtype_name, to_host
 from triforce.backends.kernel_api import PAGE
-from triforce.backends.kv_rows import STORED_TYPES
 from triforce.disk_cache.entry import FORMAT, Entry, Part
 from triforce.disk_cache.entry_store import Use
 from triforce.disk_cache.folder import LOG
 from triforce.disk_cache.write_queue import DiskCache
 from triforce.errors import CacheError
 from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadMemory, EagleHeadSlots
-from triforce.kvcache.pool import PagePool, PrefixPages
+from triforce.kvcache.pool import PagePool, PrefixPages, slots_of_pages
 from triforce.kvcache.views.full import TAIL, FullView, LayerKV, write_layers
 from triforce.kvcache.views.streaming import StreamingView
+from triforce.model.kv_rows import STORED_TYPES
 from triforce.ragged import Ints, common_prefix
 
 IDS = "ids"
@@ -48,23 +49,20 @@ def parts_of(layers: Sequence[LayerKV], names: tuple[str, str] = LAYERS) -> dict
     return {name: part_of([layer[i] for layer in layers]) for i, name in enumerate(names) if layers}
 
 
-def part_of(layers: Sequence[Tensor]) -> Part:
-    """Return one part of an entry with a copy of the tensors (G, N, D) of all layers."""
-    stacked_LGND = torch.empty(len(layers), *layers[0].shape, dtype=layers[0].dtype)
-    for layer, tensor in enumerate(layers):
-        stacked_LGND[layer].copy_(tensor)
-    return Part(
-        STORED_TYPES[stacked_LGND.dtype], stacked_LGND.shape, stacked_LGND.flatten().view(torch.uint8).numpy().data
-    )
+def part_of(layers: Sequence[Array]) -> Part:
+    """Return one part of an entry with a copy of the arrays (G, N, D) of all layers."""
+    stacked_LGND = np.stack([to_host(array) for array in layers])
+    kind = STORED_TYPES[dtype_name(stacked_LGND)]
+    return Part(kind, stacked_LGND.shape, stacked_LGND.reshape(-1).view(np.uint8).data)
 
 
 def layers_of(
-    entry: Entry, shape: Sequence[int], dtype: torch.dtype, names: tuple[str, str] = LAYERS
+    entry: Entry, shape: Sequence[int], dtype: DType, names: tuple[str, str] = LAYERS
 ) -> list[LayerKV] | None:
     """Return K and V of each layer of an entry, (G, N, D); None unless both have this shape (LGND) and dtype."""
     if not shape[0]:
         return []
-    keys, values = (_tensor(entry, name, shape, dtype) for name in names)
+    keys, values = (_array(entry, name, shape, dtype) for name in names)
     return None if keys is None or values is None else list(zip(keys, values, strict=True))
 
 
@@ -96,34 +94,34 @@ def eagle_slots_of(entry: Entry, memory: EagleHeadMemory, tokens: int) -> EagleH
     memory: the memory of the EAGLE head that will take them.
     """
     shapes = zip(EAGLE_TENSORS, memory.shapes(tokens), strict=True)
-    keys, values, states = (_tensor(entry, name, (1, *shape), memory.dtype) for name, shape in shapes)
+    keys, values, states = (_array(entry, name, (1, *shape), memory.dtype) for name, shape in shapes)
     if keys is None or values is None or states is None:
         return None
     return EagleHeadSlots(keys[0], values[0], states[0])
 
 
-def _tensor(entry: Entry, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor | None:
+def _array(entry: Entry, name: str, shape: Sequence[int], dtype: DType) -> NDArray[Any] | None:
     part = entry.parts.get(name)
     if part is None or (list(part.shape), part.kind) != (list(shape), STORED_TYPES.get(dtype)):
         return None
-    return torch.frombuffer(part.data, dtype=dtype).view(*shape)
+    return np.frombuffer(part.data, HOST_TYPES[dtype]).reshape(shape)
 
 
 SEGMENT = 256
 """Tokens of a segment."""
 MAX_PENDING = 4096
 """Pending segments at most, a million tokens."""
-STEPS = 15
-"""Decoding goes on for `STEPS` times the seconds of a copy before the next copy."""
+DECODING_PER_COPY = 15
+"""Decoding goes on for `DECODING_PER_COPY` times the seconds of a copy before the next copy."""
 ID_BYTES = 4
 """Bytes of a token id in an entry of the latest texts."""
 
-Pages = Callable[[int, int], PrefixPages | None]
-"""Function that returns the pages of tokens [start, stop) of a text, both multiples of `PAGE`; None: evicted."""
+PageLookup = Callable[[int, int], PrefixPages | None]
+"""Returns the pages of tokens [start, stop) of a text, both multiples of `PAGE`; None if they are evicted."""
 
 
 class KVProfile(NamedTuple):
-    """Identity of the models and kernels that compute KV. KV of others may differ in bits."""
+    """Identity of the models and kernels that compute KV. Others may compute other bits."""
 
     model: str
     """The target's name for people. It is shown, and part of no entry's name."""
@@ -139,17 +137,17 @@ class KVProfile(NamedTuple):
 class PendingSegment:
     """A segment to be written once there is room in the queue.
 
-    previous_name: name of the segment before it. cost: prefill seconds per token. layers: its KV, if it lies in no
-    pages. ids: token ids of a tail, which replaces an earlier tail of the same name. windows: whether it is the KV of
-    layers with window pages, not of the other layers.
+    previous_name: name of the segment before it. seconds_per_token: prefill seconds per token. layers: its KV, if it
+    lies in no pages. ids: token ids of a tail, which replaces an earlier tail of the same name. windows: whether it is
+    the KV of layers with window pages, not of the other layers.
     """
 
     name: str
     previous_name: str
     index: int
     use: Use
-    cost: float
-    pages: Pages | None = None
+    seconds_per_token: float
+    pages: PageLookup | None = None
     layers: list[LayerKV] | None = None
     ids: Ints | None = None
     windows: bool = False
@@ -177,17 +175,18 @@ class DiskPrefixes:
         self._pause_until = 0.0
         self._failures = self._queue.failures
         self.losses = 0
-        """Count of times that segments were dropped. Later segments of texts that began before cannot be found."""
+        """Count of times that segments were dropped. A text that began before the latest loss stores no more segments,
+        because a segment is found only through the segments before it."""
 
     def root(self, scope: str) -> str:
         """Return the name that stands before the first segment of a text."""
         shapes = [SEGMENT, PAGE, self.granularity, *self.pool.min_pass_shape, *self.pool.layers(windows=True)]
-        facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, str(self.pool.dtype)]
+        facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, self.pool.dtype]
         return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
 
     def draft_name(self, name: str, view: StreamingView) -> str:
         """Return the name of the draft's visible KV at the end of the segment `name`."""
-        facts = [self._profile.draft, view.sinks, view.window, view.unit, str(view.dtype)]
+        facts = [self._profile.draft, view.sinks, view.window, view.unit, view.dtype]
         return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
 
     def windows_name(self, name: str) -> str:
@@ -195,7 +194,7 @@ class DiskPrefixes:
         return self.store.name(b"windows", name.encode())
 
     def tail_name(self, name: str) -> str:
-        """Return the name of the tail behind the segment `name`, that of the latest text."""
+        """Return the name of the tail after the segment `name`. It holds the tail of the latest text."""
         return self.store.name(b"rest", name.encode())
 
     def enqueue(self, segment: PendingSegment) -> None:
@@ -206,7 +205,7 @@ class DiskPrefixes:
             self.losses += 1
 
     def latest(self, scope: str) -> list[Ints]:
-        """Return token ids of the latest texts of a scope, the oldest first, as any process has written them."""
+        """Return token ids of the latest texts of a scope, the oldest first, whichever process stored them."""
         entry = self.store.read(self._latest_name(scope))
         texts = [part.data for part in entry.parts.values() if len(part.data) % ID_BYTES == 0] if entry else []
         return [np.frombuffer(data, dtype=np.int32).astype(np.int64) for data in texts]
@@ -255,10 +254,10 @@ class DiskPrefixes:
         return False
 
     def write_between_steps(self) -> None:
-        """Copy one segment between two steps, unless copies would take more than 1 / `STEPS` of the time of steps."""
+        """Copy one segment between two steps, unless the last copy was too recent (see `DECODING_PER_COPY`)."""
         if self._pending and (began := perf_counter()) >= self._pause_until:
             self.write_next()
-            self._pause_until = perf_counter() + STEPS * (perf_counter() - began)
+            self._pause_until = perf_counter() + DECODING_PER_COPY * (perf_counter() - began)
 
     def write_all(self, stop: Callable[[], object]) -> None:
         """Copy all pending segments to the queue as it gets room, until `stop` returns true or the queue is closed."""
@@ -273,7 +272,7 @@ class DiskPrefixes:
 
     def _bytes(self, segment: PendingSegment) -> int:
         if segment.layers:
-            return sum(t.numel() * t.itemsize for layer in segment.layers for t in layer)
+            return sum(array.nbytes for layer in segment.layers for array in layer)
         kv_bytes = segment.tokens * self.pool.token_bytes * len(self._layers(segment)) // self.pool.config.layers
         eagle_memory = None if segment.windows else self.pool.eagle_memory
         return kv_bytes + (segment.tokens * eagle_memory.token_bytes if eagle_memory else 0)
@@ -313,17 +312,16 @@ class DiskPrefixes:
 
     def _parts_without_window(self, pages: Sequence[int]) -> dict[str, Part]:
         eagle_memory = self.pool.eagle_memory
-        eagle_tensors = zip(EAGLE_TENSORS, eagle_memory.read(self._slots(pages)), strict=True) if eagle_memory else ()
+        eagle_parts = zip(EAGLE_TENSORS, eagle_memory.read(self._slots(pages)), strict=True) if eagle_memory else ()
         layers = self._read(self.pool.layers(windows=False), pages)
-        return parts_of(layers) | {name: part_of([tensor]) for name, tensor in eagle_tensors}
+        return parts_of(layers) | {name: part_of([array]) for name, array in eagle_parts}
 
     def _read(self, layers: Sequence[int], pages: Sequence[int]) -> list[LayerKV]:
         slots_N = self._slots(pages)
         return [self.pool.kv.read(layer, slots_N) for layer in layers]
 
-    def _slots(self, pages: Sequence[int]) -> Tensor:
-        pages_P = torch.tensor(pages, dtype=torch.long, device=self.pool.device)
-        return (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.pool.device)).flatten()
+    def _slots(self, pages: Sequence[int]) -> Array:
+        return self.pool.array(slots_of_pages(pages))
 
     def _entry(self, segment: PendingSegment, parts: dict[str, Part]) -> Entry:
         kind = "draft" if segment.layers else "windows" if segment.windows else "kv"
@@ -334,24 +332,24 @@ class DiskPrefixes:
             "after": segment.previous_name,
             "segment": str(segment.index),
             "tokens": str(segment.tokens),
-            "seconds_per_token": f"{segment.cost:.3g}",
+            "seconds_per_token": f"{segment.seconds_per_token:.3g}",
         }
         return Entry(facts, parts)
 
 
 class DiskWindows:
-    """Windows of one text on disk; none where no layer has window pages. use: use of the store by its request."""
+    """Windows of one text on disk; none where no layer has window pages. use: shared by the texts of one request."""
 
     def __init__(self, disk: DiskPrefixes, use: Use) -> None:
         self._disk = disk
         self._use = use
         self._windows = disk.pool.windows
-        self._added = 0
+        self._enqueued_segments = 0
 
     def reach(self, names: Sequence[str]) -> int:
-        """Return how many of these segments, from the first on, can be restored together with their windows.
+        """Return the count of a text's first segments that can be restored together with the windows at their end.
 
-        names: of the text's segments. Without window pages all of them count.
+        names: of the text's segments. Without window pages all segments can be restored.
         """
         if self._windows is None:
             return len(names)
@@ -389,21 +387,23 @@ class DiskWindows:
         windows.allocate_row(row, first_token, stop)
         for start, layers in segments:
             tokens = slice(max(start, first_token), min(start + SEGMENT, stop))
-            slots_N = windows.slots(row, tokens.start, tokens.stop)
+            slots_N = pool.array(windows.slots(row, tokens.start, tokens.stop))
             segment_tokens = slice(tokens.start - start, tokens.stop - start)
             write_layers(pool.kv, slots_N, zip(pool.layers(windows=True), layers, strict=True), segment_tokens)
         full.lengths_B[b] = stop
         return True
 
-    def keep(self, names: Sequence[str], tokens: int, cost: float, pages: Pages) -> None:
+    def keep(self, names: Sequence[str], tokens: int, seconds_per_token: float, pages: PageLookup) -> None:
         """Enqueue the window pages that are left of a text of `tokens` tokens. names: of its segments."""
         if self._windows is None:
             return
         first_segment = -(-self._windows.first_kept_page(tokens) * PAGE // SEGMENT)
-        for index in range(max(first_segment, self._added), len(names)):
+        for index in range(max(first_segment, self._enqueued_segments), len(names)):
             name = self._disk.windows_name(names[index])
-            self._disk.enqueue(PendingSegment(name, names[index], index, self._use, cost, pages, windows=True))
-        self._added = max(self._added, len(names))
+            self._disk.enqueue(
+                PendingSegment(name, names[index], index, self._use, seconds_per_token, pages, windows=True)
+            )
+        self._enqueued_segments = max(self._enqueued_segments, len(names))
 
     def layers(self, entry: Entry, tokens: int) -> list[LayerKV] | None:
         """Return K and V (G, N, D) of the window layers of an entry of `tokens` tokens; None for other shapes."""
@@ -422,7 +422,7 @@ class DiskWindows:
 MIN_TEXT_TOKENS = 512
 """Least tokens of a text that is kept. The prefill of a shorter text takes no noticeable time."""
 BATCH_SEGMENTS = 16
-"""Segments of a prompt that are enqueued together during its prefill; the others once it is read or given up."""
+"""Segments of a prompt that are enqueued together during its prefill. The rest is enqueued when the prefill ends."""
 GRACE = 0.25
 """Seconds of waiting for the disk that are always allowed, as they are hardly noticeable."""
 
@@ -430,7 +430,7 @@ Tokens = Sequence[int] | Ints
 
 
 class DiskText:
-    """The segments of one text on disk. use: use of the store by its request, whose texts share it."""
+    """The segments of one text on disk. use: shared by the texts of one request."""
 
     def __init__(self, disk: DiskPrefixes, scope: str, use: Use, prompt_tokens: int) -> None:
         self._disk = disk
@@ -439,10 +439,10 @@ class DiskText:
         self._names = list[str]()
         self._root = disk.root(scope)
         self._windows = DiskWindows(disk, use)
-        self._added = 0
+        self._enqueued_segments = 0
         self._losses = disk.losses
         self._drafts: list[PendingSegment] = []
-        self.cost = 0.0
+        self.seconds_per_token = 0.0
         """Prefill seconds per token of its prompt."""
         self.given_up = False
         """Whether reading stopped before the stored segments ended, as a prefill is faster."""
@@ -450,14 +450,14 @@ class DiskText:
     def restore(self, full: FullView, b: int, prompt: Tokens) -> Iterator[int]:
         """Restore stored segments of a prompt into row b, one by one. Yields the row's length after each.
 
-        The prompt's last `TAIL` tokens are left to be fed, as selections need their queries. It stops early where the
-        wait for the disk exceeds the prefill seconds that the segments record. Copies do not count: a prefill writes
-        that memory too.
+        The prompt's last `TAIL` tokens are left to be fed, as selections need their queries. Restoring stops early if
+        the wait for the disk exceeds the recorded prefill seconds of the segments by more than `GRACE`. Copies do not
+        count, because a prefill writes the same memory.
         """
         disk = self._disk
         max_tokens = max(len(prompt) - 1 - TAIL, 0)
         index = int(full.lengths_B[b]) // SEGMENT
-        names = self._named(prompt[: max_tokens // disk.granularity * disk.granularity])
+        names = self._segment_names(prompt[: max_tokens // disk.granularity * disk.granularity])
         waited_seconds = 0.0
         prefill_seconds = GRACE
         names = names[: self._windows.reach(names)]
@@ -486,7 +486,7 @@ class DiskText:
             yield int(full.lengths_B[b])
 
     def _restore_tail(self, full: FullView, b: int, prompt: Tokens, index: int) -> bool:
-        """Restore the pages that a prompt shares with the latest tail behind its first `index` segments.
+        """Restore the pages that a prompt shares with the latest tail after its first `index` segments.
 
         Returns whether there are such pages.
         """
@@ -507,7 +507,7 @@ class DiskText:
 
         Segments that end too early to shorten the draft's prefill are not read.
         """
-        names = self._named(prompt[:-1])
+        names = self._segment_names(prompt[:-1])
         unused_segments = max(len(prompt) - 1 - view.config.layers * view.window, 0) // SEGMENT
         shape = [view.config.layers, view.config.kv_heads, view.sinks + view.window, view.config.row_size]
         for index in reversed(range(unused_segments, len(names))):
@@ -527,55 +527,58 @@ class DiskText:
         return (len(prompt) - 1) // SEGMENT * SEGMENT if len(prompt) > MIN_TEXT_TOKENS else 0
 
     def keep_draft(self, view: StreamingView, b: int, prompt: Tokens) -> None:
-        """Copy the draft's visible KV of row b, whose length is the end of a segment of the prompt, for `keep`."""
+        """Copy the draft's visible KV of row b, whose length is a multiple of `SEGMENT`, for `keep` to enqueue."""
         index = int(view.lengths_B[b]) // SEGMENT - 1
-        previous_name = self._named(prompt)[index]
+        previous_name = self._segment_names(prompt)[index]
         name = self._disk.draft_name(previous_name, view)
         self._drafts.append(PendingSegment(name, previous_name, index, self._use, 0.0, layers=view.window_of(b)))
 
     def has_unsaved(self, tokens: int) -> bool:
         """Whether a text of `tokens` tokens has `BATCH_SEGMENTS` segments or more that are not enqueued yet."""
-        return tokens >= (self._added + BATCH_SEGMENTS) * SEGMENT
+        return tokens >= (self._enqueued_segments + BATCH_SEGMENTS) * SEGMENT
 
-    def keep(self, text: Tokens, pages: Pages, midway: bool = False) -> None:
+    def keep(self, text: Tokens, pages: PageLookup, midway: bool = False) -> None:
         """Enqueue the segments of a text. pages: returns the pages of its KV, all of it committed.
 
         midway: the prefill of its prompt goes on, so windows are of no use yet.
         """
         if len(text) < MIN_TEXT_TOKENS or self._losses != self._disk.losses:
             return
-        names = self._named(text)
-        for index in range(self._added, len(names)):
+        names = self._segment_names(text)
+        for index in range(self._enqueued_segments, len(names)):
             previous_name = self._name_before(text, index)
-            self._disk.enqueue(PendingSegment(names[index], previous_name, index, self._use, self.cost, pages))
-        self._added = max(self._added, len(names))
+            segment = PendingSegment(names[index], previous_name, index, self._use, self.seconds_per_token, pages)
+            self._disk.enqueue(segment)
+        self._enqueued_segments = max(self._enqueued_segments, len(names))
         if not midway:
-            self._windows.keep(names, len(text), self.cost, pages)
+            self._windows.keep(names, len(text), self.seconds_per_token, pages)
         if len(text) >= (self._prompt_tokens - 1) // PAGE * PAGE:
             self._keep_tail(text, pages)
         for draft in self._drafts:
             self._disk.enqueue(draft)
         self._drafts.clear()
 
-    def _keep_tail(self, text: Tokens, pages: Pages) -> None:
+    def _keep_tail(self, text: Tokens, pages: PageLookup) -> None:
         """Enqueue the tail of a text, which another text may share in part."""
         index = len(text) // SEGMENT
         if len(ids := np.asarray(text[index * SEGMENT : len(text) // PAGE * PAGE], dtype=np.int64)):
             previous_name = self._name_before(text, index)
             name = self._disk.tail_name(previous_name)
-            self._disk.enqueue(PendingSegment(name, previous_name, index, self._use, self.cost, pages, ids=ids))
+            self._disk.enqueue(
+                PendingSegment(name, previous_name, index, self._use, self.seconds_per_token, pages, ids=ids)
+            )
 
     def _name_before(self, text: Tokens, index: int) -> str:
         """Return the name of the segment before segment `index`."""
-        return self._named(text)[index - 1] if index else self._root
+        return self._segment_names(text)[index - 1] if index else self._root
 
     def _record_use(self, index: int, name: str) -> None:
         """Enqueue a use of a restored segment, if all segments before it are restored or enqueued too."""
-        if index == self._added:
+        if index == self._enqueued_segments:
             self._disk.enqueue(PendingSegment(name, "", index, self._use, 0.0))
-            self._added += 1
+            self._enqueued_segments += 1
 
-    def _named(self, text: Tokens) -> list[str]:
+    def _segment_names(self, text: Tokens) -> list[str]:
         """Return the names of a text's whole segments. A text only grows."""
         ids = np.asarray(text[len(self._names) * SEGMENT :], dtype=np.int64)
         for start in range(0, len(ids) - SEGMENT + 1, SEGMENT):
@@ -586,14 +589,15 @@ class DiskText:
         return self._names[: len(text) // SEGMENT]
 
 
-def _copy(entry: Entry, tokens: int, full: FullView, b: int, place: tuple[int, int]) -> bool:
-    """Copy an entry of `tokens` tokens to tokens `place` of row b, without the tokens that the row has already.
+def _copy(entry: Entry, tokens: int, full: FullView, b: int, token_span: tuple[int, int]) -> bool:
+    """Copy an entry of `tokens` tokens to row b, without the tokens that the row has already.
 
-    place: start and stop. An entry may be longer than that. Returns False where its shapes do not fit.
+    token_span: start and stop in the row; an entry may be longer than this span. Returns False where its shapes do not
+    fit.
     """
     pool = full.pool
     row = full.rows[b]
-    (start, stop) = place
+    (start, stop) = token_span
     entry_tokens = slice(max(int(full.lengths_B[b]) - start, 0), stop - start)
     slots_N = pool.slots(row, start + entry_tokens.start, stop)
     full_layers = pool.layers(windows=False)

@@ -17,29 +17,43 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, BinaryIO, NamedTuple
 
-import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from triforce.arrays import HOST_TYPES, Array, to_host
 from triforce.backends.dispatch import VARIABLE
 from triforce.backends.kernel_api import PAGE, pages_for
-from triforce.backends.kv_rows import STORED_TYPES
-from triforce.disk_cache.entry import DIGEST, FORMAT, beginning, sealed
+from triforce.disk_cache.entry import (
+    DIGEST_BYTES,
+    FORMAT,
+    LENGTH_BYTES,
+    DamagedEntry,
+    file_head,
+    header,
+    header_length,
+    sealed,
+)
 from triforce.errors import CacheError, argument
 from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadSlots
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import TAIL, FullView
+from triforce.model.kv_rows import STORED_TYPES
 from triforce.ragged import common_prefix
 from triforce.whole_file import whole_file
 
 KIND = "prompt"
-_open: Any = safe_open  # safetensors leaves it untyped
+ID_BYTES = 8
+"""Bytes of a token id in a file."""
 _BLOCK = 1 << 22
+_TYPES = {"I64": np.dtype(np.int64)} | {STORED_TYPES[name]: dtype for name, dtype in HOST_TYPES.items()}
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 
 
 class CacheFingerprint(NamedTuple):
-    """Identity of the model and kernels that computed a cache. KV of others has other bits, and may change the text."""
+    """Identity of the model and kernels that computed a cache.
+
+    Other models and kernels compute other bits, which may change the text.
+    """
 
     model: str
     """The fingerprint of the checkpoint."""
@@ -84,17 +98,17 @@ def size_of(pool: PagePool, tokens: int) -> int:
         min(tokens, pool.windows.max_pages * PAGE) if in_window and pool.windows else tokens
         for in_window in pool.uses_window_pages
     )
-    return pool.token_bytes // pool.config.layers * cached_tokens + tokens * (eagle_bytes + torch.int64.itemsize)
+    return pool.token_bytes // pool.config.layers * cached_tokens + tokens * (eagle_bytes + ID_BYTES)
 
 
 def save(path: Path, fingerprint: CacheFingerprint, full: FullView, b: int, prompt: list[int]) -> None:
     """Save row b's KV of `prompt` to a file, whole or not at all. Raises CacheError."""
     ids = prompt[: int(full.lengths_B[b])]
     pool = full.pool
-    header = _header(fingerprint, pool, full.rows[b], len(ids))
+    head = _head(fingerprint, pool, full.rows[b], len(ids))
     try:
         with whole_file(path) as partial, open(os.open(partial, _NEW, 0o600), "wb") as file:
-            _write(file, header, _tensors(full, b, ids))
+            _write(file, head, _arrays(full, b, ids))
     except OSError as error:
         raise CacheError(
             f"cannot write the KV cache to {path} ({error.strerror or error}); free some space or name another file"
@@ -109,22 +123,23 @@ class SavedCache:
 
     def __init__(self, path: Path, fingerprint: CacheFingerprint) -> None:
         try:
-            path.open("rb").close()  # raises OSError with the system's message, which safetensors would not
-            self._file = _open(path, framework="pt")
-            metadata = self._file.metadata() or {}
-            if (metadata.get("format"), metadata.get("kind")) != (FORMAT, KIND):
+            with path.open("rb") as file:
+                length = file.read(LENGTH_BYTES)
+                beginning = length + file.read(header_length(length) - LENGTH_BYTES)
+            facts, self._places, _ = header(memoryview(beginning))
+            if facts.get("kind") != KIND:
                 raise CacheError(
                     f"{path} is no prompt that this triforce saved; make one with {argument('save_cache')}"
                 )
-            if metadata.get("fingerprint") != fingerprint.model:
+            if facts.get("fingerprint") != fingerprint.model:
                 raise CacheError(
-                    f"{path} was saved with another model, dtype, type of KV, context setting or draft of hidden "
-                    f"states (none: {argument('draft', None)}); load it with the same ones, or make a new one with "
+                    f"{path} was saved with another model, dtype, type of KV, context setting or EAGLE head (without "
+                    f"one: {argument('draft', None)}); load it with the same ones, or make a new one with "
                     f"{argument('save_cache')}"
                 )
-            if metadata.get("kernels") != fingerprint.kernels:
+            if facts.get("kernels") != fingerprint.kernels:
                 raise CacheError(
-                    f"{path} was computed by other kernels ({metadata.get('kernels', 'unnamed')}; here "
+                    f"{path} was computed by other kernels ({facts.get('kernels', 'unnamed')}; here "
                     f"{fingerprint.kernels}), whose bits differ; load it with the same ones ({VARIABLE} names them) "
                     f"and the same chunk, or make a new one with {argument('save_cache')}"
                 )
@@ -132,17 +147,18 @@ class SavedCache:
                 raise CacheError(
                     f"{path} is damaged: its checksum does not hold; make it anew with {argument('save_cache')}"
                 )
-            self.ids: list[int] = self._file.get_tensor("ids").tolist()
+            self._bytes = np.memmap(path, np.uint8, "r")
+            self.ids: list[int] = self._array("ids").tolist()
         except OSError as error:
             advice = f"name a file that {argument('save_cache')} has written"
             raise CacheError(f"cannot read the KV cache {path} ({error.strerror or error}); {advice}") from error
-        except SafetensorError as error:
+        except (DamagedEntry, KeyError) as error:
             raise CacheError(
                 f"{path} is damaged or no saved KV cache ({error}); make it anew with {argument('save_cache')}"
             ) from error
 
     def restore(self, full: FullView, b: int, prompt: list[int]) -> int:
-        """Restore the common prefix of `prompt` and the saved prompt into empty row b. Returns its tokens.
+        """Restore the common prefix of `prompt` and the saved prompt into empty row b. Returns its length.
 
         The prompt's last `TAIL` tokens are left to be fed, as selections need their queries. Returns 0 where the file
         lacks a window before the prefix's end.
@@ -152,8 +168,8 @@ class SavedCache:
             return 0
         row = full.rows[b]
         pool = full.pool
-        read = self._file.get_slice
-        starts = [len(self.ids) - read(f"keys.{n}").get_shape()[1] for n in range(pool.config.layers)]
+        read = self._array
+        starts = [len(self.ids) - self._places[f"keys.{n}"].shape[1] for n in range(pool.config.layers)]
         needed = [max(0, length - window + 1) if pool.windows else 0 for window in pool.config.windows]
         if any(
             pages_for(start) * PAGE > needed_token for start, needed_token in zip(starts, needed, strict=True) if start
@@ -167,10 +183,15 @@ class SavedCache:
             pool.eagle_memory.write(pool.slots(row, 0, length), eagle_slots)
         return length
 
+    def _array(self, name: str) -> NDArray[Any]:
+        """Return a tensor of the file as a view of its mapping."""
+        place = self._places[name]
+        return self._bytes[place.start : place.stop].view(_TYPES[place.kind]).reshape(place.shape)
 
-def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
-    """Yield the tensors of a file in its order. K and V of each layer are read lazily."""
-    yield torch.tensor(ids)
+
+def _arrays(full: FullView, b: int, ids: list[int]) -> Iterator[Array]:
+    """Yield the arrays of a file in its order. K and V of each layer are read lazily."""
+    yield np.array(ids, np.int64)
     pool = full.pool
     row = full.rows[b]
     for layer in range(pool.config.layers):
@@ -179,15 +200,15 @@ def _tensors(full: FullView, b: int, ids: list[int]) -> Iterator[Tensor]:
         yield from pool.eagle_memory.read(pool.slots(row, 0, len(ids)))
 
 
-def _write(file: BinaryIO, head: bytes, tensors: Iterator[Tensor]) -> None:
-    data = (tensor.cpu().contiguous().view(torch.uint8).numpy().data for tensor in tensors)
+def _write(file: BinaryIO, head: bytes, arrays: Iterator[Array]) -> None:
+    data = (np.ascontiguousarray(to_host(array)).reshape(-1).view(np.uint8).data for array in arrays)
     for piece in sealed(head, data):
         file.write(piece)
     file.flush()
     os.fsync(file.fileno())
 
 
-def _header(fingerprint: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
+def _head(fingerprint: CacheFingerprint, pool: PagePool, row: int, tokens: int) -> bytes:
     config = pool.config
     facts = {"format": FORMAT, "kind": KIND, "fingerprint": fingerprint.model, "kernels": fingerprint.kernels}
     tokens_L = [tokens - pool.first_cached_token(layer, row) for layer in range(config.layers)]
@@ -196,13 +217,16 @@ def _header(fingerprint: CacheFingerprint, pool: PagePool, row: int, tokens: int
     if eagle_memory := pool.eagle_memory:
         shapes = zip(EAGLE_TENSORS, eagle_memory.shapes(tokens), strict=True)
         layers |= {name: (STORED_TYPES[eagle_memory.dtype], list(sizes)) for name, sizes in shapes}
-    return beginning(facts, {"ids": ("I64", [tokens]), **layers})
+    return file_head(facts, {"ids": ("I64", [tokens]), **layers})
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file ends in the checksum of all bytes before it. The header is not trusted for its place."""
-    digest = hashlib.blake2b(digest_size=DIGEST)
-    unread_bytes = path.stat().st_size - DIGEST
+    """Whether the file ends in the checksum of all bytes before it.
+
+    The offsets of the checksum that the header names are not trusted.
+    """
+    digest = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    unread_bytes = path.stat().st_size - DIGEST_BYTES
     with path.open("rb") as file:
         while unread_bytes > 0 and (block := file.read(min(_BLOCK, unread_bytes))):
             digest.update(block)

@@ -15,14 +15,14 @@ from triforce.disk_cache.folder import LOG, CacheFolder
 from triforce.disk_cache.folder_checks import require_usable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, argument, require_bool
-from triforce.interface.byte_size import cache_size_of, named_path, size_of
+from triforce.interface.quantities import cache_size_of, named_path, size_of
 
 MAX_QUEUED_BYTES = 256 << 20
 """Queued bytes at most."""
 RATE = 512 << 20
 """Bytes written in a second at most: other programs use the disk too."""
 PATIENCE = 60.0
-"""Seconds that the end of a process waits for queued writes."""
+"""Seconds that a process waits for queued writes when it ends."""
 
 Write = Callable[[], None]
 
@@ -70,7 +70,7 @@ class WriteQueue:
             return self._open
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Wait until the queue is empty. Returns whether it was within `seconds` seconds."""
+        """Wait until the queue is empty. Returns whether it became empty within `seconds` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._bytes, seconds)
 
@@ -81,7 +81,7 @@ class WriteQueue:
             self._open = False
             self._changed.notify_all()
         if written and self._thread not in (None, threading.current_thread()):
-            # An interpreter that ends kills threads that wait for its lock, at times with the process.
+            # At exit the interpreter kills threads that wait for its lock, and sometimes the process with them.
             self._thread.join()
         return written
 
@@ -106,7 +106,10 @@ class WriteQueue:
     def _log_failure(self, error: Exception, dropped: int) -> None:
         """Log a failure, unless it is the failure of the call before."""
         code = error.errno if isinstance(error, OSError) else None
-        failure = type(error), code or str(error)  # messages of errors with a code name a different file each time
+        failure = (
+            type(error),
+            code or str(error),
+        )  # the message of an OSError names another file each time, so its code is compared
         if failure != self._last_failure:
             expected = isinstance(error, OSError)
             LOG.warning("disk cache: %d entries are not kept: %s", dropped, error, exc_info=not expected)
@@ -145,7 +148,7 @@ def _close(queue: WriteQueue, folder: CacheFolder) -> None:
         folder.close()
 
 
-USUAL_SIZE = "20GiB"
+DEFAULT_SIZE = "20GiB"
 
 
 class DiskCacheSettings(NamedTuple):
@@ -162,15 +165,15 @@ class DiskCacheSettings(NamedTuple):
         bytes_ = cache_size_of(size)
         require_bool("disk_cache_network", network)
         if path is None:
-            if network or bytes_ != size_of(USUAL_SIZE):
+            if network or bytes_ != size_of(DEFAULT_SIZE):
                 raise RequestError(
-                    f"{argument('disk_cache_size')} and {argument('disk_cache_network')} are of a disk cache; name its "
+                    f"{argument('disk_cache_size')} and {argument('disk_cache_network')} set up a disk cache; name its "
                     f"folder with {argument('disk_cache')}"
                 )
             return DiskCacheSettings()
         if ranks.count > 1:
             raise RequestError(
-                f"a disk cache is of one process; leave out {argument('ranks')} and torchrun, or "
+                f"ranks that share a model have no disk cache; leave out {argument('ranks')} and torchrun, or "
                 f"{argument('disk_cache')}"
             )
         require_usable(path, network)

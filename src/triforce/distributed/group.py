@@ -1,17 +1,16 @@
 """TPGroup: ranks that share one model by tensor parallelism. Each has some heads, and some outputs of every matrix.
 
 All ranks run the same program on the same text, so that each decides alike (tokens, counts, pages). They exchange
-activations, and values that only one rank knows: see `torch_group`.
+activations, and values that only one rank knows: see `socket_group`.
 
 Shape suffixes: N rows, X features of all ranks.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from triforce.arrays import Array
 
 T = TypeVar("T")
 
@@ -28,35 +27,35 @@ class TPGroup:
     exact = True
     """Whether each output is summed on one rank, as in one process. Otherwise partial sums of ranks are added."""
 
-    def gather(self, part_NX: Tensor, width: int) -> Tensor:
+    def gather(self, part_NX: Array, width: int) -> Array:
         """Return the features of all ranks side by side, (N, width); each rank brings the features of its `span`."""
         return part_NX
 
-    def add(self, x_NX: Tensor) -> Tensor:
+    def add(self, x_NX: Array) -> Array:
         """Return the sum over all ranks, (N, X), the same bits on each."""
         return x_NX
 
-    def inputs(self, part_NX: Tensor, width: int) -> Tensor:
-        """Return the inputs of this rank's part of a matrix: all features, (N, width), or its own unless `exact`."""
+    def inputs(self, part_NX: Array, width: int) -> Array:
+        """Return the inputs of this rank's part of a matrix: if `exact`, all features (N, width), else `part_NX`."""
         return self.gather(part_NX, width) if self.exact else part_NX
 
-    def outputs(self, part_NX: Tensor, width: int) -> Tensor:
-        """Return the outputs of all parts of a matrix, (N, width): side by side, or added unless `exact`."""
+    def outputs(self, part_NX: Array, width: int) -> Array:
+        """Return the outputs of a matrix, (N, width): if `exact`, the ranks' parts side by side, else their sum."""
         return self.gather(part_NX, width) if self.exact else self.add(part_NX)
 
     def broadcast(self, value: T) -> T:
-        """Return the value of rank 0. Rank 0 may arrive at any time."""
+        """Return the value of rank 0. The other ranks wait for rank 0 without a time limit."""
         return value
 
     def all_true(self, value: bool) -> bool:
-        """Return whether the value of every rank is true. Each rank may arrive at any time."""
+        """Return whether the value of every rank is true. Ranks wait for each other without a time limit."""
         return value
 
-    def compare(self, number: int, what: str) -> None:
-        """Raise RankError on each rank, saying that `what` differs, unless all ranks have the same number (32 bits)."""
+    def compare(self, number: int, subject: str) -> None:
+        """Raise RankError on each rank unless all ranks have the same number (32 bits). subject: what differs."""
 
     def barrier(self) -> None:
-        """Wait until all ranks call this, however long they take to load."""
+        """Wait until all ranks call this, without a time limit, because loading may take long."""
 
 
 ALONE = TPGroup()

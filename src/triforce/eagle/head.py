@@ -6,12 +6,10 @@ Shape suffixes as in kernel_api.py.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Protocol
 
-import torch
-from torch import Tensor
-
+from triforce.arrays import Array
 from triforce.backends.kernel_api import ForwardBatch, KVBackend
 from triforce.model.config import ModelConfig
 from triforce.model.rope import Rope
@@ -23,7 +21,7 @@ class EagleHeadConfig:
     """Shape of an EAGLE head."""
 
     vocab_size: int
-    """The target's: rows of the embedding that the head reads."""
+    """Vocabulary size of the target: rows of the embedding that the head reads."""
     hidden_size: int
     intermediate_size: int
     heads: int
@@ -31,8 +29,8 @@ class EagleHeadConfig:
     head_dim: int
     norm_eps: float
     state_layers: tuple[int, ...]
-    """Counts of the target's layers behind which the head reads the residual stream, in the order of concatenation."""
-    choices: int
+    """The head reads the target's residual stream after these counts of layers, in the order of concatenation."""
+    draft_vocab_size: int
     """Count of tokens that the head can propose."""
     rope: Rope
     sinks: int
@@ -48,54 +46,44 @@ class EagleHeadConfig:
     """Whether the residual stream begins with the normed state."""
     embedding_residual: bool = False
     """Whether a projection of the normed embedding is added to the residual stream. Otherwise the embedding passes only
-    through attention's few KV heads (EAGLE, Li et al. 2024, arXiv 2401.15077, joins both likewise)."""
+    through attention's few KV heads. The first EAGLE (Li et al. 2024, arXiv 2401.15077) projects it, too."""
 
     @property
     def layer(self) -> ModelConfig:
-        """Return the head's one layer as a model config, as KV memory needs it, with a vocabulary of `choices` tokens.
+        """Return the head's one layer as a model config for its KV memory, with a vocabulary of `draft_vocab_size`.
 
-        Its context is that of the sinks and the window.
+        The context of this config is as long as the sinks and the window.
         """
         return ModelConfig(
-            self.choices, self.hidden_size, self.intermediate_size, 1, self.heads, self.kv_heads, self.head_dim,
-            self.norm_eps, tied=True, context=self.sinks + self.window, rope=self.rope,
+            self.draft_vocab_size, self.hidden_size, self.intermediate_size, 1, self.heads, self.kv_heads,
+            self.head_dim, self.norm_eps, tied=True, context=self.sinks + self.window, rope=self.rope,
         )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EagleHeadWeights:
-    """Tensors of an EAGLE head, of one dtype on one device; `None` where a head has none."""
+    """Weights of an EAGLE head, of one dtype: host arrays, or tensors where torch computes; `None` where missing."""
 
-    fc_CX: Tensor
-    embedding_norm_C: Tensor
-    hidden_norm_C: Tensor
-    q_proj_QE: Tensor
-    k_proj_PE: Tensor
-    v_proj_PE: Tensor
-    o_proj_CQ: Tensor
-    post_norm_C: Tensor
-    gate_proj_IC: Tensor
-    up_proj_IC: Tensor
-    down_proj_CI: Tensor
-    norm_C: Tensor
-    tokens_M: Tensor
+    fc_CX: Array
+    embedding_norm_C: Array
+    hidden_norm_C: Array
+    q_proj_QE: Array
+    k_proj_PE: Array
+    v_proj_PE: Array
+    o_proj_CQ: Array
+    post_norm_C: Array
+    gate_proj_IC: Array
+    up_proj_IC: Array
+    down_proj_CI: Array
+    norm_C: Array
+    tokens_M: Array
     """int64, ascending: the tokens that can be proposed, by row of `head_MC`."""
-    fc_norm_SC: Tensor | None = None
-    embedding_proj_CC: Tensor | None = None
-    head_MC: Tensor | None = None
+    fc_norm_SC: Array | None = None
+    embedding_proj_CC: Array | None = None
+    head_MC: Array | None = None
     """None: the rows of `tokens_M` in the target's output head."""
 
-    def to(self, dtype: torch.dtype, device: torch.device | str) -> EagleHeadWeights:
-        """Return the weights in this dtype on a device."""
-        named = {field.name: getattr(self, field.name) for field in fields(self)}
-        moved = {
-            name: tensor.to(device, dtype)
-            for name, tensor in named.items()
-            if tensor is not None and name != "tokens_M"
-        }
-        return replace(self, **moved, tokens_M=self.tokens_M.to(device))
-
-    def trained(self) -> Iterator[tuple[str, Tensor]]:
+    def trained_tensors(self) -> Iterator[tuple[str, Array]]:
         """Yield each tensor that training changes, by its field, in a fixed order."""
         for field in fields(self):
             tensor = getattr(self, field.name)
@@ -122,11 +110,11 @@ def shapes(config: EagleHeadConfig) -> dict[str, tuple[int, ...]]:
 class EntryMemory(Protocol):
     """Memory of an EAGLE head by slots of a pool: entries (one layer's keys and values), and states (slots, C).
 
-    The state of slot 0 is always zeros: the one before a text.
+    The state of slot 0 is always zeros: it is the state before the first token of a text.
     """
 
     kv: KVBackend
-    states_NC: Tensor
+    states_NC: Array
 
 
 class EagleHeadPasses(Protocol):
@@ -135,13 +123,13 @@ class EagleHeadPasses(Protocol):
     weight_size: int
     """Bytes of a weight as matrix products read it."""
 
-    def forward(self, ids_BT: Tensor, memory: EntryMemory, batch: ForwardBatch, at_BJ: Tensor) -> Tensor:
-        """Return logits of columns `at_BJ`, float32 (B, J, V). A row's last output is written as a state."""
+    def forward(self, ids_BT: Array, memory: EntryMemory, batch: ForwardBatch, at_BJ: Array) -> Array:
+        """Return logits of columns `at_BJ`, float32 (B, J, V). Each row's last output becomes its last slot's state."""
 
     def record_entries(
-        self, ids_N: Tensor, memory: EntryMemory, slots: tuple[Ints, Ints, Ints], columns_N: Ints, states_SBTC: Tensor
+        self, ids_N: Array, memory: EntryMemory, slots: tuple[Ints, Ints, Ints], columns_N: Ints, states_SBTC: Array
     ) -> None:
-        """Write states and entries of tokens of the target's pass. columns_N: their columns in its flattened rows.
+        """Write states and entries of tokens of the target's pass. columns_N: indices of the tokens in B * T columns.
 
         slots: positions of the tokens, their slots, and the slots of the tokens before them, (N) each.
         """

@@ -11,17 +11,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors.torch import save
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from triforce.arrays import DType
 from triforce.checkpoint.hf_config import read_rope
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import MOST_CHANNELS, Fields
 from triforce.checkpoint.model_families import LLAMA
 from triforce.checkpoint.rope_scaling import Unscaled
+from triforce.checkpoint.safetensors_file import serialized
 from triforce.checkpoint.weight_files import Archive, open_archives, require_shape
-from triforce.checkpoint.weights import SOURCE_DTYPES
+from triforce.checkpoint.weights import SOURCE_DTYPES, all_finite, converted
 from triforce.eagle.head import EagleHeadConfig, EagleHeadWeights, shapes
 from triforce.errors import ModelError, RequestError, argument
 from triforce.model.config import ModelConfig
@@ -50,9 +51,9 @@ FC_NORM = "fc_norm.{}.weight"
 HEAD = "lm_head.weight"
 TOKEN_OFFSETS = "d2t"
 TOKEN_MASK = "t2d"
-TABLE_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+TABLE_DTYPES: tuple[DType, ...] = ("bool", "uint8", "int8", "int16", "int32", "int64")
 IGNORED_TENSORS = ("embed_tokens.weight",)
-"""Tensors that some published heads have and that are the target's."""
+"""Tensors of some published heads that repeat the target's."""
 
 
 def read_head_weights(folder: Path, config: EagleHeadConfig) -> EagleHeadWeights:
@@ -63,67 +64,67 @@ def read_head_weights(folder: Path, config: EagleHeadConfig) -> EagleHeadWeights
     tensors = {field: _read_tensor(folder, archives, NAMES[field], shape) for field, shape in tensor_shapes.items()}
     if norms:
         fc_norms = [_read_tensor(folder, archives, FC_NORM.format(i), norms[1:]) for i in range(norms[0])]
-        tensors["fc_norm_SC"] = torch.stack(fc_norms)
+        tensors["fc_norm_SC"] = np.stack(fc_norms)
     extra = [HEAD] if HEAD in archives else []
     if extra:
-        tensors["head_MC"] = _read_tensor(folder, archives, HEAD, (config.choices, config.hidden_size))
+        tensors["head_MC"] = _read_tensor(folder, archives, HEAD, (config.draft_vocab_size, config.hidden_size))
     names = {*(NAMES[field] for field in tensor_shapes), *extra, TOKEN_OFFSETS, TOKEN_MASK, *IGNORED_TENSORS}
     names |= {FC_NORM.format(i) for i in range(norms[0] if norms else 0)}
     if unknown := sorted(set(archives) - names):
-        raise ModelError(f"{folder}: tensor {unknown[0]} is not part of such a draft ({len(unknown)} unknown in all)")
+        raise ModelError(f"{folder}: tensor {unknown[0]} is not part of an EAGLE head ({len(unknown)} unknown in all)")
     return EagleHeadWeights(**tensors, tokens_M=_tokens(folder, archives, config))
 
 
-def _read_tensor(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> Tensor:
+def _read_tensor(folder: Path, archives: Mapping[str, Archive], name: str, shape: tuple[int, ...]) -> NDArray[Any]:
     if name not in archives:
         raise ModelError(f"{folder}: the weights lack the tensor {name}; copy the whole folder again")
     require_shape(archives, name, shape)
-    tensor = numbers(archives[name].transient_view(name))
-    if tensor.dtype not in SOURCE_DTYPES:
-        raise ModelError(f"tensor {name} is {tensor.dtype}, which is not supported; use weights of 16 or 32 bits")
-    if not all(extreme.isfinite() for extreme in torch.aminmax(tensor)):
+    if (dtype := archives[name].dtype(name)) not in SOURCE_DTYPES:
+        raise ModelError(f"tensor {name} is {dtype}, which is not supported; use weights of 16 or 32 bits")
+    weight = numbers(archives[name].transient_view(name))
+    if not all_finite(weight):
         raise ModelError(f"tensor {name} holds NaN or Inf; copy {folder} again")
-    return tensor.float()
+    return converted(weight, "float32")
 
 
-def _tokens(folder: Path, archives: Mapping[str, Archive], config: EagleHeadConfig) -> Tensor:
+def _tokens(folder: Path, archives: Mapping[str, Archive], config: EagleHeadConfig) -> NDArray[np.int64]:
     """Return the token of each row of the output head, int64 (M): the row's number plus its offset in d2t.
 
-    Where there is a t2d, it must name the same tokens. Raises ModelError.
+    If the folder has a table t2d, it must name the same tokens. Raises ModelError.
     """
-    if TOKEN_OFFSETS not in archives and config.choices == config.vocab_size:
-        return torch.arange(config.choices)
+    if TOKEN_OFFSETS not in archives and config.draft_vocab_size == config.vocab_size:
+        return np.arange(config.draft_vocab_size)
     wrong = ModelError(
-        f"{folder}: the table {TOKEN_OFFSETS} does not name {config.choices} tokens; copy the folder again"
+        f"{folder}: the table {TOKEN_OFFSETS} does not name {config.draft_vocab_size} tokens; copy the folder again"
     )
-    offsets_M = _table(archives, TOKEN_OFFSETS, config.choices)
+    offsets_M = _table(archives, TOKEN_OFFSETS, config.draft_vocab_size)
     if offsets_M is None:
         raise wrong
-    tokens_M = torch.arange(config.choices) + offsets_M.long()
-    fits = bool((tokens_M.diff() > 0).all()) and int(tokens_M[0]) >= 0 and int(tokens_M[-1]) < config.vocab_size
+    tokens_M = np.arange(config.draft_vocab_size) + offsets_M.astype(np.int64)
+    fits = bool((np.diff(tokens_M) > 0).all()) and int(tokens_M[0]) >= 0 and int(tokens_M[-1]) < config.vocab_size
     if fits and TOKEN_MASK in archives:
         chosen_V = _table(archives, TOKEN_MASK, config.vocab_size)
-        fits = chosen_V is not None and torch.equal(chosen_V.nonzero().flatten(), tokens_M)
+        fits = chosen_V is not None and np.array_equal(chosen_V.nonzero()[0], tokens_M)
     if not fits:
         raise wrong
     return tokens_M
 
 
-def _table(archives: Mapping[str, Archive], name: str, size: int) -> Tensor | None:
+def _table(archives: Mapping[str, Archive], name: str, size: int) -> NDArray[Any] | None:
     """Return a table of `size` integers; None where there is none, or one of another shape or dtype."""
     if name not in archives or archives[name].shape(name) != (size,):
         return None
-    table = numbers(archives[name].transient_view(name))
-    return table if table.dtype in TABLE_DTYPES else None
+    is_table = archives[name].dtype(name) in TABLE_DTYPES
+    return numbers(archives[name].transient_view(name)) if is_table else None
 
 
 FORMAT = 1
 THETA = 10_000.0
 """RoPE base of a new head, which sees a window at any position of its target."""
 SINKS = 16
-"""Sink entries of a new head, and of one whose file has none: those of a streaming draft."""
+"""Sink entries of a new head, and default for files without the field `sinks`: as many as a streaming draft has."""
 WINDOW = 496
-"""Window entries of a new head, and of one whose file has none: those of a streaming draft."""
+"""Window entries of a new head, and default for files without the field `window`: as many as a streaming draft has."""
 MAX_VISIBLE_ENTRIES = 1 << 20
 """Largest count of sinks or window entries that is accepted."""
 
@@ -147,33 +148,33 @@ class EagleHeadFile:
         digest = hashlib.sha256(repr(shape).encode())
         rope = self.config.rope
         weights = self.weights
-        tensors = [
+        arrays = [
             rope.inv_freq_RF,
-            torch.tensor(rope.scale),
+            np.float32(rope.scale),
             weights.tokens_M,
-            *(trained for _, trained in weights.trained()),
+            *(trained for _, trained in weights.trained_tensors()),
         ]
-        for tensor in tensors + ([weights.head_MC] if weights.head_MC is not None else []):
-            digest.update(tensor.detach().contiguous().numpy().tobytes())
+        for array in arrays + ([weights.head_MC] if weights.head_MC is not None else []):
+            digest.update(array.tobytes())
         return digest.hexdigest()
 
 
 def default_state_layers(layers: int) -> tuple[int, ...]:
-    """Return the layers of a target behind which a new head reads the residual stream: early, in the middle, and late.
+    """Return the layers of a target after which a new head reads the residual stream: early, in the middle, and late.
 
     The last layer is none of them: passes without logits do not finish it.
     """
     return tuple(sorted({min(2, layers - 1), layers // 2, layers - 1} - {0}))
 
 
-def new_config(target: ModelConfig, choices: int) -> EagleHeadConfig:
+def new_config(target: ModelConfig, draft_vocab_size: int) -> EagleHeadConfig:
     """Return the shape of a new head for a target, with the target's attention and MLP sizes. Raises ModelError."""
     if target.layers < 2:
         raise ModelError("a model of one layer has no hidden states between layers, which an EAGLE head reads")
     inv_freq_F, scale = Unscaled().frequencies(THETA, target.head_dim, target.context)
     return EagleHeadConfig(
         target.vocab_size, target.hidden_size, target.intermediate_size, target.heads, target.kv_heads,
-        target.head_dim, target.norm_eps, default_state_layers(target.layers), choices,
+        target.head_dim, target.norm_eps, default_state_layers(target.layers), draft_vocab_size,
         Rope(inv_freq_F, scale), SINKS, WINDOW, fc_norm=True, norm_output=True, norm_before_residual=True,
         embedding_residual=True,
     )  # fmt: skip
@@ -185,7 +186,7 @@ def is_eagle_head(path: Path) -> bool:
     return "draft_vocab_size" in raw or "triforce" in raw
 
 
-def target_named(folder: Path) -> str | None:
+def target_fingerprint(folder: Path) -> str | None:
     """Return the fingerprint of the target that a head was trained for; None if the folder does not say.
 
     Raises ModelError.
@@ -203,19 +204,20 @@ def read_eagle_head(folder: Path, target: ModelConfig, fingerprint: str, *, fine
     raw = read_json(folder / "config.json")
     if not is_eagle_head(folder):
         raise ModelError(f"{folder} holds no draft that reads hidden states (EAGLE-3): its config.json has no "
-                         f"draft_vocab_size; a model of its own goes on with {argument('draft')}")  # fmt: skip
+                         f"draft_vocab_size. Use it as an ordinary draft model with {argument('draft')}")  # fmt: skip
     own_fields = Fields(raw, "config.json").nested("triforce")
     own_fields.require("format", (FORMAT,))
     config = _config(Fields(raw, "config.json"), own_fields, target)
     _require_fit(folder, config, target)
-    if config.choices > target.vocab_size:
-        raise ModelError(f"{folder} proposes {config.choices} tokens, but the target has {target.vocab_size}; it is a "
-                         "draft for another model")  # fmt: skip
+    if config.draft_vocab_size > target.vocab_size:
+        raise ModelError(f"{folder} proposes {config.draft_vocab_size} tokens, but the target has {target.vocab_size}; "
+                         "it is a draft for another model")  # fmt: skip
     trained_for = own_fields.get("target")
     if trained_for not in (None, fingerprint) and not finetune:
         raise ModelError(
             f"{folder} was trained on the hidden states of another model, or of this one in another dtype; make one "
-            f"for this model with triforce train-draft, or if this is a finetune of that one, use finetune:{folder}"
+            "for this model with triforce train-draft, or if this model is a finetune of that model, use "
+            f"finetune:{folder}"
         )
     return EagleHeadFile(config, read_head_weights(folder, config), trained_for, own_fields.get("card"))
 
@@ -231,7 +233,8 @@ def _config(fields: Fields, own_fields: Fields, target: ModelConfig) -> EagleHea
         raise fields.refusal("head_dim", ["even numbers"])
     vocab_size = fields.integer("vocab_size")
     _, theta, scaling = read_rope(fields, LLAMA, head_dim, fields.integer("max_position_embeddings", target.context))
-    inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
+    with np.errstate(all="ignore"):
+        inv_freq_F, scale = scaling.frequencies(theta, head_dim, target.context)
     return EagleHeadConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
@@ -241,7 +244,7 @@ def _config(fields: Fields, own_fields: Fields, target: ModelConfig) -> EagleHea
         head_dim=head_dim,
         norm_eps=fields.number("rms_norm_eps", 1e-6, minimum=1e-12, maximum=1.0),
         state_layers=_state_layers(fields, own_fields, target.layers),
-        choices=fields.integer("draft_vocab_size", vocab_size, maximum=vocab_size),
+        draft_vocab_size=fields.integer("draft_vocab_size", vocab_size, maximum=vocab_size),
         rope=Rope(inv_freq_F, scale),
         sinks=own_fields.integer("sinks", SINKS, maximum=MAX_VISIBLE_ENTRIES),
         window=own_fields.integer("window", WINDOW, maximum=MAX_VISIBLE_ENTRIES),
@@ -253,7 +256,7 @@ def _config(fields: Fields, own_fields: Fields, target: ModelConfig) -> EagleHea
 
 
 def _state_layers(fields: Fields, own_fields: Fields, layers: int) -> tuple[int, ...]:
-    """Return the counts of layers behind which states are read.
+    """Return the counts of layers after which states are read.
 
     Published configs have these counts, or with `eagle_config` the index of the layer whose output is the state.
     """
@@ -276,7 +279,7 @@ def _state_layers(fields: Fields, own_fields: Fields, layers: int) -> tuple[int,
     )
     if not fits or not all(0 < layer + offset < layers for layer in state_layers):
         raise ModelError(
-            f"config.json: the draft reads states behind layers {state_layers}, which a target of {layers} layers does "
+            f"config.json: the draft reads states after layers {state_layers}, which a target of {layers} layers does "
             "not have; it is a draft for another model"
         )
     return tuple(layer + offset for layer in state_layers)
@@ -291,11 +294,12 @@ def _require_fit(folder: Path, config: EagleHeadConfig, target: ModelConfig) -> 
     for dimension, (draft_size, target_size) in pairs.items():
         if draft_size != target_size:
             raise ModelError(
-                f"{folder} is no draft for this model: its {dimension} is {draft_size}, and the target's {target_size}"
+                f"{folder} is no draft for this model ({dimension}: {draft_size} in the draft, {target_size} in the "
+                "target)"
             )
 
 
-def with_head(weights: EagleHeadWeights, head_MC: Tensor) -> EagleHeadWeights:
+def with_head(weights: EagleHeadWeights, head_MC: NDArray[np.float32]) -> EagleHeadWeights:
     """Return the weights with rows of the target's output head, unless they have an output head of their own."""
     return weights if weights.head_MC is not None else replace(weights, head_MC=head_MC)
 
@@ -304,21 +308,21 @@ def write_eagle_head(folder: Path, draft: EagleHeadFile) -> None:
     """Write an EAGLE head in bfloat16. Each file is replaced atomically. Raises OSError."""
     config = draft.config
     weights = draft.weights
-    named = dict(weights.trained())
-    norms_SC = named.pop("fc_norm_SC", torch.empty(0, 1))
-    tensors = {NAMES[field]: tensor for field, tensor in named.items()}
-    tensors |= {FC_NORM.format(i): norm_C for i, norm_C in enumerate(norms_SC)}
-    stored = {name: tensor.detach().bfloat16().contiguous() for name, tensor in tensors.items()}
-    chosen_V = torch.zeros(config.vocab_size, dtype=torch.bool)
+    named = dict(weights.trained_tensors())
+    norms_SC = named.pop("fc_norm_SC", ())
+    arrays = {NAMES[field]: array for field, array in named.items()}
+    arrays |= {FC_NORM.format(i): norm_C for i, norm_C in enumerate(norms_SC)}
+    stored = {name: converted(array, "bfloat16") for name, array in arrays.items()}
+    chosen_V = np.zeros(config.vocab_size, np.bool_)
     chosen_V[weights.tokens_M] = True
-    stored |= {TOKEN_OFFSETS: weights.tokens_M - torch.arange(config.choices), TOKEN_MASK: chosen_V}
-    write_atomically(folder / "model.safetensors", save(stored))
+    stored |= {TOKEN_OFFSETS: weights.tokens_M - np.arange(config.draft_vocab_size), TOKEN_MASK: chosen_V}
+    write_atomically(folder / "model.safetensors", serialized(stored))
     own_fields: dict[str, Any] = {"format": FORMAT, "target": draft.target, "state_layers": list(config.state_layers)}
     own_fields |= {"sinks": config.sinks, "window": config.window, "card": draft.card}
     own_fields |= {"embedding_residual": config.embedding_residual}
     values = {
         "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "num_hidden_layers": 1,
-        "vocab_size": config.vocab_size, "draft_vocab_size": config.choices, "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size, "draft_vocab_size": config.draft_vocab_size, "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size, "num_attention_heads": config.heads,
         "num_key_value_heads": config.kv_heads, "head_dim": config.head_dim, "rms_norm_eps": config.norm_eps,
         "rope_theta": THETA, "fc_norm": config.fc_norm, "norm_output": config.norm_output,
@@ -336,5 +340,5 @@ def write_atomically(file: Path, data: bytes | memoryview) -> None:
             os.fsync(opened.fileno())
     except OSError as error:
         raise RequestError(
-            f"{file} cannot be written ({error.strerror}); make room: the same command goes on from there"
+            f"{file} cannot be written ({error.strerror}); make room, and repeat the command to continue the training"
         ) from error

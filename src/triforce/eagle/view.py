@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from math import ceil
 
 import numpy as np
-from torch import Tensor
 
+from triforce.arrays import Array
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.kvcache.views.full import FullView
 from triforce.kvcache.views.streaming import steps_in_place
-from triforce.ragged import Ints, ints, to_device
+from triforce.ragged import Ints, ints
 
 
 class EagleHeadView:
@@ -36,15 +36,15 @@ class EagleHeadView:
         self.window = window
         self.unit = memory.unit
         self._fed_B = np.zeros(len(full.rows), dtype=np.int64)
-        self._length = ceil((sinks + window + reach) / self.unit) + 2  # of a page list, in units
-        self._cached_lists: tuple[list[int], Tensor, Tensor] | None = None  # key: dropped units and tables
+        self._list_units = ceil((sinks + window + reach) / self.unit) + 2  # of a page list, in units
+        self._cached_lists: tuple[list[int], Array, Array] | None = None  # dropped units and tables (the key), lists
 
     @property
     def lengths_B(self) -> Ints:
         return np.maximum(self._fed_B, self.full.lengths_B)
 
     def steps(self, counts_B: Ints, limit: int) -> int:
-        """Return how many tokens to feed one by one after a pass of `counts_B`, until its lists move or at `limit`."""
+        """Return how many single tokens may follow a pass of `counts_B` before its lists change, at most `limit`."""
         return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, limit)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
@@ -64,7 +64,7 @@ class EagleHeadView:
         self._fed_B = np.minimum(self._fed_B, lengths_B)
 
     def resume(self, length: int) -> tuple[int, int]:
-        """Return an empty range: the exact view feeds the prompt."""
+        """Return an empty range: passes of the full view feed the prompt."""
         return length, length
 
     def row(self, b: int) -> EagleHeadView:
@@ -72,7 +72,7 @@ class EagleHeadView:
         return self
 
     def fork(self, source: int, row: int) -> None:
-        """Copy nothing: the exact view copies entries with its pages."""
+        """Copy nothing: the full view copies entries with its pages."""
 
     def select(self, rows: Sequence[int]) -> None:
         self._fed_B = self._fed_B[list(rows)]
@@ -87,14 +87,15 @@ class EagleHeadView:
     def swap_in(self, b: int, swapped_length: int) -> None:
         self._fed_B[b] = swapped_length
 
-    def _lists(self, dropped: list[int]) -> Tensor:
-        """Return each row's sinks, and then its units from the `dropped` ones behind the sinks on: int32 (B, U)."""
+    def _lists(self, dropped: list[int]) -> Array:
+        """Return each row's page list, int32 (B, U): its units, without the `dropped` ones after the sinks."""
         pool = self.full.pool
         rows = self.full.rows
         if self._cached_lists is None or self._cached_lists[0] != dropped or self._cached_lists[1] is not pool.pages_BP:
             sinks = self.sinks // self.unit
-            all_BU = pool.units(rows, self.unit)
-            index_BU = np.arange(self._length) + np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])
-            visible_BU = to_device(np.minimum(index_BU, all_BU.shape[1] - 1), all_BU.device)
-            self._cached_lists = dropped, pool.pages_BP, all_BU.gather(1, visible_BU)
+            all_BU = self.kv.array(pool.units(rows, self.unit))  # the pool's memory may be of other kernels
+            index_U = np.arange(self._list_units)
+            index_BU = index_U + np.where(index_U < sinks, 0, ints(dropped)[:, None])
+            visible_BU = self.kv.array(np.minimum(index_BU, all_BU.shape[1] - 1))
+            self._cached_lists = dropped, pool.pages_BP, self.kv.xp.take_along_axis(all_BU, visible_BU, axis=1)
         return self._cached_lists[2]

@@ -1,4 +1,9 @@
-"""Engine: runs many requests at a time on one `EngineCore`, and turns their tokens into chunks of text."""
+"""Engine: runs many requests at a time on one `EngineCore`, and turns their tokens into chunks of text.
+
+Models, costs and the disk cache are made once per `LLM` (`EngineParts`). The page pool, the prefix cache and the
+scheduler are made once per engine. Tiers, their views and the sampler are made for each group of a request, as a
+`SequenceBatch`; after its prefill the group's rows join the running batch of its mode.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.disk_cache.prompt_file import SavedCache
 from triforce.disk_cache.write_queue import PATIENCE
-from triforce.engine import MAX_ITL, MOST_ROWS
+from triforce.engine import MAX_ITL, MAX_ROWS
 from triforce.engine.engine_core import EngineCore
 from triforce.engine.engine_parts import EngineParts, compare
 from triforce.engine.program_end import EndingGenerator, native_work
@@ -24,7 +29,6 @@ from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_group import OnPrefill, SequenceGroup
 from triforce.engine.tier_builder import SharedKV
 from triforce.errors import CacheError, RequestError, argument, require_bool
-from triforce.interface.byte_size import named_path
 from triforce.interface.explain import json_value
 from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.outputs import (
@@ -36,6 +40,7 @@ from triforce.interface.outputs import (
     RequestOutput,
     TokenLogprobs,
 )
+from triforce.interface.quantities import named_path
 from triforce.kvcache import FullView, PagePool
 
 
@@ -48,15 +53,19 @@ class OutputChunk:
     """
 
     text: str
+    """Text that is ready to show, perhaps an empty one."""
     token_ids: list[int]
+    """New tokens since the previous chunk."""
     origins: list[str]
+    """Name of the tier that proposed each new token."""
     index: int
     """Index among the `n` completions."""
     finish_reason: Literal["stop", "length"] | None = None
+    """As in `CompletionOutput`, in the last chunk of a completion; None before."""
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token, if requested."""
     characters: list[int] = field(default_factory=list)
-    """Characters that each token adds to the text. Possible stop strings may hold some of them back."""
+    """Characters that each token adds to the text. A possible stop string holds some back, and a stop drops them."""
     trace: DecodingSnapshot | None = None
     """State of the decoding, if requested."""
 
@@ -65,7 +74,7 @@ class OutputChunk:
         return self.text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as JSON values. None is the logarithm of a probability of zero."""
+        """Return the fields as JSON values. The log-probability of an impossible token, -inf, becomes None."""
         return dict(json_value(self))
 
 
@@ -79,11 +88,11 @@ class OutputStream:
         self._stream = tokenizer.stream(prefix_ids=sequence.prompt) if tokenizer else None
         self._text = StopStringBuffer(sequence.params.stop)
 
-    def take(self, count: int, finish: Callable[[TokenSequence, int], None]) -> OutputChunk:
+    def take(self, count: int, end_sequence: Callable[[TokenSequence, int], None]) -> OutputChunk:
         """Read the last `count` tokens of the sequence, and return the text that is ready to show.
 
-        finish: called with the sequence and the number of surplus tokens when a stop string is complete. Raises
-        RequestError if the text does not satisfy its grammar, which became too complex.
+        end_sequence: called at a complete stop string, with the sequence and the number of tokens after the string.
+        Raises RequestError if the grammar became too complex to constrain the rest of the text.
         """
         sequence = self.sequence
         if sequence.constraint and (failure := sequence.constraint.failure):
@@ -98,10 +107,10 @@ class OutputStream:
             shown += self._text.add(text)
             characters.append(len(text))
             if self._text.stopped:
-                finish(sequence, count - len(characters))
+                end_sequence(sequence, count - len(characters))
                 break
         token_count = len(characters)
-        if sequence.finish and self._stream:
+        if sequence.finish_reason and self._stream:
             final_text = self._stream.flush()
             characters[-1] += len(final_text)
             shown += self._text.add(final_text) + self._text.flush()
@@ -114,7 +123,7 @@ class OutputStream:
             new_tokens[:token_count],
             origins[:token_count],
             sequence.choice,
-            sequence.finish,
+            sequence.finish_reason,
             logprobs,
             characters,
             sequence.trace,
@@ -137,7 +146,7 @@ class OutputStream:
             sequence.choice,
             self._text.text,
             sequence.tokens,
-            sequence.finish or "length",
+            sequence.finish_reason or "length",
             self._logprobs if sequence.params.logprobs is not None else None,
             sequence.origins,
             sequence.seed,
@@ -189,19 +198,26 @@ Event = OutputChunk | RequestOutput | Exception
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One prompt in one mode, and the state of its `n` completions."""
+    """One prompt in one mode, and the state of its `n` completions. `LLM.request` makes it; an engine runs it once."""
 
+    parts: EngineParts
+    """Models of the LLM that made the request. Only engines of that LLM run it."""
     prompt: list[int]
+    """Token ids of the prompt."""
     streams: list[OutputStream]
     """One stream for each of the `n` completions."""
     mode: str
+    """Name of the mode: the tiers that may run."""
     coupling: str
+    """Verification of draft tokens: seeded, rejection or block."""
     kv: KVMemoryUsage = field(default_factory=KVMemoryUsage)
+    """Memory of the target's KV in this engine, in bytes, at the end of the request."""
     kv_dtype: str = ""
+    """Name of the type of the target's keys and values, set at the end of the request."""
     groups: list[SequenceGroup] = field(default_factory=list)
-    """The sequences of the request, in groups of at most as many as there are rows."""
+    """The sequences of the request, in groups. No group has more sequences than the engine has rows."""
     reread: str = ""
-    """Reason why no more of the prompt could be reused; "" if there is none."""
+    """Reason why most of the prompt was not cached, by `ReadingHistory.reread_reason`; "": no reason is due."""
     text: str | None = None
     """The prompt, if the caller gave it as a text."""
 
@@ -213,7 +229,7 @@ class Request:
     @property
     def done(self) -> bool:
         """Whether every sequence is finished."""
-        return all(sequence.finish for sequence in self.sequences)
+        return all(sequence.finish_reason for sequence in self.sequences)
 
     @property
     def error(self) -> Exception | None:
@@ -222,7 +238,7 @@ class Request:
 
     @property
     def started(self) -> float | None:
-        """Time of its admission, by `perf_counter`; None before."""
+        """Time at which the request was admitted, by `perf_counter`; None while it waits."""
         return self.groups[0].started if self.groups else None
 
     def output(self) -> RequestOutput:
@@ -241,16 +257,20 @@ class Request:
             decode_seconds=sum(max(member.decode_seconds for member in group.sequences) for group in self.groups),
             kv=self.kv,
             kv_dtype=self.kv_dtype,
-            cached_tokens=self.groups[0].cached,
+            cached_tokens=self.groups[0].cached_prompt_tokens,
             reread=self.reread,
             prompt=self.text,
         )
 
 
 class Engine:
-    """Runs requests on an engine core: `submit` them, then `step` until they are done. `cancel` ends one early.
+    """Continuous batching: requests join and leave a batch between two steps. `LLM.open` makes an engine.
 
-    rows: texts at a time. pages: of KV. turn, max_itl: see `EngineCore`. pool: an existing pool to use.
+    `submit` queues requests. Each `step` prefills parts of waiting prompts, then lengthens every running text by the
+    tokens of one verification. `cancel` ends a request between two steps. An engine serves one thread at a time.
+
+    rows: sequences decoded at a time. pages: capacity of their KV in pages of 16 tokens. turn, max_itl: as in
+    `LLM.open`. pool: an existing page pool; None allocates one. Raises CacheError if the KV does not fit.
     """
 
     def __init__(
@@ -264,6 +284,7 @@ class Engine:
     ) -> None:
         store = SharedKV(parts.pair.decoders, parts.speculation, rows, pages, pool)
         self.core = EngineCore(store, parts.coupling, parts.costs, turn, max_itl, parts.disk_prefixes(store))
+        self._parts = parts
         self._ranks = parts.ranks
         self._requests: list[Request] = []
         self._history = ReadingHistory(self.core.disk)
@@ -281,25 +302,26 @@ class Engine:
     ) -> Generator[tuple[Request, OutputChunk | RequestOutput], None, None]:
         """Submit requests, and yield the chunks and the output of each, until all are done or the iterator is closed.
 
-        Raises the error that ends a request, or RequestError with the reason given to `end`.
+        Each item is a request and its chunk or output. Parameters are those of `submit`. Raises the error that ends a
+        request, or RequestError with the reason given to `end`.
         """
         self.submit(requests, memory, saved, on_prefill, on_read)
-        faults: tuple[type[Exception], ...] = ()
+        suppressed: tuple[type[Exception], ...] = ()
         try:
             while self.busy:
                 if self._end_reason:
                     raise RequestError(self._end_reason)
                 if self._ranks.count > 1:
-                    self._ranks.broadcast(None)  # rank 0 may have waited for the consumer of its text
+                    self._ranks.broadcast(None)  # the other ranks wait here until the consumer of rank 0 goes on
                 for request, event in self._step():
                     if isinstance(event, Exception):
                         raise event
                     yield request, event
         except KeyboardInterrupt:
-            faults = (Exception,)  # it may have interrupted a change of rows, after which a batch is unusable
+            suppressed = (Exception,)  # the interrupt may have left a batch with half-changed rows
             raise
         finally:
-            with suppress(*faults):
+            with suppress(*suppressed):
                 for request in requests:
                     self.cancel(request)
                 until = perf_counter() + PATIENCE
@@ -317,38 +339,56 @@ class Engine:
         on_prefill: OnPrefill | None = None,
         on_read: Callable[[FullView], None] | None = None,
     ) -> None:
-        """Queue requests, all or none. Raises CacheError if one can never fit, and RequestError after `close`.
+        """Queue requests, all or none.
 
-        on_prefill: called with the progress of all prompts together. on_read: called with the full view of the first
-        prompt. memory, saved: see `SequenceGroup`.
+        memory: a caller's full view to continue, such as a `Session`'s; `requests` then has one request of one
+        sequence. saved: an opened file with the KV of a prompt; prompts that begin alike reuse that KV. on_prefill:
+        called with the number of prefilled tokens and the number of all tokens, summed over all prompts. on_read:
+        called with the full view of the first prompt once it is prefilled. Raises CacheError if a request needs more
+        KV than the engine has, RequestError after `close` and for a request that was submitted before or that another
+        LLM made, and TypeError for anything but a list of requests.
         """
         if self._end_reason:
             raise RequestError(self._end_reason)
         if isinstance(requests, Request):
             raise TypeError("submit takes a list of requests; pass [request]")
+        for request in requests:
+            self._require_own(request)
+        if len(set(requests)) < len(requests) or any(request.groups for request in requests):
+            raise RequestError("a request is submitted once; make another one with LLM.request")
         rows = self.core.store.rows
-        for request, report in zip(requests, _reports(requests, on_prefill), strict=True):
-            texts = request.sequences
-            when_read = on_read if request is requests[0] else None
-            # The texts of later groups start from the prompt that the first one reads.
-            request.groups = [
+        groups_by_request = [
+            [
+                # Later groups of a request reuse the prompt's KV, which its first group prefills.
                 SequenceGroup(
-                    texts[start : start + rows],
+                    request.sequences[start : start + rows],
                     request.mode,
                     memory,
                     saved,
-                    on_prefill=None if start else report,
-                    on_read=None if start else when_read,
+                    on_prefill=None if start else callback,
+                    on_read=None if start or i else on_read,
                 )
-                for start in range(0, len(texts), rows)
+                for start in range(0, len(request.streams), rows)
             ]
-        self.core.submit([group for request in requests for group in request.groups])
-        for request in requests:
+            for i, (request, callback) in enumerate(
+                zip(requests, _prefill_callbacks(requests, on_prefill), strict=True)
+            )
+        ]
+        self.core.submit([group for groups in groups_by_request for group in groups])
+        for request, groups in zip(requests, groups_by_request, strict=True):
+            request.groups = groups
             self._streams |= {stream.sequence: (request, stream) for stream in request.streams}
         self._requests += requests
 
+    def _require_own(self, request: Request) -> None:
+        """Raise an error unless this engine can run `request`."""
+        if not isinstance(request, Request):
+            raise TypeError(f"{request!r:.60} is no request; LLM.request makes one from a prompt")
+        if request.parts is not self._parts:
+            raise RequestError("another LLM made this request; submit it to an engine of that LLM")
+
     def cancel(self, request: Request) -> None:
-        """Stop a request, and free its KV at once. No effect when it is done."""
+        """Stop a request, and free its rows at once. Its KV may stay in the prefix cache. No effect when it is done."""
         if request in self._requests:
             self._requests.remove(request)
             for group in request.groups:
@@ -358,7 +398,11 @@ class Engine:
 
     @native_work()
     def step(self) -> list[tuple[Request, Event]]:
-        """Run one step of all texts. Returns the new events of requests; the last of each is its output or an error."""
+        """Run one step of all texts, and return the new events of requests.
+
+        Each item is a request with a chunk, its output or the error that ended it. The last event of a request is its
+        output or an error. Raises RankError where a rank that shares the model is lost.
+        """
         return self._step()
 
     def _step(self) -> list[tuple[Request, Event]]:
@@ -375,31 +419,36 @@ class Engine:
             self.cancel(request)
             request.kv = self.core.store.pool.bytes
             request.kv_dtype = self.core.store.pool.kv_dtype
-            self._explain(request)
+            self._set_reread(request)
             events.append((request, request.error or request.output()))
         return events
 
-    def _explain(self, request: Request) -> None:
-        """Set why the prompt was read, if its text may be shared and it does not continue a caller's view."""
+    def _set_reread(self, request: Request) -> None:
+        """Set `request.reread`, unless the request has no scope, failed, or continues a caller's view."""
         sequence = request.sequences[0]
         group = request.groups[0]
         if sequence.scope is None or group.memory is not None or request.error:
             return
         slow = sequence.disk is not None and sequence.disk.given_up
-        request.reread = self._history.reread_reason(sequence.scope, request.prompt, group.cached, slow_disk=slow)
+        cached_tokens = group.cached_prompt_tokens
+        request.reread = self._history.reread_reason(sequence.scope, request.prompt, cached_tokens, slow_disk=slow)
         if request.reread and sequence.params.prompt_logprobs is not None:
-            request.reread = "log-probabilities of its tokens were asked for, which only reading gives"
+            request.reread = "log-probabilities of its tokens were requested, which only a prefill gives"
         self._history.record(sequence.scope, [*request.prompt, *sequence.tokens])
 
     def finish(self, request: Request) -> RequestOutput:
-        """Step until a request is done, and return its output. Raises the error that ended it."""
-        while self.busy:
+        """Step until a submitted request is done, and return its output.
+
+        Raises the error that ended it, and RequestError for a request that is not running.
+        """
+        while request in self._requests:
             for event_request, event in self.step():
                 if event_request is request and isinstance(event, Exception):
                     raise event
                 if event_request is request and isinstance(event, RequestOutput):
                     return event
-        raise AssertionError("a request ends with its output")
+        self._require_own(request)
+        raise RequestError("this request is not running; submit a new one before finish")
 
     @property
     def busy(self) -> bool:
@@ -414,25 +463,26 @@ class Engine:
         self.core.close()
 
 
-def _reports(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
+def _prefill_callbacks(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
     """Return a callback for each request that calls `on_prefill` with the progress of all requests together.
 
-    Each prompt counts once for all its texts, as the later ones copy the KV of the first.
+    The prompt of a request counts once for all its sequences: it is prefilled once, and its KV is copied.
     """
     if on_prefill is None:
         return [None] * len(requests)
     sizes = [len(request.prompt) - 1 for request in requests]
-    tokens_read = [0] * len(requests)
+    prefilled_tokens = [0] * len(requests)
 
-    def report(i: int, tokens: int, _: int) -> None:
-        tokens_read[i] = min(tokens, sizes[i])
-        on_prefill(sum(tokens_read), sum(sizes))
+    def update_progress(i: int, tokens: int, _: int) -> None:
+        prefilled_tokens[i] = min(tokens, sizes[i])
+        on_prefill(sum(prefilled_tokens), sum(sizes))
 
-    return [partial(report, i) for i in range(len(requests))]
+    return [partial(update_progress, i) for i in range(len(requests))]
 
 
-SPARE = 64, 1 / 16
-"""Spare pages of an engine, at least, and as a share of its pages: the next prompt on a document may be longer."""
+MIN_SPARE_PAGES = 64
+SPARE_PAGES_SHARE = 1 / 16
+"""Spare pages of a new engine, as a share of its pages. With them a later, longer prompt can reuse the engine."""
 
 
 class EngineLender:
@@ -455,7 +505,8 @@ class EngineLender:
     ) -> Iterator[tuple[Request, OutputChunk | RequestOutput]]:
         """Run requests on one engine, and yield the events of each: chunks of text, and at the end its output.
 
-        save, load: files for the KV of the first prompt, and of an earlier one (see `disk_cache.prompt_file`).
+        save: file to write the KV of the first prompt to. load: file with the KV of an earlier prompt, to start from
+        (see `disk_cache.prompt_file`).
         Closing the iterator, or dropping it, cancels all requests. Raises TriforceError, and any exception that
         `on_prefill` raises.
         """
@@ -473,7 +524,7 @@ class EngineLender:
         parts = self.parts
         if parts.ranks.count > 1 and (save or load):
             raise RequestError(
-                f"a saved KV cache is of one process; leave out {argument('ranks')} and torchrun, or the file"
+                f"a saved KV cache needs a single process; leave out {argument('ranks')} and torchrun, or the file"
             )
         facts = [(r.prompt, r.mode, r.sequences[0].params, r.sequences[0].seed) for r in requests]
         compare(parts.ranks, "requests", facts)
@@ -482,8 +533,8 @@ class EngineLender:
         sizes = sorted(
             pages_for(sequence.capacity(context, reach)) for request in requests for sequence in request.sequences
         )
-        rows = min(len(sizes), MOST_ROWS)
-        pages = sum(sizes[-MOST_ROWS:])
+        rows = min(len(sizes), MAX_ROWS)
+        pages = sum(sizes[-MAX_ROWS:])
         with self._lend(rows, pages, memory, reuse=not (save or load or memory)) as engine:
             pool = engine.core.store.pool
             saved = parts.open_prompt(load, pool) if load else None
@@ -509,7 +560,7 @@ class EngineLender:
             engine.end(reason)
 
     def clear(self) -> None:
-        """Free the idle engine, with the prefixes that it has read."""
+        """Free the idle engine and the prefixes that it caches."""
         if self._idle:
             self._idle.close()
         self._idle = None
@@ -553,14 +604,15 @@ class EngineLender:
             return engine
         self.clear()
         # With offloaded KV, unused pages would take memory from resident pages.
-        spare_pages = max(SPARE[0], int(pages * SPARE[1])) if self.parts.speculation.offload.kind == "none" else 0
+        offloads = self.parts.speculation.offload.kind != "none"
+        spare_pages = 0 if offloads else max(MIN_SPARE_PAGES, int(pages * SPARE_PAGES_SHARE))
         try:
             return Engine(self.parts, rows, pages + spare_pages)
         except CacheError:
             return Engine(self.parts, rows, pages)
 
 
-def collected(
+def collect_outputs(
     requests: Sequence[Request], events: Iterable[tuple[Request, Event]], use_tqdm: bool | None
 ) -> list[RequestOutput]:
     """Return the output of each request, in order. Raises Interruption, which holds the finished outputs."""

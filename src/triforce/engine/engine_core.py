@@ -1,8 +1,11 @@
-"""EngineCore: prefills groups, decodes sequences together, and removes finished ones. It knows tokens, not text.
+"""EngineCore: prefills groups, decodes sequences together, and removes finished ones. It handles tokens, not text.
 
-The sequences of a mode are one batch, and all batches have their KV in one store. The `Scheduler` decides which prompt
-is read next, and which group is swapped out. A `PrefillPacer` decides how many prompt tokens are read between two
-steps.
+The running sequences of a mode are one batch, and all batches have their KV in one `SharedKV`, the store. The
+`Scheduler` decides which prompt is prefilled next, and which group is swapped out. A `PrefillPacer` decides how many
+prompt tokens are prefilled between two steps. No pass mixes prompt tokens with decoding.
+
+A page is free once neither a row nor the prefix cache references it. Rows drop their pages when their sequence leaves
+the batch; the prefix cache drops pages when the scheduler needs room for a new group.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import NamedTuple
 
+from triforce.arrays import is_gpu
 from triforce.backends.kernel_api import PAGE
-from triforce.disk_cache.prefixes import DiskPrefixes, Pages
+from triforce.disk_cache.prefixes import DiskPrefixes, PageLookup
 from triforce.engine import MAX_ITL
 from triforce.engine.scheduler import MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
 from triforce.engine.sequence import TokenSequence
@@ -28,7 +32,7 @@ from triforce.planner import CostModel
 
 
 class PrefillTask(NamedTuple):
-    """A group whose prompts are being read. passes: yields (cached tokens, all tokens) after each part of a pass."""
+    """A group that is being prefilled. passes: yields (cached tokens, all tokens) after each part of a pass."""
 
     group: SequenceGroup
     batch: SequenceBatch
@@ -43,17 +47,20 @@ def share_prefixes(
     prefixes: PrefixCache,
     midway: bool = False,
 ) -> None:
-    """Share the KV of these sequences with later prompts that begin alike. midway: their prefill is not finished."""
+    """Share the KV of these sequences with later prompts that begin alike.
+
+    midway: the prefill of `sequences` goes on, so the disk cache does not yet store the KV of layers with a window.
+    """
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
         if sequence not in sequences or sequence.scope is None:
             continue
-        # Under `strict` only KV of prompts is shared: decoded tokens have other bits.
+        # Under `strict` only KV of prompts is shared: the KV of decoded tokens differs from a prefill in its last bits.
         shared_tokens = int(pool.lengths_B[b])
         shared_tokens = (
             max(0, min(shared_tokens, len(sequence.prompt) - 1 - TAIL)) if store.speculation.strict else shared_tokens
         )
-        text = batch.prefix.ids_BS[b, : shared_tokens // store.whole * store.whole].copy()
+        text = batch.prefix.ids_BS[b, : shared_tokens // store.prefix_unit * store.prefix_unit].copy()
         if batch.memory is None:
             prefixes.insert(sequence.scope, text, pool.tables[b], pool.windows.tables[b] if pool.windows else ())
         if sequence.disk:
@@ -61,8 +68,8 @@ def share_prefixes(
             sequence.disk.keep(text, locate_pages, midway)
 
 
-def _pages_of(pool: PagePool, b: int) -> Pages:
-    """Return a function that finds pages of a row that a caller owns. A copy of the table: the row may free pages."""
+def _pages_of(pool: PagePool, b: int) -> PageLookup:
+    """Return a function that finds pages of row b of a caller's view, by a copy of its present page table."""
     page_table = list(pool.tables[b])
     windows = pool.windows
 
@@ -76,9 +83,10 @@ def _pages_of(pool: PagePool, b: int) -> Pages:
 class EngineCore:
     """Runs the models for groups of sequences: `submit` them, then `step` until they are finished.
 
-    store: the KV, which bounds rows and pages. costs: of passes, and findings on layers to search; the core adds to
-    them. turn: steps after which a running group is swapped out for waiting ones; None: never. max_itl: most seconds
-    between two steps while prompts are read between them. disk: the disk cache of this KV.
+    store: KV of all groups, which bounds their rows and pages. costs: measured costs of passes, and findings, which
+    name the layers that gain from a search (`planner.searched_layers`); the core adds its own. turn: steps after which
+    a running group is swapped out for waiting groups; None: never. max_itl: largest inter-token latency, in seconds,
+    that prefill between two steps may cause. disk: the disk cache of this KV.
     """
 
     def __init__(
@@ -95,9 +103,9 @@ class EngineCore:
         self._costs = costs
         self.disk = disk
         self._target = store.models.target
-        min_tokens = MIN_PASS_TOKENS if self._target.device.type == "cpu" else MIN_PASS_TOKENS_ON_GPU
+        min_tokens = MIN_PASS_TOKENS_ON_GPU if is_gpu(self._target.device) else MIN_PASS_TOKENS
         self._pacer = PrefillPacer(max_itl, self._target.ranks, min_tokens, strict=store.speculation.strict)
-        self.prefixes = PrefixCache(store.pool, store.whole)
+        self.prefixes = PrefixCache(store.pool, store.prefix_unit)
         self.scheduler = Scheduler(store, self.prefixes, turn)
         self._step_seconds = 0.0  # of the latest step of all texts
         self.batches: dict[str, SequenceBatch] = {}
@@ -109,7 +117,7 @@ class EngineCore:
         self.scheduler.add(groups)
 
     def cancel(self, group: SequenceGroup) -> None:
-        """Stop a group, and free its rows. Its KV stays for later prompts, unless it failed. No effect at its end."""
+        """Stop a group, and free its rows. Unless it failed, the prefix cache keeps its KV. No effect once it ended."""
         if group.status is Status.PREFILLING:
             batch = self.prefilling.pop(group).batch
             if not group.error:
@@ -124,7 +132,7 @@ class EngineCore:
     def swap_out(self, group: SequenceGroup) -> None:
         """Copy the state of a running group to host memory, free its rows, and queue it behind all others.
 
-        Its text does not change. A group that continues a caller's view is not swapped out.
+        The texts of the group do not change. A group that continues a caller's view is not swapped out.
         """
         if group.status is Status.RUNNING and not group.memory:
             group.swapped = [self.batches[group.mode].swap_out(sequence) for sequence in group.unfinished]
@@ -145,44 +153,45 @@ class EngineCore:
     @property
     def kv_tokens(self) -> int:
         """Number of tokens whose K and V are cached for rows."""
-        reading = (task.batch for task in self.prefilling.values())
-        return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *reading])
+        prefilled = (task.batch for task in self.prefilling.values())
+        return sum(int(batch.top.cache.lengths_B.sum()) for batch in [*self.batches.values(), *prefilled])
 
     def step(self) -> list[tuple[TokenSequence, int]]:
-        """Read parts of prompts, then make one proposal for each row. Returns (sequence, new tokens) pairs.
+        """Prefill parts of prompts, then verify once for each row. Returns (sequence, count of new tokens) pairs.
 
-        Finished sequences have left their batch. A failure sets `error` of its group, and other groups go on. With
-        several ranks a failed pass raises.
+        Finished sequences have left their batch. An error in a pass is set as the `error` of its groups, and other
+        groups go on. Where several ranks share the model, the error is raised.
         """
         if any(group.status is not Status.RUNNING for group in self.scheduler.groups):
-            self._read_prompts()
+            self._prefill_prompts()
         outputs = self._decode()
         if self.disk:
             self.disk.write_between_steps()
         return outputs
 
-    def _read_prompts(self) -> None:
-        """Read parts of waiting prompts while there is time. If none fits, swap out a group that has had its turn."""
+    def _prefill_prompts(self) -> None:
+        """Prefill parts of prompts while there is time. If none is left to prefill, swap out a group after its turn."""
         self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
-            self._prefill_once(self.prefilling[self.scheduler.next_to_read()])
+            self._prefill_once(self.prefilling[self.scheduler.next_to_prefill()])
             if not self._pacer.has_time():
                 break
         if self.scheduler.turn is not None and not self._admit() and (group := self.scheduler.to_swap_out()):
             self.swap_out(group)
 
     def finish(self, sequence: TokenSequence, surplus: int) -> None:
-        """End a sequence before its last `surplus` tokens, at a stop string. It may have left its batch already."""
+        """End a sequence at a stop string, without its last `surplus` tokens. It may have left its batch already."""
         sequence.cut(surplus)
         for mode, batch in list(self.batches.items()):
             if sequence in batch.sequences:
                 self._leave(mode, [sequence])
 
     def _admit(self) -> bool:
-        """Start the groups that the scheduler admits. Returns whether there are prompts to read."""
+        """Begin the groups that the scheduler admits. Returns whether there are prompts to prefill."""
         while admitted := self.scheduler.admit():
-            self._begin(*admitted)
-            self.store.pool.decref(*admitted[1])
+            group, prefix = admitted
+            self._begin(group, prefix)
+            self.store.pool.decref(*prefix)
         return bool(self.prefilling)
 
     def _begin(self, group: SequenceGroup, prefix: PrefixPages) -> None:
@@ -200,13 +209,13 @@ class EngineCore:
             pace = PacedPrompt(self._pacer)
             self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
             group.status = Status.PREFILLING
-            group.unread_tokens = max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
+            group.tokens_to_prefill = max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
             return
         self.scheduler.remove(group)
         if batch:
             batch.keep([])
             group.error = CacheError(
-                f"one of the processes that share the model has no room for its KV; see {argument('kv_offload')} and "
+                f"the KV of this request does not fit on one of the ranks; see {argument('kv_offload')} and "
                 "--max-num-seqs"
             )
 
@@ -214,31 +223,36 @@ class EngineCore:
         store = self.store
         costs = self._costs if group.mode == "auto" else None
         findings = None
-        if store.speculation.retrieval.searched_layers is None:  # only under `seeded` may texts share findings
-            findings = self._costs.layers if self._coupling == "seeded" else {}
-        how = store.models, MODES[group.mode], store.speculation, self._coupling
-        return SequenceBatch(*how, group.unfinished, group.memory, costs, findings, store, prefix)
+        if store.speculation.retrieval.searched_layers is None:
+            # Under a coupling other than `seeded` searched layers change a text. With shared findings a text would
+            # depend on earlier ones, so each batch begins without findings.
+            findings = self._costs.findings if self._coupling == "seeded" else {}
+        setting = store.models, MODES[group.mode], store.speculation, self._coupling
+        return SequenceBatch(*setting, group.unfinished, group.memory, costs, findings, store, prefix)
 
     def _prefill_once(self, task: PrefillTask) -> None:
-        """Read one part of the prompts of a group. At their end its sequences join the batch of their mode."""
-        (group, batch, pace, passes), read, started = task, False, perf_counter()
+        """Prefill one part of a group. When its prefill ends, the sequences of the group join the batch of its mode."""
+        group, batch, pace, passes = task
+        pass_succeeded = False
+        started = perf_counter()
         try:
             progress = next(passes, None)
             pace.record(perf_counter() - started)
             disk = group.sequences[0].disk
             cached_tokens = int(batch.top.cache.lengths_B[0])
-            has_progress = cached_tokens > group.tokens_read
-            group.tokens_read = cached_tokens
-            group.unread_tokens = progress[1] - progress[0] if progress else 0
-            awaited = has_progress and self.scheduler.awaited(group)
-            if (windows_back := group.regained(cached_tokens)) or (disk and disk.has_unsaved(cached_tokens)) or awaited:
-                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not windows_back)
-            read = True
+            has_progress = cached_tokens > group.prefilled_tokens
+            group.prefilled_tokens = cached_tokens
+            group.tokens_to_prefill = max(0, group.prompt_tokens - cached_tokens) if progress else 0
+            windows_restored = group.windows_restored(cached_tokens)
+            is_awaited = has_progress and self.scheduler.is_awaited(group)
+            if windows_restored or (disk and disk.has_unsaved(cached_tokens)) or is_awaited:
+                share_prefixes(batch, group.sequences[:1], self.store, self.prefixes, midway=not windows_restored)
+            pass_succeeded = True
             if progress and group.on_prefill:
                 group.on_prefill(*progress)
         except Exception as error:
             self._raise_if_shared(error)
-            if read:  # an error in `on_prefill` gives up the text, and its KV so far stays shared
+            if pass_succeeded:  # `on_prefill` raised: the KV prefilled so far is valid, and stays shared
                 self.cancel(group)
             group.fail(error)
             return self.cancel(group)
@@ -266,7 +280,7 @@ class EngineCore:
                 continue
             seconds += perf_counter() - started
             outputs += [(member, count) for member, count in zip(batch.sequences, accepted, strict=True) if count]
-            if finished := [sequence for sequence in batch.sequences if sequence.finish]:
+            if finished := [sequence for sequence in batch.sequences if sequence.finish_reason]:
                 self._leave(mode, finished)
         self._step_seconds = seconds
         for group in self.scheduler.groups:
@@ -274,7 +288,7 @@ class EngineCore:
         return outputs
 
     def _fail(self, mode: str, error: Exception) -> None:
-        """Cancel the groups of a mode whose pass failed, and drop shared prefixes: their KV may be wrong."""
+        """Cancel the groups of a mode whose pass failed. Drop all shared prefixes, whose KV may be wrong now."""
         self._raise_if_shared(error)
         self._forget()
         for group in [group for group in self.scheduler.running if group.mode == mode]:

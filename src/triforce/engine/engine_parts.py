@@ -1,4 +1,4 @@
-"""EngineParts: models, settings and caches of all engines of an LLM, and the names of its KV in files."""
+"""EngineParts: models, settings and caches of all engines of an LLM. It fingerprints KV that is written to files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class EngineParts:
     speculation: SpeculativeConfig
     coupling: str
     costs: CostModel
-    """Costs of passes, acceptance and findings. Engines add to them."""
+    """Measured costs of passes, acceptance rates, and findings about searched layers. Engines add their own."""
     disk: DiskCache | None
     """The disk cache, if there is one."""
 
@@ -42,16 +42,16 @@ class EngineParts:
         if self.disk is None:
             return None
         draft = self.pair.draft
-        drafter = f"{draft.fingerprint} {self.speculation.lower_tiers}" if draft else ""
-        profile = KVProfile(self.pair.name, self.pair.cached_by, drafter, self._kernels(store.pool))
-        return DiskPrefixes(self.disk, profile, store.pool, store.whole)
+        draft_fingerprint = f"{draft.fingerprint} {self.speculation.lower_tiers}" if draft else ""
+        profile = KVProfile(self.pair.name, self.pair.kv_fingerprint, draft_fingerprint, self._kernels(store.pool))
+        return DiskPrefixes(self.disk, profile, store.pool, store.prefix_unit)
 
     def open_prompt(self, path: Path, pool: PagePool) -> prompt_file.SavedCache:
         """Open the saved KV of a prompt. Raises CacheError if its pages do not fit the pool."""
         return prompt_file.SavedCache(path, self._cache_fingerprint(pool))
 
     def prompt_saver(self, path: Path, pool: PagePool, prompt: list[int]) -> Callable[[FullView], None]:
-        """Reserve disk space, and return a function that writes the file. If that fails, it only warns."""
+        """Reserve disk space, and return a function that writes the file. If writing fails, the function only warns."""
         fingerprint = self._cache_fingerprint(pool)
         reserved = prompt_file.reserve(path, prompt_file.size_of(pool, len(prompt) - 1))
 
@@ -66,11 +66,11 @@ class EngineParts:
 
     def _cache_fingerprint(self, pool: PagePool) -> prompt_file.CacheFingerprint:
         """Return the identity of the models and kernels that compute the pages of a pool."""
-        return prompt_file.CacheFingerprint(self.pair.cached_by, self._kernels(pool))
+        return prompt_file.CacheFingerprint(self.pair.kv_fingerprint, self._kernels(pool))
 
     def _kernels(self, pool: PagePool) -> str:
-        """Return the name of the kernels that compute a pool's bits: one for saved prompts and the disk cache."""
-        return f"{dispatch.identity(self.pair.decoders.target.model, pool.kv)}, {dispatch.build()}"
+        """Return the name of the kernels that compute a pool's KV, as saved prompts and the disk cache record it."""
+        return f"{dispatch.identity(self.pair.decoders.target.model, pool.kv)}, {dispatch.build_identity()}"
 
 
 def compare(ranks: TPGroup, what: str, facts: object) -> None:

@@ -1,4 +1,4 @@
-"""Inputs of users, checked and converted for the engine: prompts to token ids, and names that are in a table."""
+"""Inputs of users, checked and converted for the engine: prompts to token ids, names of modes and options."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.model_loader import Checkpoint
-from triforce.engine.tier_builder import DRAFTED, MODES, ModelSet
-from triforce.errors import ContextLengthError, RequestError, argument, placed, require_bool, suggest
+from triforce.engine.tier_builder import DRAFT_MODES, MODES, ModelSet
+from triforce.errors import ContextLengthError, RequestError, argument, error_prefix, require_bool, suggest
 from triforce.interface.messages import Message
 from triforce.interface.sampling_params import SamplingParams, chat_defaults
 from triforce.model.config import ModelConfig
 from triforce.sampling.logits import check_bias
 
-PLENTY = 16
-"""Characters per token of the context. The beginning of a longer text may prove that it is too long."""
+PROBE_CHARACTERS_PER_TOKEN = 16
+"""A text with more characters per token of the context is probed first: its beginning of that length is tokenized."""
 
 Prompt = str | Sequence[int]
 """A text, or token ids in a list, an array or a tensor."""
@@ -39,22 +39,24 @@ class PromptSource(Protocol):
     def tokenizer(self) -> Tokenizer | None: ...
 
 
-CONVERSATION = {
+CONVERSATION_ADVICE = {
     "generate": "pass it to chat",
     "stream": "pass llm.encode_chat(messages)",
     "ask": "pass llm.encode_chat(messages)",
     "request": "pass llm.encode_chat(messages)",
     "encode": "pass it to encode_chat",
 }
-"""Advice for a caller who passed a conversation as a prompt, by the method that was called."""
+"""Advice to a caller that passed a conversation as a prompt, by the name of the method."""
 
 
 def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """Return a list of prompts, from one prompt or a list of them. Raises TypeError for anything else."""
-    plain_prompts: Any = _plain(prompts, "a prompt", CONVERSATION["generate"])
+    plain_prompts: Any = _plain(prompts, "a prompt", CONVERSATION_ADVICE["generate"])
     if isinstance(plain_prompts, str) or (len(plain_prompts) > 0 and isinstance(plain_prompts[0], Integral | float)):
         return [plain_prompts]
-    checked = [_plain(prompt, f"prompts[{i}]", CONVERSATION["generate"]) for i, prompt in enumerate(plain_prompts)]
+    checked = [
+        _plain(prompt, f"prompts[{i}]", CONVERSATION_ADVICE["generate"]) for i, prompt in enumerate(plain_prompts)
+    ]
     for i, prompt in enumerate(checked):
         if _holds_several(prompt):
             raise TypeError(f"prompts[{i}] is a list of prompts; pass a text, or a list of token ids")
@@ -63,7 +65,7 @@ def one_or_many(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 def one_prompt(caller: str, prompt: Prompt) -> Prompt:
     """Return one prompt. Raises TypeError for several prompts, or anything else."""
-    plain_prompt = _plain(prompt, "a prompt", CONVERSATION[caller])
+    plain_prompt = _plain(prompt, "a prompt", CONVERSATION_ADVICE[caller])
     if _holds_several(plain_prompt):
         advice = "call it for each of these, or pass all of them to generate"
         raise TypeError(f"{caller} takes one prompt; {'join these to one text' if caller == 'ask' else advice}")
@@ -76,8 +78,8 @@ def _holds_several(prompts: Any) -> bool:
 
 @contextmanager
 def one_of(things: str, place: int, count: int) -> Iterator[None]:
-    """Add the place among several `things` to the message of a TriforceError."""
-    with placed(f"{things}[{place}]") if count > 1 else nullcontext():
+    """Prefix the message of a TriforceError with `things[place]`, where `count` is more than one."""
+    with error_prefix(f"{things}[{place}]") if count > 1 else nullcontext():
         yield
 
 
@@ -93,16 +95,20 @@ def params_of_each(
     checked = [params_of_one(entry, place=f"params[{i}]") for i, entry in enumerate(params)]
     if len(checked) != count:
         raise RequestError(
-            f"{count} prompts but {len(checked)} sampling parameters; give one for each, or one that is not in a list"
+            f"{count} prompts but {len(checked)} sampling parameters; give one for each prompt, or a single one "
+            "without a list"
         )
     return checked
 
 
-def params_of_one(params: Any, lists: str = "", place: str = "params") -> SamplingParams | None:
-    """Return the parameters of one prompt. Raises TypeError for anything else. lists: advice on lists."""
+def params_of_one(params: Any, list_advice: str = "", place: str = "params") -> SamplingParams | None:
+    """Return the parameters of one prompt. Raises TypeError for anything else.
+
+    list_advice: part of the error that says that a list is allowed.
+    """
     if params is None or isinstance(params, SamplingParams):
         return params
-    advice = f"pass one SamplingParams, say SamplingParams(max_tokens=3),{lists} or None"
+    advice = f"pass one SamplingParams, say SamplingParams(max_tokens=3),{list_advice} or None"
     raise TypeError(f"{place} is of type {type(params).__name__}; {advice}")
 
 
@@ -199,23 +205,25 @@ def more_context(config: ModelConfig) -> str:
 
 
 def chat_ids(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, target: PromptSource) -> list[int]:
-    """Return the token ids of a conversation with the header of its answer. Raises RequestError."""
+    """Return the token ids of a conversation and of the generation prompt after it. Raises RequestError."""
     if target.tokenizer is None:
         raise RequestError("this model has no tokenizer, and so no chat template; give token ids to generate")
     for message in messages:
         if isinstance(message, Mapping) and isinstance(text := message.get("content"), str):
             require_size(text, target.tokenizer, target.config)
     ids = target.tokenizer.chat(messages, tools)
-    named = tools or any(message.get("tool_calls") for message in messages)
-    if named and "tool" not in target.tokenizer.template:  # the template has left them out
+    uses_tools = tools or any(message.get("tool_calls") for message in messages)
+    if uses_tools and "tool" not in target.tokenizer.template:  # the template has left them out
         raise RequestError(f"this model's chat template has no tools; leave out {argument('tools')} and tool_calls")
     return ids
 
 
 def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
     """Raise RequestError for a text whose beginning is already too long, before the whole text is tokenized."""
-    if len(text) > PLENTY * config.context and len(ids := _ids(text, tokenizer, config.context)) >= config.context:
-        raise too_long(len(ids), config)
+    if len(text) > PROBE_CHARACTERS_PER_TOKEN * config.context:
+        tokens = len(_ids(text, tokenizer, config.context))
+        if tokens >= config.context:
+            raise too_long(tokens, config)
 
 
 def require_servable(params: SamplingParams, target: PromptSource) -> None:
@@ -231,8 +239,12 @@ def require_servable(params: SamplingParams, target: PromptSource) -> None:
 
 
 def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
-    """Token ids of a text, or of its beginning if these are twice the context: a hundred megabytes take minutes."""
-    beginning = text[: PLENTY * context]
+    """Return the token ids of a text, or only of its beginning if that has more than 2 * `context` tokens.
+
+    So a text of a hundred megabytes, whose tokens take minutes, is refused by its beginning. The factor of 2 is a
+    margin: the end of a cut beginning may have more tokens than the same characters inside the text.
+    """
+    beginning = text[: PROBE_CHARACTERS_PER_TOKEN * context]
     ids = tokenizer.encode(beginning)
     return ids if len(beginning) == len(text) or len(ids) > 2 * context else tokenizer.encode(text)
 
@@ -257,7 +269,7 @@ class LLMInputs:
         """Return `SamplingParams` with these values. Values that are None or missing come from the model's files.
 
         chat: values that these files do not name are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises
-        RequestError.
+        RequestError, and TypeError for a name that `SamplingParams` lacks.
         """
         require_bool("chat", chat)
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults
@@ -266,7 +278,7 @@ class LLMInputs:
     @property
     def modes(self) -> list[str]:
         """Names of the modes that these models can run."""
-        return [mode for mode in MODES if self.models.drafts or mode not in DRAFTED]
+        return [mode for mode in MODES if self.models.has_draft or mode not in DRAFT_MODES]
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -278,7 +290,7 @@ class LLMInputs:
         return token_ids(one_prompt("encode", prompt), self.target)
 
     def encode_chat(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None) -> list[int]:
-        """Return the token ids of a conversation that awaits its answer. Raises RequestError."""
+        """Return the token ids of a conversation and of the generation prompt after it. Raises RequestError."""
         return chat_ids(messages, tools, self.target)
 
     def decode(self, ids: int | Sequence[int]) -> str:

@@ -11,11 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Protocol
 
-import torch
-
+from triforce.arrays import DType, itemsize, to_host
 from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
-from triforce.backends.kv_rows import kv_name
 from triforce.checkpoint.hf_config import model_config
 from triforce.checkpoint.hub import FINETUNE, SHIPPED, draft_for, model_name, model_path
 from triforce.checkpoint.model_families import FAMILIES
@@ -25,60 +23,72 @@ from triforce.checkpoint.weight_files import Archive, stamp
 from triforce.checkpoint.weights import fingerprint, read_embedding, read_weights, weights_fingerprint
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.eagle.eagle_draft import EagleHead
-from triforce.eagle.head_files import is_eagle_head, read_eagle_head, target_named, with_head
+from triforce.eagle.head_files import is_eagle_head, read_eagle_head, target_fingerprint, with_head
 from triforce.engine.program_end import native_work
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig
-from triforce.errors import ModelError, RequestError, argument, placed
-from triforce.interface.byte_size import require_name
+from triforce.errors import ModelError, RequestError, argument, error_prefix
+from triforce.installed import has_cuda
 from triforce.interface.explain import BreakEvenPoint
+from triforce.interface.quantities import require_name
+from triforce.model import kv_rows
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
 from triforce.model.weights import Matrix, Weights
-from triforce.planner.break_even import BreakEven, LearntSpeed, balance_of, break_even_point
+from triforce.planner.break_even import LearntSpeed, SelfSpeculationRoofline, balance_of, break_even_point
 from triforce.planner.cost_model import CostModel, costs_path, kernel_level
 from triforce.planner.pass_costs import TierWork
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "int8")
 """`auto` is the model's own dtype."""
 
 
-def resolve_device(device: str | torch.device) -> torch.device:
-    """Device to run on; a CUDA device has its index. Raises ModelError if there is no such device."""
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+def resolve_device(device: object) -> str:
+    """Return the name of the device to run on: `cpu`, or that of a CUDA device with its index.
+
+    device: a name, `auto`, or a torch.device. Raises ModelError for a device of another kind, and a missing one.
+    """
+    name = str(device)
+    if name == "auto":
+        name = "cuda" if has_cuda() else "cpu"
+    if name == "cpu":
+        return name
+    asked = argument("device", device)
+    alternatives = f"{argument('device', 'cpu')} or {argument('device', 'auto')}"
+    if not name.startswith("cuda"):
+        raise ModelError(f"{asked} cannot be used here; use {alternatives}")
+    if not dispatch.has_torch():
+        raise ModelError(
+            f"{asked} needs torch, which is not installed; pip install 'triforce[gpu]', or use {alternatives}"
+        )
+    from triforce.backends.torch.devices import usable_device
+
     try:
-        resolved = torch.device(device)
-        torch.empty(0, device=resolved).tolist()
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
-        asked = argument("device", device)
-        alternatives = (argument("device", "cpu"), argument("device", "auto"))
-        raise ModelError(f"{asked} cannot be used here; use {' or '.join(alternatives)}") from error
-    if (
-        resolved.type == "cuda" and resolved.index is None
-    ):  # some functions of torch need an index, and the current device changes
-        return torch.device("cuda", torch.cuda.current_device())
-    return resolved
+        return usable_device(name)
+    except (RuntimeError, AssertionError) as error:
+        raise ModelError(f"{asked} cannot be used here; use {alternatives}") from error
 
 
-def resolve_dtype(dtype: str | torch.dtype, device: torch.device, config: ModelConfig) -> torch.dtype:
-    """Dtype of weights and KV. Raises ModelError for a dtype that is not in `DTYPES`."""
-    if dtype == "auto":
+def resolve_dtype(dtype: object, device: str, config: ModelConfig) -> DType:
+    """Return the name of the dtype of weights and KV.
+
+    dtype: a name, `auto`, or a torch.dtype. Raises ModelError for a dtype that is not in `DTYPES`.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if name == "auto":
         return dispatch.best_dtype(config, device)
-    resolved = DTYPES.get(dtype) if isinstance(dtype, str) else dtype
-    if resolved is None or resolved not in DTYPES.values():
+    if name not in DTYPES:
         raise ModelError(f"{argument('dtype', str(dtype))} is not supported; use one of auto, {', '.join(DTYPES)}")
-    return resolved
+    return name
 
 
-def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> ModelConfig:
+def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: DType) -> ModelConfig:
     """Return the config with KV of `kv_dtype`, one of `KV_DTYPES`. dtype: the model's. Raises RequestError."""
     if kv_dtype not in KV_DTYPES:
         raise RequestError(f"{argument('kv_dtype', kv_dtype)} is not known; choose from {', '.join(KV_DTYPES)}")
-    if kv_dtype == "bfloat16" and dtype != torch.bfloat16:
-        name = str(dtype).removeprefix("torch.")
+    if kv_dtype == "bfloat16" and dtype != "bfloat16":
         raise RequestError(
-            f"KV is {name}, as the model is; use {argument('kv_dtype', 'auto')} or int8, or "
+            f"KV is {dtype}, as the model is; use {argument('kv_dtype', 'auto')} or int8, or "
             f"{argument('dtype', 'bfloat16')}"
         )
     return replace(config, kv_int8=kv_dtype == "int8")
@@ -86,47 +96,50 @@ def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: torch.dtype) -> Mod
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model's files and how to read them, before any weight is read. config: of the whole model."""
+    """A model's files and how to read them, before any weight is read.
+
+    config: that of the whole model, not of the part of one rank.
+    """
 
     files: ModelFiles
     tokenizer: Tokenizer | None
     config: ModelConfig
-    precision: torch.dtype
-    device: torch.device
+    precision: DType
+    device: str
 
-    def weights(self, device: torch.device, ranks: TPGroup = ALONE) -> Weights:
-        """Return the weights on a device, with several ranks the part of this one. Raises ModelError."""
+    def weights(self, ranks: TPGroup = ALONE) -> Weights:
+        """Return the weights on the host; of several ranks, each reads its part. Raises ModelError."""
         packed = dispatch.keeps_packed(self.config, self.precision, self.device)
         return read_weights(
             self.files.path, self.files.archives(packed=packed), self.config, rows=self.files.config.vocab_size,
-            device=device, dtype=self.precision, ranks=ranks, names=FAMILIES[self.files.config.model_type].names,
+            dtype=self.precision, ranks=ranks, names=FAMILIES[self.files.config.model_type].names,
         )  # fmt: skip
 
 
-def located(
+def locate_model(
     name_or_path: str | Path,
     *,
-    device: str | torch.device,
-    dtype: str | torch.dtype,
+    device: object,
+    dtype: object,
     kv_dtype: str,
     context: int | None,
-    beside: tuple[Path, Tokenizer | None] | None = None,
+    shared_tokenizer: tuple[Path, Tokenizer | None] | None = None,
 ) -> ModelSource:
     """Return the files of a model and how to read them. Arguments and errors are those of `load`.
 
-    beside: path and tokenizer of a model whose tokenizer is reused if it is the same.
+    shared_tokenizer: path and tokenizer of another model. The tokenizer is reused if this model has the same.
     """
-    device = resolve_device(device)
+    device_name = resolve_device(device)
     files = open_model(name_or_path)
-    tokenizer = _tokenizer(files, beside)
+    tokenizer = _tokenizer(files, shared_tokenizer)
     vocab_size = tokenizer.vocab_size if tokenizer else files.config.vocab_size
-    config = model_config(files.config, vocab_size=vocab_size, context=context, device=device)
-    precision = resolve_dtype(dtype, device, config)
-    return ModelSource(files, tokenizer, with_kv_dtype(config, kv_dtype, precision), precision, device)
+    config = model_config(files.config, vocab_size=vocab_size, context=context)
+    precision = resolve_dtype(dtype, device_name, config)
+    return ModelSource(files, tokenizer, with_kv_dtype(config, kv_dtype, precision), precision, device_name)
 
 
-def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
-    path, tokenizer = beside or (None, None)
+def _tokenizer(files: ModelFiles, shared_tokenizer: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
+    path, tokenizer = shared_tokenizer or (None, None)
     if path and tokenizer and files.shares_tokenizer(path) and tokenizer.vocab_size <= files.config.vocab_size:
         return tokenizer
     return files.tokenizer() if files.has_tokenizer else None
@@ -134,10 +147,10 @@ def _tokenizer(files: ModelFiles, beside: tuple[Path, Tokenizer | None] | None) 
 
 @dataclass(frozen=True)
 class EagleHeadCheckpoint:
-    """A loaded EAGLE head. fingerprint: hex digest of all that determines its entries and draft tokens."""
+    """A loaded EAGLE head. fingerprint: hex digest of all that determines its KV entries and its draft tokens."""
 
     path: Path
-    draft: EagleHead
+    head: EagleHead
     fingerprint: str
 
 
@@ -168,9 +181,8 @@ def _whole_fingerprint(target: Target) -> str:
     if ranks.rank:
         return ranks.broadcast("")
     config = target.decoder.config.unsharded
-    dtype = target.decoder.dtype
     weights = read_weights(
-        target.files.path, _archives(target), config, rows=hf.vocab_size, device=torch.device("cpu"), dtype=dtype,
+        target.files.path, _archives(target), config, rows=hf.vocab_size, dtype=target.decoder.dtype,
         names=FAMILIES[hf.model_type].names,
     )  # fmt: skip
     return ranks.broadcast(fingerprint(config, weights))
@@ -181,26 +193,25 @@ def _whole_embedding(target: Target) -> Matrix | None:
     decoder = target.decoder
     if decoder.ranks.count == 1:
         return None
-    path = target.files.path
-    return read_embedding(path, _archives(target), decoder.config, device=decoder.device, dtype=decoder.dtype)
+    return read_embedding(target.files.path, _archives(target), decoder.config, dtype=decoder.dtype)
 
 
 def known_draft(model: str | Path, file: Path, speculation: SpeculativeConfig) -> str | Path | None:
-    """Return the draft that is known to fit a model in a file; None if there is none for these settings."""
+    """Return the known draft for `model`; None if there is none for these settings. file: the weights of `model`."""
     draft = draft_for(model, file)
     reads_states = str(draft).startswith(FINETUNE)
     return None if reads_states and speculation.offload.kind != "none" else draft
 
 
 def load_eagle_head(
-    name_or_path: str | Path, checkpoint: Target, speculation: SpeculativeConfig
+    name_or_path: str | Path, target: Target, speculation: SpeculativeConfig
 ) -> EagleHeadCheckpoint | None:
-    """Read an EAGLE head for a target; None if the draft is a model of its own. Each rank loads all of it.
+    """Read an EAGLE head for a target; None if the draft is a model of its own. Each rank loads the whole head.
 
-    With the prefix `FINETUNE` it may have been trained for another target of the same shape. Raises ModelError, or
-    RequestError for settings that exclude it.
+    If `name_or_path` begins with `FINETUNE`, the head may have been trained for another target of the same shape, of
+    which this one is a finetune. Raises ModelError, or RequestError for settings that exclude EAGLE heads.
     """
-    target = checkpoint.decoder
+    decoder = target.decoder
     name = str(name_or_path)
     path = model_path(name.removeprefix(FINETUNE))
     finetune = name.startswith(FINETUNE)
@@ -214,40 +225,40 @@ def load_eagle_head(
             f"{argument('kv_offload', speculation.offload.kind)} yet; use {argument('kv_offload', 'none')}, or another "
             f"{argument('draft')}"
         )
-    named = target_named(path) is not None and not finetune
-    identity = weights_fingerprint(_whole_fingerprint(checkpoint)) if named else ""
-    file = read_eagle_head(path, target.config, identity, finetune=finetune)
-    if int(file.weights.tokens_M[-1]) >= target.config.vocab_size:
+    named = target_fingerprint(path) is not None and not finetune
+    identity = weights_fingerprint(_whole_fingerprint(target)) if named else ""
+    file = read_eagle_head(path, decoder.config, identity, finetune=finetune)
+    if int(file.weights.tokens_M[-1]) >= decoder.config.vocab_size:
         raise ModelError(f"{path} proposes tokens that the target does not have; it is a draft for another model")
     weights = file.weights
     if weights.head_MC is None:
-        weights = with_head(weights, target.head_rows(weights.tokens_M))
-    draft = EagleHead(file.config, weights, target, _whole_embedding(checkpoint))
-    return EagleHeadCheckpoint(path, draft, file.fingerprint)
+        weights = with_head(weights, to_host(decoder.head_rows(weights.tokens_M)))
+    head = EagleHead(file.config, weights, decoder, _whole_embedding(target))
+    return EagleHeadCheckpoint(path, head, file.fingerprint)
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """Profile of a model with a draft on a device, for these settings. ranks: number of ranks that share the model.
+    """Facts that determine the costs of passes: a model, its draft, a device and the settings of speculation.
 
-    drafts: path of the draft; none, or one.
+    draft_paths: path of the draft; none, or one. ranks: number of ranks that share the model.
     """
 
     files: ModelFiles
     config: ModelConfig
-    dtype: torch.dtype
-    device: torch.device
+    dtype: DType
+    device: str
     speculation: SpeculativeConfig
-    drafts: Sequence[Path] = ()
+    draft_paths: Sequence[Path] = ()
     ranks: int = 1
 
     @property
-    def path(self) -> Path | None:
-        """Path of the file of costs: it differs for other weights, types or settings."""
+    def costs_file(self) -> Path | None:
+        """File with the measured costs of passes; each set of weights, types and settings has its own."""
         settings = self.speculation
         offload = self.speculation.offload
-        names = [stamp(path) for path in (self.files.path, *self.drafts)]
-        names += [kv_name(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
+        names = [stamp(path) for path in (self.files.path, *self.draft_paths)]
+        names += [kv_rows.kv_dtype(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
         return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
 
     @property
@@ -256,32 +267,35 @@ class ModelProfile:
         return bool(self.files.weight_bytes) and dispatch.keeps_packed(self.config, self.dtype, self.device)
 
     @property
-    def coded(self) -> bool:
-        """Whether products read quantized weights, without unpacked copies."""
+    def reads_quantized(self) -> bool:
+        """Whether matrix products read quantized weights as they are, without unpacked copies."""
         return self.packed and not self.files.has_numbers
 
     @property
     def weight_size(self) -> float:
         """Mean bytes of one weight."""
-        return self.files.weight_bytes / self.config.unsharded.parameters if self.packed else self.dtype.itemsize
+        return self.files.weight_bytes / self.config.unsharded.parameters if self.packed else itemsize(self.dtype)
 
-    def works(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
-        """Return the work of the target's tiers. unions: of its experts, if it has any and something is known."""
+    def tier_work(self, unions: ExpertUnions | None = None) -> dict[str, TierWork]:
+        """Return the work of a pass of each of the target's tiers.
+
+        unions: the distinct experts that the tokens of a pass read together, as learnt; None: nothing was learnt.
+        """
         bits = self.speculation.lower_bits
         weight_size = self.weight_size
         copied = bits > 0 and (self.files.has_numbers or not self.packed)
         weights = weight_size, bits / 8 if copied else weight_size
-        return TierWork.of_target(self.config, weights, self.dtype.itemsize, bits > 0, unions)
+        return TierWork.of_target(self.config, weights, itemsize(self.dtype), bits > 0, unions)
 
     def break_even(self) -> BreakEvenPoint:
         """Return the context from which on speculation pays: by the file of costs, or else by a roofline."""
         config = self.config
         budget = self.speculation.retrieval.budget.of(self.config.context)
-        balance, source = balance_of(self.coded, config, self.dtype, self.device)
-        number = config.kv_bytes(self.dtype.itemsize) / config.kv_size
-        even = BreakEven(config, budget, self.weight_size, number, balance)
-        learnt = CostModel(self.path, self.works(), kernel_level(self.device))
-        return break_even_point(even, source, LearntSpeed(learnt, budget))
+        balance, source = balance_of(self.reads_quantized, config, self.dtype, self.device)
+        kv_element_bytes = config.kv_bytes(itemsize(self.dtype)) / config.kv_size
+        roofline = SelfSpeculationRoofline(config, budget, self.weight_size, kv_element_bytes, balance)
+        learnt = CostModel(self.costs_file, self.tier_work(), kernel_level(self.device))
+        return break_even_point(roofline, source, LearntSpeed(learnt, budget))
 
 
 @dataclass(frozen=True)
@@ -289,19 +303,22 @@ class Checkpoint:
     """A loaded model. Without a tokenizer in its folder only token ids can be used."""
 
     files: ModelFiles
+    """Opened files of the model."""
     config: ModelConfig
-    """With several ranks, heads are those of this rank."""
+    """Shape and arithmetic. With several ranks, heads are those of this rank."""
     decoder: Decoder
-    lower: Decoder
-    """The same decoder, or one with weights of fewer bits, for lower tiers, whose tokens are verified."""
+    """The model on its device: ids to logits."""
+    lower_decoder: Decoder
+    """The decoder for lower tiers: `decoder` itself, or one whose weights have fewer bits."""
     tokenizer: Tokenizer | None
+    """None in a folder without a tokenizer."""
     fingerprint: str
     """Hex digest: models with equal digests compute the same keys and values."""
 
     @property
     def kv_dtype(self) -> str:
         """Name of the type of keys and values."""
-        return kv_name(self.config, self.decoder.dtype)
+        return kv_rows.kv_dtype(self.config, self.decoder.dtype)
 
     @property
     def path(self) -> Path:
@@ -325,12 +342,13 @@ class ModelPair:
     @property
     def decoders(self) -> ModelSet:
         """The models that the tiers run."""
-        eagle_head = self.eagle_head.draft if self.eagle_head else None
-        return ModelSet(self.target.decoder, self.draft.lower if self.draft else None, self.target.lower, eagle_head)
+        eagle_head = self.eagle_head.head if self.eagle_head else None
+        draft = self.draft.lower_decoder if self.draft else None
+        return ModelSet(self.target.decoder, draft, self.target.lower_decoder, eagle_head)
 
     @property
-    def cached_by(self) -> str:
-        """Fingerprints of all models that write to the pages of the target's pool: others give other bits or shapes."""
+    def kv_fingerprint(self) -> str:
+        """Fingerprints of all models that write to the target's page pool. If they are equal, pools may share KV."""
         return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.eagle_head) if checkpoint)
 
     @property
@@ -346,25 +364,25 @@ class ModelPair:
         return config, self.target.decoder.dtype, self.fingerprints[1:]
 
     def profile(self, speculation: SpeculativeConfig) -> ModelProfile:
-        """Return the profile of these models with `speculation`, whose file keeps the costs of passes."""
+        """Return the profile of these models with the settings `speculation`."""
         target = self.target
         decoder = self.target.decoder
-        drafts = [checkpoint.path for checkpoint in (self.draft, self.eagle_head) if checkpoint]
-        where = decoder.dtype, decoder.device
-        return ModelProfile(target.files, target.config, *where, speculation, drafts, decoder.ranks.count)
+        draft_paths = [checkpoint.path for checkpoint in (self.draft, self.eagle_head) if checkpoint]
+        placement = decoder.dtype, decoder.device
+        return ModelProfile(target.files, target.config, *placement, speculation, draft_paths, decoder.ranks.count)
 
     def cost_model(self, profile: ModelProfile) -> CostModel:
-        """Return the cost model of these models, by their profile."""
+        """Return the cost model of these models, which reads and writes the profile's file of costs."""
         decoder = self.target.decoder
-        number = profile.dtype.itemsize
-        works = profile.works(decoder.unions)
+        number_size = itemsize(profile.dtype)
+        works = profile.tier_work(decoder.unions)
         if self.draft:
-            works["draft"] = TierWork.of(self.draft.config, number, number, sequential=True)
+            works["draft"] = TierWork.of(self.draft.config, number_size, number_size, sequential=True)
         if self.eagle_head:
-            eagle_head = self.eagle_head.draft
+            eagle_head = self.eagle_head.head
             size = eagle_head.weight_size
-            works["draft"] = TierWork(1, size * eagle_head.weights_read, 0.0, size, number, sequential=True)
-        return CostModel(profile.path if decoder.ranks.rank == 0 else None, works, kernel_level(decoder.device))
+            works["draft"] = TierWork(1, size * eagle_head.weights_read, 0.0, size, number_size, sequential=True)
+        return CostModel(profile.costs_file if decoder.ranks.rank == 0 else None, works, kernel_level(decoder.device))
 
 
 @native_work()
@@ -392,60 +410,61 @@ def load_pair(
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"{argument('searched_layers')} names layer {unknown[0]}; the model's are 0 to {layers - 1}")
     draft = known_draft(model, target.files.path, speculation) if draft == "auto" else draft
-    drafter: Checkpoint | None = None
+    draft_checkpoint: Checkpoint | None = None
     eagle_head: EagleHeadCheckpoint | None = None
     if draft is not None:
         eagle_head = load_eagle_head(draft, target, speculation)
-        drafter = None if eagle_head else read(draft, beside=target)
+        draft_checkpoint = None if eagle_head else read(draft, target=target)
     seconds = perf_counter() - began
-    if drafter:
-        names = (str(target.path), str(drafter.path))
-        if target.tokenizer and drafter.tokenizer:
-            target.tokenizer.require_same_vocabulary(drafter.tokenizer, names)
-        elif target.config.vocab_size != drafter.config.vocab_size:
+    if draft_checkpoint:
+        names = (str(target.path), str(draft_checkpoint.path))
+        if target.tokenizer and draft_checkpoint.tokenizer:
+            target.tokenizer.require_same_vocabulary(draft_checkpoint.tokenizer, names)
+        elif target.config.vocab_size != draft_checkpoint.config.vocab_size:
             raise ModelError(
-                f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} {drafter.config.vocab_size}; "
-                "use a draft model with the target's own tokenizer"
+                f"{names[0]} has {target.config.vocab_size} tokens and {names[1]} "
+                f"{draft_checkpoint.config.vocab_size}; use a draft model with the target's own tokenizer"
             )
     draft_name = None if draft is None else model_name(draft)
-    return ModelPair(target, drafter, eagle_head, seconds, name, draft_name)
+    return ModelPair(target, draft_checkpoint, eagle_head, seconds, name, draft_name)
 
 
 def load(
     name_or_path: str | Path,
     *,
-    device: str | torch.device = "auto",
-    dtype: str | torch.dtype = "auto",
+    device: object = "auto",
+    dtype: object = "auto",
     kv_dtype: str = "auto",
     context: int | None = None,
     bits: int = 0,
     ranks: TPGroup = ALONE,
-    beside: Checkpoint | None = None,
+    target: Checkpoint | None = None,
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
     device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU without native kernels for the
-    model. context: positions, in tokens; None: those of the config. bits: of `Checkpoint.lower`. ranks: share the
-    model; this rank reads its part. beside: for a draft its target, whose tokenizer is reused if it is the same. Raises
-    ModelError, or RequestError with advice for bits, for heads that cannot be shared, or for features that a family
+    model. context: positions, in tokens; None: those of the config. bits: bits of the weights of
+    `Checkpoint.lower_decoder`; 0: those of `decoder`. ranks: the ranks that share the model; this one reads its part.
+    target: for a draft, the target, whose tokenizer is reused if the draft has the same. Raises ModelError. Raises
+    RequestError, with advice, for unsupported `bits`, for heads that ranks cannot share, and for features that a family
     does not support yet.
     """
-    tokenizer_source = (beside.path, beside.tokenizer) if beside else None
-    source = located(
-        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, beside=tokenizer_source
+    shared_tokenizer = (target.path, target.tokenizer) if target else None
+    source = locate_model(
+        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, shared_tokenizer=shared_tokenizer
     )
     config = source.config.shard(ranks.count)
-    if beside:
+    if target:
         _require_no_windows(source.config, source.files.path)
     dispatch.claim_threads(source.config, source.precision, source.device)
-    weights = source.weights(source.device, ranks)
+    weights = source.weights(ranks)
     config = replace(config, attention_sink_logits_LH=weights.attention_sink_logits_LH)
     identity = fingerprint(config, weights)
     trim_heap()  # frees the memory of checksums before the weights are packed into new memory
-    with placed(str(source.files.path)):
-        decoder = Decoder(config, weights, ranks=ranks)
-        # Lower tiers read quantized weights as they are, so a second decoder of them would be the same.
-        lower = Decoder(config, weights, bits, ranks) if bits and weights.has_numbers else decoder
+    with error_prefix(str(source.files.path)):
+        decoder = Decoder(config, weights, source.device, ranks=ranks)
+        # Quantized weights stay as they are for lower tiers, so a second decoder of them would be the same.
+        lower = Decoder(config, weights, source.device, bits, ranks) if bits and weights.has_numbers else decoder
     return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 
 

@@ -1,8 +1,7 @@
 """The end of the program: native work ends between two steps, before the interpreter clears the modules of torch.
 
-Otherwise the text of a suspended generator would free its KV while modules are cleared, and torch would abort the
-process at a view of a tensor. A daemon thread that returned from native code then would be ended inside of it, which
-aborts the process as well.
+Without this, the process would abort in two cases while modules are cleared. A suspended generator would free its KV
+with a torch that is partly cleared. A daemon thread would return from native code into an interpreter that has ended.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from weakref import WeakSet
 
 T = TypeVar("T")
 
-LONGEST_STEP = 60.0
+MAX_WAIT_SECONDS = 60.0
 """Seconds that the end of the program waits for native work of daemon threads."""
 
 
@@ -71,7 +70,7 @@ class EndingGenerator(Iterator[T]):
 def _end() -> None:
     with _WORK.changed:
         _WORK.ended = True
-        _WORK.changed.wait_for(lambda: _WORK.count <= 0, LONGEST_STEP)
+        _WORK.changed.wait_for(lambda: _WORK.count <= 0, MAX_WAIT_SECONDS)
     for run in list(_RUNS):
         with suppress(ValueError):  # its thread is still in a step
             run.steps.close()

@@ -1,4 +1,4 @@
-"""ReadingHistory: the latest texts of each scope, which tell why a prompt had to be read."""
+"""ReadingHistory: the latest texts of each scope, which tell why a prompt was not found in the cache."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAX_SCOPES = 64
 
 
 class ReadingHistory:
-    """Latest texts of each scope, for comparison with new prompts. disk: keeps them for other processes as well."""
+    """Latest texts of each scope, for comparison with new prompts. disk: keeps the texts for other processes too."""
 
     def __init__(self, disk: DiskPrefixes | None = None) -> None:
         self._disk = disk
@@ -41,21 +41,23 @@ class ReadingHistory:
         return self._texts[scope]
 
     def reread_reason(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
-        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most a segment had to be read.
+        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most 272 tokens were prefilled.
+
+        These 272 tokens are a segment of the disk cache and `TAIL`.
 
         slow_disk: the disk has more of the prompt, and is too slow to be used.
         """
         if len(prompt) - cached <= SEGMENT + TAIL:
             return ""
         if slow_disk:
-            return f"behind its first {cached:,} tokens the disk is slower than reading again"
+            return f"after its first {cached:,} tokens the disk is slower than a new prefill"
         ids = ints(list(prompt))
         common = max((_common(ids, text) for text in self._latest(scope)), default=0)
         if common > cached + SEGMENT:
-            return f"its first {common:,} tokens were read before, but no longer kept"
+            return f"its first {common:,} tokens were prefilled before, but are no longer cached"
         if common >= PAGE:
-            return f"it differs from token {common + 1:,} on from what was read before"
-        return "no more of it was kept" if cached else "nothing that was read lately begins like it"
+            return f"from token {common + 1:,} on it differs from recent texts"
+        return f"only its first {cached:,} tokens were cached" if cached else "no recent text begins like it"
 
 
 def _common(a: Ints, b: Ints) -> int:

@@ -1,13 +1,14 @@
 """Scheduler: which group is prefilled next, how much of it, and which group is swapped out. It runs no model.
 
-A group is admitted once there are rows and pages of KV for its longest possible texts. The oldest group comes first;
-where there is room for several, a group is also admitted if its prompt is shorter than the unread rest of all that
-are being read. Among them the prompt with the fewest unread tokens is read next, and each `OLDEST_EVERY`-th time the
-oldest, so that none starves. Where turns are limited, a group that has had its turn is swapped out, and waits again
-behind the others.
+A group is admitted once there are rows and pages of KV for its longest possible texts. The oldest group comes first,
+and while it does not fit, no younger group is admitted. During prefills a younger group is also admitted if its prompt
+has fewer tokens to prefill than each group that is being prefilled. A group waits while another one prefills a prefix
+that both prompts share. Of the groups being prefilled, the one with the fewest tokens left comes next, and each
+`OLDEST_EVERY`-th time the oldest one, so that none starves. Where turns are limited, a group that has had its turn is
+swapped out, and waits again behind the others.
 
 A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or earlier where `PrefillPacer` grants
-fewer tokens, because texts wait for their next step.
+fewer tokens, because running groups wait for their next step.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ from triforce.kvcache.views.full import prefill_chunk
 FIRST_PASS_TOKENS = 64
 """Tokens of the first pass of a tier, while its speed is unknown."""
 MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU = 16, 128
-"""Smallest pass, and the unit of its size, in tokens: fewer cost the same, and on a GPU each size needs a capture."""
+"""Smallest prefill pass, and the unit of its size, in tokens. Smaller passes take no less time."""
 
 
 class PrefillPacer:
     """Grants prefill passes their sizes, by the measured time of a token. Rank 0 measures for all ranks.
 
-    max_itl: most seconds between two steps. min_tokens: smallest pass. strict: sizes of passes must not depend on the
-    clock.
+    max_itl: largest inter-token latency in seconds. min_tokens: smallest pass. strict: sizes of passes must not depend
+    on the clock.
     """
 
     def __init__(
@@ -51,12 +52,12 @@ class PrefillPacer:
         self._deadline = 0.0
 
     def begin(self, running: bool, step_seconds: float = 0.0) -> None:
-        """Start the time between two steps. running: texts wait for their next step. step_seconds: of one step."""
+        """Begin the interval before a step. running: whether sequences wait for it. step_seconds: time of a step."""
         self._texts_wait = running and not self._strict
         self._deadline = perf_counter() + self._max_itl - step_seconds
 
     def grant(self, tier: str, tokens: int) -> int:
-        """Return the tokens granted to a pass of `tier`: all, or where texts wait as many as there is time for."""
+        """Return the tokens granted to a pass of `tier`: all `tokens`, or the part that time allows before a step."""
         if self._texts_wait:
             time = perf_counter()
             rate = self._rates.get(tier)
@@ -84,7 +85,7 @@ class PacedPrompt:
         self._seconds = 0.0
 
     def grant(self, tier: str, tokens: int) -> int:
-        """Return the tokens granted to the next pass (a `speculation.Grant`). The previous pass ends."""
+        """End the previous pass, and return the tokens granted to the next one: a `speculation.Grant`."""
         self.end()
         self._tier, self._tokens, self._seconds = tier, self._pacer.grant(tier, tokens), 0.0
         return self._tokens
@@ -101,14 +102,14 @@ class PacedPrompt:
 
 
 OLDEST_EVERY = 4
-"""One in this number of parts is of the oldest prompt."""
+"""Each `OLDEST_EVERY`-th part of a prefill belongs to the oldest prompt."""
 
 
 class Scheduler:
     """All unfinished groups, in the order in which they came or were swapped out.
 
-    The status of a group tells whether it runs, is prefilled or waits. store: bounds rows and pages. prefixes: cached
-    pages that prompts may begin with. turn: steps after which a running group may be swapped out; None: never.
+    The status of a group tells whether it runs, is prefilled or waits. store: KV that bounds rows and pages. prefixes:
+    cached pages that prompts may begin with. turn: steps after which a running group may be swapped out; None: never.
     """
 
     def __init__(self, store: SharedKV, prefixes: PrefixCache, turn: int | None) -> None:
@@ -116,7 +117,7 @@ class Scheduler:
         self._prefixes = prefixes
         self.turn = turn
         self.groups: list[SequenceGroup] = []
-        self._parts_read = 0
+        self._prefilled_parts = 0
 
     @property
     def running(self) -> list[SequenceGroup]:
@@ -125,7 +126,7 @@ class Scheduler:
 
     @property
     def prefilling(self) -> list[SequenceGroup]:
-        """Groups whose prompts are being read, in the order in which they came."""
+        """Groups that are being prefilled, in the order in which they came."""
         return [group for group in self.groups if group.status is Status.PREFILLING]
 
     @property
@@ -136,12 +137,12 @@ class Scheduler:
     def add(self, groups: Sequence[SequenceGroup]) -> None:
         """Queue groups. Raises CacheError, and queues none, if one can never fit."""
         for group in groups:
-            texts = len(group.unfinished)
+            sequences = len(group.unfinished)
             pages = self.pages(group)
-            if texts > self._store.rows or pages > self._store.pages:
+            if sequences > self._store.rows or pages > self._store.pages:
                 raise CacheError(
-                    f"it takes {texts} of {self._store.rows} rows and {pages} of {self._store.pages} pages of KV. "
-                    "Use a shorter prompt or a smaller max_tokens"
+                    f"the request needs {sequences} rows and {pages} pages of KV; the engine has {self._store.rows} "
+                    f"rows and {self._store.pages} pages. Use a shorter prompt or a smaller max_tokens"
                 )
         self.groups += groups
 
@@ -164,34 +165,38 @@ class Scheduler:
         The caller holds a reference to these pages until it calls `decref`.
         """
         prefilling = self.prefilling
-        oldest = self._oldest_unread()
+        oldest = self._oldest_not_running()
         passed_by = list[SequenceGroup]()
         for group in self.waiting:
-            prefix, lost_tokens = group.cached_pages(self._prefixes)
+            prefix, tokens_without_windows = group.cached_pages(self._prefixes)
             cached = len(prefix.pages) * PAGE
-            longer = group is not oldest and group.prompt_tokens - cached >= min(
-                reader.unread_tokens for reader in prefilling
+            is_too_long = group is not oldest and group.prompt_tokens - cached >= min(
+                active_group.tokens_to_prefill for active_group in prefilling
             )
-            if longer or any(self._is_read_for(group, cached, reader) for reader in prefilling):
+            if is_too_long or any(self._prefills_prefix(active_group, group, cached) for active_group in prefilling):
                 passed_by.append(group)
                 continue
-            group.lost_tokens = lost_tokens
+            group.tokens_without_windows = tokens_without_windows
             return (group, prefix) if self._fits(group, prefix, passed_by) else None
         return None
 
-    def _oldest_unread(self) -> SequenceGroup | None:
-        """Return the oldest group whose prompts are not read yet."""
+    def _oldest_not_running(self) -> SequenceGroup | None:
+        """Return the oldest group that is not running yet."""
         return next((group for group in self.groups if group.status is not Status.RUNNING), None)
 
-    def _is_read_for(self, group: SequenceGroup, cached: int, reader: SequenceGroup) -> bool:
-        """Whether `reader` will read at least one pass of tokens that `group` also begins with, beyond those cached."""
+    def _prefills_prefix(self, active_group: SequenceGroup, group: SequenceGroup, cached: int) -> bool:
+        """Whether `group` had better wait for KV of `active_group`, which is being prefilled.
+
+        It should if both prompts share at least a prefill pass of tokens beyond the first `cached` tokens of `group`.
+        """
         chunk = prefill_chunk(self._store.models.target.device)
-        return not group.swapped and reader.shares(group) - cached >= chunk
+        return not group.swapped and active_group.common_tokens(group) - cached >= chunk
 
     def _fits(self, group: SequenceGroup, prefix: PrefixPages, passed_by: Sequence[SequenceGroup]) -> bool:
-        """Make room for a group, if the groups that it passes by would fit beside it, so that it delays none of them.
+        """Make room for a group, if all groups in `passed_by` still fit beside it. Returns whether there is room now.
 
-        On success the pages of its prefix are referenced from then on.
+        passed_by: older groups, which the admission of `group` must not delay. On success the pages of `prefix` are
+        referenced.
         """
         pool = self._store.pool
         groups = [group, *passed_by]
@@ -205,26 +210,26 @@ class Scheduler:
         pool.decref(*prefix)
         return False
 
-    def next_to_read(self) -> SequenceGroup:
-        """Return the group whose prompt is read next, among those being prefilled."""
+    def next_to_prefill(self) -> SequenceGroup:
+        """Return the group whose prompt is prefilled next, among those being prefilled."""
         prefilling = self.prefilling
-        self._parts_read += 1
-        if self._parts_read % OLDEST_EVERY == 0:
+        self._prefilled_parts += 1
+        if self._prefilled_parts % OLDEST_EVERY == 0:
             return prefilling[0]
-        return min(prefilling, key=lambda group: group.unread_tokens)
+        return min(prefilling, key=lambda group: group.tokens_to_prefill)
 
-    def awaited(self, group: SequenceGroup) -> bool:
-        """Whether a waiting group begins with tokens that `group` has read."""
-        unit = self._store.whole
-        readable_tokens = group.tokens_read // unit * unit
+    def is_awaited(self, group: SequenceGroup) -> bool:
+        """Whether a waiting group begins with tokens that `group`, being prefilled, has cached by now."""
+        unit = self._store.prefix_unit
+        shareable_tokens = group.prefilled_tokens // unit * unit
         return any(
-            unit <= group.shares(waiter) // unit * unit <= readable_tokens
+            unit <= group.common_tokens(waiter) // unit * unit <= shareable_tokens
             for waiter in self.waiting
             if not waiter.swapped
         )
 
     def _windows_fit(self, groups: Sequence[SequenceGroup]) -> bool:
-        """Whether layers with a window have pages left for these groups. Groups with a caller's view need none."""
+        """Whether layers with a window have pages left for `groups`. Groups with a caller's view need none."""
         if (windows := self._store.pool.windows) is None:
             return True
         owners = [group for group in groups if not group.memory]
@@ -234,7 +239,8 @@ class Scheduler:
     def to_swap_out(self) -> SequenceGroup | None:
         """Return the first running group that has had its turn, if others wait and the host has room for its KV.
 
-        The host holds at most as many pages as the store, without those of the group that is next in line.
+        Swapped groups together hold at most as many pages as the store has. The first waiting group does not count,
+        because it is admitted next.
         """
         if self.turn is None or not (waiting := self.waiting):
             return None
@@ -245,11 +251,11 @@ class Scheduler:
         return None
 
     def pages(self, group: SequenceGroup) -> int:
-        """Pages of the store that a group needs to reach its end."""
+        """Pages of the store that a group needs to grow to its maximum length."""
         return 0 if group.memory else sum(map(pages_for, self._capacities(group)))
 
     def _capacities(self, group: SequenceGroup) -> list[int]:
-        """Most tokens of KV of each unfinished text of a group."""
+        """KV tokens that each unfinished sequence of a group may need at most."""
         context = self._store.models.target.config.context
         reach = self._store.speculation.reach
         return [sequence.capacity(context, reach) for sequence in group.unfinished]

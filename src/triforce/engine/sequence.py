@@ -1,6 +1,6 @@
-"""TokenSequence: one text to be generated, with its prompt, its parameters and its results; tokens, not text.
+"""TokenSequence: token ids of one sequence to be generated, with its prompt, its parameters and its results.
 
-Tiers are listed from the lowest to the full one. The sequence is row b of each.
+Tiers are listed from the lowest to the full one. The sequence is row b of each tier.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import Array, to_host
 from triforce.disk_cache.prefixes import DiskText
-from triforce.interface.explain import PlanReport, PlanSegment, TierStats, since
+from triforce.interface.explain import PlanReport, PlanSegment, TierStats, segment_difference
 from triforce.interface.outputs import DecodingSnapshot, Logprob, TokenLogprobs
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import RetrievalView
@@ -26,7 +26,7 @@ from triforce.speculation import PromptLogitsHook, Proposer, Tier
 
 @dataclass(slots=True, eq=False)
 class TokenSequence:
-    """One text to be generated. Seconds are those of the passes that it took part in."""
+    """One sequence to be generated. Its seconds are those of the passes that it took part in."""
 
     prompt: list[int]
     params: SamplingParams
@@ -43,16 +43,16 @@ class TokenSequence:
     """The name of the tier that proposed each new token."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
-    finish: Literal["stop", "length"] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
     tiers: list[TierStats] = field(default_factory=list)
     """Statistics of each tier, once the sequence has left its batch."""
-    chosen: list[PlanSegment] = field(default_factory=list)
-    """Plans of the controller, if there is one, each with the proposals, tokens and seconds before it."""
+    plan_segments: list[PlanSegment] = field(default_factory=list)
+    """Plans of the controller, if there is one. Each segment has the counts and seconds at which its plan began."""
     report: PlanReport | None = None
-    """Beliefs of the controller, once the sequence has left its batch."""
+    """Estimates of the controller, once the sequence has left its batch."""
     trace: DecodingSnapshot | None = None
     """State of its decoding, if requested."""
-    cached: int = 0
+    cached_prompt_tokens: int = 0
     """Tokens of the prompt whose KV was cached before."""
     disk: DiskText | None = None
     """Segments of the text in the disk cache, if there is one."""
@@ -66,8 +66,8 @@ class TokenSequence:
     @property
     def timeline(self) -> list[PlanSegment]:
         """The controller's plans in order, each with its own proposals, tokens and seconds."""
-        present = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
-        return [since(began, ended) for began, ended in pairwise([*self.chosen, present])]
+        end = PlanSegment("", self.proposals, len(self.tokens), self.decode_seconds)
+        return [segment_difference(began, ended) for began, ended in pairwise([*self.plan_segments, end])]
 
     def limit(self, context: int) -> int:
         """Most new tokens, in a context of `context` positions."""
@@ -83,27 +83,28 @@ class TokenSequence:
             self.tokens.append(token)
             self.origins.append(origin)
             if token in self.stop_ids:
-                self.finish = "stop"
+                self.finish_reason = "stop"
             elif len(self.tokens) >= limit:
-                self.finish = "length"
-            if self.finish:
+                self.finish_reason = "length"
+            if self.finish_reason:
                 return n + 1
         return len(tokens)
 
     def cut(self, surplus: int) -> None:
-        """Remove the last `surplus` tokens and end the text, as a stop string was found there."""
+        """Remove the last `surplus` tokens, which follow a complete stop string, and end the text."""
         for per_token in (self.tokens, self.origins, self.logprobs):
             del per_token[len(per_token) - surplus :]
-        for segment in self.chosen:
+        for segment in self.plan_segments:
             segment.tokens = min(segment.tokens, len(self.tokens))
-        if self.tiers:  # it has left its batch; the proposals of the full tier are the text
+        if self.tiers:  # the sequence has left its batch. The full tier counts the whole text as proposed and accepted
             self.tiers[-1].proposed = self.tiers[-1].accepted = len(self.tokens)
-        self.finish = "stop"
+        self.finish_reason = "stop"
 
     def note_plan(self, controller: PlanController) -> None:
         """Record the controller's plan, if it differs from the latest recorded one."""
         budget = controller.budget(len(self.prompt) + len(self.tokens)) if controller.budget else None
-        if not self.chosen or (self.chosen[-1].plan, self.chosen[-1].budget) != (controller.name, budget):
+        latest_segment = self.plan_segments[-1] if self.plan_segments else None
+        if latest_segment is None or (latest_segment.plan, latest_segment.budget) != (controller.name, budget):
             progress = (self.proposals, len(self.tokens), self.decode_seconds)
             choice = controller.choice_in_use
             segment = PlanSegment(
@@ -112,13 +113,13 @@ class TokenSequence:
             if choice.rival:
                 segment.rival, segment.rival_score = str(choice.rival.plan), choice.rival.score
                 segment.cause = choice.cause.value
-            self.chosen.append(segment)
+            self.plan_segments.append(segment)
 
     def prompt_logits_hook(self) -> PromptLogitsHook:
-        """Return a hook that records the log-probabilities of the prompt while it is read, from its start on."""
+        """Return a hook that records the log-probabilities of the prompt, for a prefill from the first token on."""
         self.prompt_logprobs.append(None)
 
-        def note(start: int, logits_1TV: Tensor) -> None:
+        def note(start: int, logits_1TV: Array) -> None:
             following = self.prompt[start + 1 : start + 1 + logits_1TV.shape[1]]
             self.prompt_logprobs += logprobs_of(logits_1TV[0], following, self.params.prompt_logprobs or 0)
 
@@ -137,15 +138,15 @@ class TokenSequence:
             counts = int(counters.proposed_B[b]), int(counters.accepted_B[b]), int(counters.passes_B[b])
             seconds = float(counters.seconds_B[b]), float(counters.prefill_seconds_B[b])
             view = tier.cache if isinstance(tier, Tier) else None
-            visible_tokens = view.keys(length) if isinstance(view, RetrievalView) else None
+            visible_tokens = view.keys_read(length) if isinstance(view, RetrievalView) else None
             stats.append(TierStats(tier.name, *counts, *seconds, histogram, visible_tokens))
-        stats[-1].proposed = stats[-1].accepted = len(self.tokens)  # the proposals of the full tier are the text
+        stats[-1].proposed = stats[-1].accepted = len(self.tokens)  # the full tier proposes the text
         return stats
 
     def snapshot(self, tiers: Sequence[Proposer], b: int, stats: list[TierStats], committed: int) -> DecodingSnapshot:
         """Return the state of the decoding, with `committed` tokens in the full view.
 
-        It covers a retrieval view only if its tier made a pass since the last snapshot.
+        The coverage of a retrieval view is empty unless the view's tier made a pass since the last snapshot.
         """
         passes = [tier.passes for tier in self.trace.tiers] if self.trace else [0] * len(stats)
         views = [
@@ -156,13 +157,22 @@ class TokenSequence:
         return DecodingSnapshot(committed, self.decode_seconds, views[-1].coverage(b) if views else [], stats)
 
 
-def logprobs_of(logits_TV: Tensor, tokens: list[int], top: int) -> list[TokenLogprobs]:
-    """Log-probabilities of tokens by raw logits, one token for each row of logits, and of the `top` best tokens."""
-    scores_TV = logits_TV.double().log_softmax(-1)
-    chosen = scores_TV.gather(1, torch.tensor(tokens, device=scores_TV.device)[:, None])[:, 0].tolist()
-    best = scores_TV.topk(min(top, scores_TV.shape[1]), dim=1)
-    tops = [
-        tuple(map(Logprob, ids, values))
-        for ids, values in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    ]
+def logprobs_of(logits_TV: Array, tokens: list[int], top: int) -> list[TokenLogprobs]:
+    """Return for each token its log-probability and those of the `top` most likely tokens, from its row of logits."""
+    scores_TV = to_host(logits_TV).astype(np.float64)
+    scores_TV -= scores_TV.max(1, keepdims=True)
+    scores_TV -= np.log(np.exp(scores_TV).sum(1, keepdims=True))
+    chosen = scores_TV[np.arange(len(tokens)), tokens].tolist()
+    tops = [_most_likely(scores_V, top) for scores_V in scores_TV]
     return [TokenLogprobs(Logprob(*pair), row) for *pair, row in zip(tokens, chosen, tops, strict=True)]
+
+
+def _most_likely(scores_V: NDArray[np.float64], top: int) -> tuple[Logprob, ...]:
+    """Return the `top` tokens with the highest scores, in order; among equals the lowest id comes first."""
+    if not top:
+        return ()
+    top = min(top, len(scores_V))
+    edge = np.partition(scores_V, -top)[-top]
+    ids = np.flatnonzero(scores_V >= edge)
+    order = np.argsort(-scores_V[ids], stable=True)[:top]
+    return tuple(Logprob(int(token), float(scores_V[token])) for token in ids[order])

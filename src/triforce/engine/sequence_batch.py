@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from triforce.arrays import Array, namespace, on_device_of
 from triforce.backends.token_sampler import make_noise, sampling
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import (
@@ -27,7 +26,7 @@ from triforce.engine.tier_builder import (
     TierBuilder,
     apply_plan,
     tiers,
-    unlinked,
+    unlink_tiers,
 )
 from triforce.interface.explain import TierStats
 from triforce.kvcache import FullView
@@ -40,18 +39,18 @@ from triforce.speculation import Draft, Seeded, SequenceState, Tier
 class SwappedSequence(NamedTuple):
     """A row that was swapped out: its position in each stream of noise, and its state in each tier."""
 
-    draws: Tensor
+    draws: Array
     tiers: list[tuple[Any, ...]]
 
 
 class SequenceBatch:
     """The tiers of a mode and their rows: call `prefill_batch` first, then `step` repeatedly.
 
-    mode: builds the tiers. store: KV shared with other batches; None: KV of its own. beginning: pages of the store that
-    the first row starts with. memory: a caller's full view to continue, of one row whose committed tokens are the start
-    of the prompt; the caller keeps it. costs: if given, a `PlanController` chooses among the tiers. findings: if given,
-    the retrieval tier searches layers in which that pays, and the batch adds to them. Raises TriforceError, and then
-    holds no KV.
+    mode: builds the tiers. store: KV shared with other batches; None: KV of its own. beginning: cached pages that the
+    prompt of the first row begins with. memory: a caller's full view to continue; it has one row, whose committed
+    tokens begin the prompt, and it stays the caller's. costs: if given, a `PlanController` chooses among the tiers.
+    findings: if given, the retrieval tier searches the layers that they name, and the batch adds its own findings.
+    Raises TriforceError, and then holds no KV.
     """
 
     def __init__(
@@ -77,27 +76,26 @@ class SequenceBatch:
         ranks = models.target.ranks
         tier = next((tier for tier in tiers(self.top) if tier.name == "retrieval"), None)
         self.search = SearchedLayers(tier, findings, ranks) if findings is not None and isinstance(tier, Tier) else None
-        if self.search:  # it needs observed attention under any policy
+        if self.search:  # the search for layers needs the attention mass under any policy
             self.top.cache.observe(self.search.tier.cache.unit, self.top.cache.budget)
-        self.tiers = unlinked(self.top) if costs else tiers(self.top)
+        self.tiers = unlink_tiers(self.top) if costs else tiers(self.top)
         self.controller = PlanController(self.tiers, costs, self._temperature, ranks=ranks) if costs else None
-        self._applied: PlannedProposal | None = None
+        self._applied_plan: PlannedProposal | None = None
         """The planned proposal that was applied to tiers and views last."""
         self._keep_logits()
-        ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)
+        ids_BS = np.zeros((len(sequences), max(capacities) + 1), dtype=np.int64)  # the last column is scratch
         for b, sequence in enumerate(sequences):
             ids_BS[b, : len(sequence.prompt)] = sequence.prompt
         self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
 
-    @torch.no_grad()
     def step(self) -> list[int]:
-        """Make one proposal of the full tier for every unfinished sequence.
+        """Run one verification by the full tier for every unfinished sequence.
 
         Returns the number of new tokens of each sequence: 0 for finished ones.
         """
         started = perf_counter()
-        live = [sequence.finish is None for sequence in self.sequences]
+        live = [sequence.finish_reason is None for sequence in self.sequences]
         live_B = np.array(live)
         lengths = self.prefix.lengths_B[live].tolist()
         searching = self._plan(live_B, lengths)
@@ -128,12 +126,13 @@ class SequenceBatch:
             tier.join(joined_tier)
         self.sequences += other.sequences
         self.prefix = self.prefix.join(other.prefix)
-        self._make_sampler(torch.cat([self.noise.draws, other.noise.draws], 1))
+        draws = self.noise.draws
+        self._make_sampler(namespace(draws).concat([draws, other.noise.draws], axis=1))
         self._update_rows()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order. Free the other rows, and store their statistics in their sequences."""
-        if self.controller:  # verdicts on rows that leave count as well
+        if self.controller:  # before rows leave: their counts of accepted tokens train the controller too
             self.controller.update_beliefs(self.prefix)
         for b, sequence in enumerate(self.sequences):
             if b not in rows:
@@ -144,13 +143,15 @@ class SequenceBatch:
                 tier.select(rows)
         self.sequences = [self.sequences[b] for b in rows]
         self.prefix = self.prefix.select(rows)
-        self._make_sampler(self.noise.draws[:, list(rows)])
+        draws = self.noise.draws
+        self._make_sampler(namespace(draws).take(draws, on_device_of(ints(list(rows)), draws), axis=1))
         self._update_rows()
 
     def swap_out(self, sequence: TokenSequence) -> SwappedSequence:
         """Return a copy of a sequence's row in host memory. The row itself is removed by `keep`."""
         b = self.sequences.index(sequence)
-        return SwappedSequence(self.noise.draws[:, b].clone(), [tier.swap_out(b) for tier in self.tiers])
+        draws = namespace(self.noise.draws).asarray(self.noise.draws[:, b], copy=True)
+        return SwappedSequence(draws, [tier.swap_out(b) for tier in self.tiers])
 
     def swap_in(self, rows: Sequence[SwappedSequence]) -> None:
         """Restore swapped rows in a new batch, instead of a prefill."""
@@ -165,18 +166,19 @@ class SequenceBatch:
     def bitwise(self, sequence: TokenSequence) -> bool:
         """Whether a text is bit for bit that of plain decoding, and not only in distribution.
 
-        Texts of plain decoding are, if they read their own prompt. Other texts are under `seeded`, if a token's logits
-        do not depend on the width of its pass. With several ranks, the reference is plain decoding in one process.
+        The reference is plain decoding in one process. If a token's logits do not depend on the width of its pass, the
+        result is True for plain decoding, and under `seeded` for all modes. If they do, the result is True only for
+        plain decoding in one process without cached KV of the prompt.
         """
         exact = self.target.model.width_independent and self.top.cache.pool.kv.width_independent
         plain = len(self.tiers) == 1
-        own_plain = plain and self.target.ranks.count == 1 and not sequence.cached
+        own_plain = plain and self.target.ranks.count == 1 and not sequence.cached_prompt_tokens
         return own_plain or (exact and (plain or self.coupling is Seeded))
 
     @property
     def done(self) -> bool:
         """Whether every sequence is finished."""
-        return all(sequence.finish for sequence in self.sequences)
+        return all(sequence.finish_reason for sequence in self.sequences)
 
     def stats(self, b: int) -> list[TierStats]:
         """Statistics of each tier in row b, from the lowest to the full one."""
@@ -189,9 +191,9 @@ class SequenceBatch:
         """
         planned = self.controller.steer(self.prefix, live_B, self._remaining_tokens) if self.controller else None
         searching = self.search if planned is None or "retrieval" in planned.plan.tiers else None
-        if planned and planned != self._applied:
+        if planned and planned != self._applied_plan:
             apply_plan(planned, self.tiers, self.prefix, live_B)
-            self._applied = planned
+            self._applied_plan = planned
         if searching:
             self.search_layers(searching, max(lengths), self._remaining_tokens())
         if self.controller:
@@ -235,7 +237,7 @@ class SequenceBatch:
         view.searched_layers = layers
         view.trying = search.trying
 
-    def _make_sampler(self, draws: Tensor | None = None) -> None:
+    def _make_sampler(self, draws: Array | None = None) -> None:
         """Make the sampler of these rows. draws: positions at which their streams of noise continue."""
         sequences = self.sequences
         device = self.target.device

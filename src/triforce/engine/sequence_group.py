@@ -1,7 +1,8 @@
 """SequenceGroup: sequences with one prompt that start together, and all work before their first token.
 
-The KV of a prompt comes from rows of the batch with the same prompt, from a saved file (`restore_batch`), or from the
-disk cache (`restore_from_disk`). The remaining tokens are fed (`prefill_batch`).
+The first row begins with pages of the prefix cache (`cached_pages`), and continues with segments of the disk cache
+(`restore_from_disk`). If the caller names a saved file, the row begins with that file's KV instead (`restore_batch`). A
+prefill feeds the remaining tokens, and other rows copy the KV of an earlier row with the same prompt (`prefill_batch`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ from enum import Enum
 from time import perf_counter
 from traceback import clear_frames
 
-import torch
-
+from triforce.backends.current_device import is_out_of_memory
 from triforce.disk_cache.entry_store import Use
 from triforce.disk_cache.prefixes import DiskPrefixes, DiskText
 from triforce.disk_cache.prompt_file import SavedCache
@@ -26,25 +26,25 @@ from triforce.ragged import common_prefix
 from triforce.speculation import Grant, Proposer, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
-"""Called with the prompt tokens read so far, and their total."""
+"""Called with the count of prompt tokens that are cached so far, and the count of all prompt tokens."""
 
 
 class Status(Enum):
     """Stage of a group. The lists of the `Scheduler` follow from it. Only `Scheduler` and `EngineCore` change it."""
 
-    WAITING = "waiting for its turn; it holds nothing"
-    PREFILLING = "its prompt is being read"
-    RUNNING = "each step makes its texts longer"
-    SWAPPED = "waiting again; what it held of KV is in host memory"
+    WAITING = "in the queue, without rows or pages"
+    PREFILLING = "its prompt is being prefilled"
+    RUNNING = "in the batch of its mode"
+    SWAPPED = "in the queue again, with its KV in host memory"
     FINISHED = "done, cancelled or failed"
 
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """Sequences with one prompt and one mode that start together. Other groups may have other modes.
+    """Sequences with one prompt and one mode that start together: the `n` completions of a request, or a part of them.
 
     memory: a caller's full view to continue (see `SequenceBatch`). saved: a saved prompt to start from. on_read: called
-    with the full view once all prompts have been read.
+    with the full view once the prompt is prefilled.
     """
 
     sequences: list[TokenSequence]
@@ -58,48 +58,50 @@ class SequenceGroup:
     """Time of its admission, by `perf_counter`."""
     steps: int = 0
     """Steps since its latest admission."""
-    cached: int = 0
+    cached_prompt_tokens: int = 0
     """Tokens of the prompt whose KV came from other texts or from files."""
-    lost_tokens: int = 0
-    """Tokens of a longer cached prefix whose window pages were evicted; 0: none. Later prompts will begin with that
-    prefix, so its window pages are shared again when prefill reaches its end."""
-    tokens_read: int = 0
-    """Tokens of its first prompt that are cached so far."""
-    unread_tokens: int = 0
-    """Tokens of all its prompts that are still to be read, while it is prefilled."""
+    tokens_without_windows: int = 0
+    """Length of the whole cached prefix, if only a shorter part is used because window pages were evicted; else 0.
+
+    Once prefill has passed the end of that prefix, the new window pages are shared with later prompts.
+    """
+    prefilled_tokens: int = 0
+    """Tokens of its prompt that are cached so far, in the first row."""
+    tokens_to_prefill: int = 0
+    """Prompt tokens that are still to be prefilled, while it is prefilled: those of one row, as in `prompt_tokens`."""
     swapped: list[SwappedSequence] | None = None
     """KV and state of its unfinished sequences, while it is swapped out."""
     error: Exception | None = None
-    """Error that ended it early; None: there is none."""
+    """Error that ended the group early; None: there is none."""
 
     @property
     def unfinished(self) -> list[TokenSequence]:
         """Sequences that are not finished."""
-        return [sequence for sequence in self.sequences if sequence.finish is None]
+        return [sequence for sequence in self.sequences if sequence.finish_reason is None]
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of its prompt to be read. The prompt is read once, and copied for the other sequences."""
+        """Prompt tokens to be prefilled: those of one row, as the KV is copied for the other rows."""
         return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
 
-    def shares(self, other: SequenceGroup) -> int:
-        """Return the length of the common prefix with a group whose KV may be shared; 0 if it is less than a page.
+    def common_tokens(self, other: SequenceGroup) -> int:
+        """Return the length of the common prefix of two prompts whose KV may be shared; 0 if it is less than a page.
 
-        Called for each waiting prompt whenever a part of a prompt was read: most differ in their first page.
+        The first page is compared on its own, because the scheduler calls this often and most prompts differ there.
         """
         sequence = self.sequences[0]
-        reader = other.sequences[0]
-        if sequence.scope is None or sequence.scope != reader.scope or self.memory or other.memory:
+        other_sequence = other.sequences[0]
+        if sequence.scope is None or sequence.scope != other_sequence.scope or self.memory or other.memory:
             return 0
-        if sequence.prompt[:PAGE] != reader.prompt[:PAGE]:
+        if sequence.prompt[:PAGE] != other_sequence.prompt[:PAGE]:
             return 0
-        return common_prefix(sequence.prompt, reader.prompt)
+        return common_prefix(sequence.prompt, other_sequence.prompt)
 
     def fail(self, error: Exception) -> None:
-        """Set the error that ended the group. If memory ran out, the error advises what needs less."""
-        if isinstance(error, torch.OutOfMemoryError):
+        """Set the error that ended the group. If the device ran out of memory, the error advises smaller settings."""
+        if is_out_of_memory(error):
             clear_frames(error.__traceback__)  # frees the tensors of the pass
-            torch.cuda.empty_cache()
+            _release_device_memory()
             error = CacheError(
                 f"the device ran out of memory in this pass; use {argument('kv_offload', 'host')}, a smaller "
                 f"{argument('kv_memory')} or {argument('context')}, or fewer texts at a time"
@@ -107,17 +109,18 @@ class SequenceGroup:
         self.error = error
 
     def cached_pages(self, prefixes: PrefixCache) -> PrefixMatch:
-        """Find pages of the pool with the beginning of its prompt, from other texts."""
+        """Find cached pages of other texts that begin like the prompt."""
         sequence = self.sequences[0]
-        scored = sequence.params.prompt_logprobs is not None  # every position is needed
+        scored = sequence.params.prompt_logprobs is not None  # the logits of every position are needed
         if self.swapped or self.memory or self.saved or scored or sequence.scope is None:
             return PrefixMatch()
         return prefixes.find(sequence.scope, sequence.prompt)
 
-    def regained(self, cached_tokens: int) -> bool:
-        """Return True once, when prefill passes the prefix whose window pages were evicted."""
-        reached = 0 < self.lost_tokens <= cached_tokens
-        self.lost_tokens = self.lost_tokens * (cached_tokens < self.lost_tokens)
+    def windows_restored(self, cached_tokens: int) -> bool:
+        """Whether prefill has just passed `tokens_without_windows`. Returns True once, and resets that field."""
+        reached = 0 < self.tokens_without_windows <= cached_tokens
+        if reached:
+            self.tokens_without_windows = 0
         return reached
 
     def prefill(
@@ -135,11 +138,11 @@ class SequenceGroup:
             restore_batch(batch, self.saved)
         else:
             for progress in restore_from_disk(batch):
-                self.cached = int(batch.top.cache.lengths_B[0])
+                self.cached_prompt_tokens = int(batch.top.cache.lengths_B[0])
                 yield progress
-        self.cached = int(batch.top.cache.lengths_B[0])
+        self.cached_prompt_tokens = int(batch.top.cache.lengths_B[0])
         for sequence in self.sequences:
-            sequence.cached = self.cached
+            sequence.cached_prompt_tokens = self.cached_prompt_tokens
         for progress in prefill_batch(batch, grant):
             self._note_cost(batch)
             yield progress
@@ -147,17 +150,22 @@ class SequenceGroup:
             self.on_read(batch.top.cache)
 
     def _note_cost(self, batch: SequenceBatch) -> None:
-        """Record the seconds of a token of the prompt for the disk cache, which compares its own speed with it."""
+        """Record the prefill seconds per token. The disk cache restores only what it reads in less time than that."""
         seconds = float(batch.top.counters.prefill_seconds_B[0])
-        fed = int(batch.top.cache.lengths_B[0]) - self.cached
+        fed = int(batch.top.cache.lengths_B[0]) - self.cached_prompt_tokens
         for sequence in self.sequences:
             if sequence.disk and fed > 0:
-                sequence.disk.cost = seconds / fed
+                sequence.disk.seconds_per_token = seconds / fed
 
 
-@torch.no_grad()
+def _release_device_memory() -> None:
+    from triforce.backends.torch.devices import release_unused_memory
+
+    release_unused_memory()
+
+
 def restore_batch(batch: SequenceBatch, saved: SavedCache) -> None:
-    """Restore the common prefix of each prompt with a saved one. Raises CacheError."""
+    """Restore, for each prompt, the prefix that it shares with the saved prompt. Raises CacheError."""
     started = perf_counter()
     for b, sequence in enumerate(batch.sequences):
         if (
@@ -178,15 +186,17 @@ def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
             started = perf_counter()
 
 
-@torch.no_grad()
 def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
     """Feed every prompt without its last token. Yields (cached tokens, all tokens) of the full view after each pass.
 
-    grant: returns the tokens that a pass may have.
+    The first step feeds the last token together with draft tokens: the logits of the last token judge the first of
+    them. grant: returns the tokens that a pass may have.
     """
     sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
     started = perf_counter()
-    if batch.search:  # earlier findings: a controller uses them, and offloading keeps these layers
+    if batch.search:
+        # Findings of earlier texts name searched layers. From now on the controller counts the cost of a search in
+        # them, and offload keeps their pages resident.
         batch.search_layers(batch.search, max(sizes) + 1, 0)
     for b in range(len(batch.sequences)):
         source = _source(batch, b)
@@ -197,7 +207,7 @@ def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tu
 
 
 def _source(batch: SequenceBatch, b: int) -> int | None:
-    """The first row whose prefill row b can copy; None: there is none."""
+    """Return the first row before b with a prefill that b can copy; None: there is none."""
     return next((a for a in range(b) if batch.sequences[b].can_copy_prefill(batch.sequences[a])), None)
 
 

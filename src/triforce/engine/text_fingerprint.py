@@ -1,4 +1,4 @@
-"""Digests of all facts that change the text of a seed. A digest depends on no path, and reveals no setting."""
+"""Digests of all facts that change the text for a seed. A digest depends on no path, and reveals no setting."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.checkpoint.weights import fingerprint
-from triforce.engine.model_loader import Checkpoint, ModelPair, ModelSource, located
+from triforce.engine.model_loader import Checkpoint, ModelPair, ModelSource, locate_model
 from triforce.engine.tier_builder import SpeculativeConfig
 
 
 def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: str, mode: str) -> str:
-    """Return a hex digest: engines with equal digests make the same text of a seed, under `seeded` in every mode.
+    """Return a hex digest: engines with equal digests generate the same text for a seed.
 
-    Under the other couplings the digest also covers the mode and the drafts, on which texts then depend.
+    Under `seeded` a text is the same in every mode, so the digest covers neither the mode nor the drafts. Under the
+    other couplings it covers both, because texts depend on them.
     """
     target = pair.target
-    facts = [*_facts(target, target.fingerprint, coupling), dispatch.build(), target.decoder.device.type]
+    device_kind = target.decoder.device.partition(":")[0]
+    facts = [*_facts(target, target.fingerprint, coupling), dispatch.build_identity(), device_kind]
     facts.append(speculation.strict)
     if coupling != "seeded":
         facts += [mode, speculation, pair.fingerprints]
@@ -34,8 +34,8 @@ def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: A
     It reads the weights, and builds no model. placement: `device`, `dtype`, `kv_dtype` and `context` of `LLM`. Raises
     ModelError or RequestError.
     """
-    source = located(SHIPPED[0] if model is None else model, **placement)
-    weights = fingerprint(source.config, source.weights(torch.device("cpu")))
+    source = locate_model(SHIPPED[0] if model is None else model, **placement)
+    weights = fingerprint(source.config, source.weights())
     return _digest(_facts(source, weights, coupling))
 
 
@@ -45,7 +45,7 @@ def loaded_fingerprint(target: Checkpoint, coupling: str) -> str:
 
 
 def _facts(target: Checkpoint | ModelSource, weights: str, coupling: str) -> list[object]:
-    """Return the facts of a target. weights: their fingerprint, as caches use it; it covers types of weights and KV."""
+    """Return the facts of a target. weights: fingerprint of its weights, which covers the types of weights and KV."""
     chats = sorted(target.tokenizer.templates.items()) if target.tokenizer else ()
     advised = sorted(target.files.sampling_defaults().items())
     return [weights, target.config.context, coupling, chats, advised]

@@ -1,4 +1,4 @@
-"""Models and KV memory that batches share, and the `TierBuilder` with which modes make their tiers.
+"""Models and KV memory that batches share, and the `TierBuilder` that makes the tiers of a mode.
 
 Shape suffixes: B rows, K drafted tokens, V vocabulary.
 """
@@ -57,7 +57,7 @@ MAX_AUTO_TOKENS = 8, 16
 """Largest draft_tokens and speculative_tokens of mode `auto`."""
 
 STRICT_ROWS = 8
-"""Fewest rows that a strict pass is padded to; more where more sequences may be decoded together."""
+"""With `strict`, the full tier's passes are padded to this number of rows, or to the engine's rows if they are more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class SpeculativeConfig:
 
     draft_tokens: tokens of a proposal of the lowest tier (gamma_1). speculative_tokens: tokens that the middle tier
     gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
-    `LOWER_TIERS`, the weights that lower tiers read. strict: passes of the full tier have one shape where bits depend
-    on the shape, and passes of a prompt end at fixed places.
+    `LOWER_TIERS`, the weights that lower tiers read. strict: fix the shape of passes, for kernels whose results differ
+    in their last bits between shapes. Passes of the full tier are padded to one shape, and prefill passes end at fixed
+    places.
     """
 
     draft_tokens: int = 2
@@ -94,8 +95,8 @@ class SpeculativeConfig:
             raise RequestError(f"{argument('lower_tiers')} {self.lower_tiers!r} is not known; choose from {names}.")
         if self.lower_bits and self.retrieval.chunk % PAGE:
             raise RequestError(
-                f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 KV is of whole pages: give a multiple "
-                f"of {PAGE}."
+                f"{argument('retrieval_chunk')} is {self.retrieval.chunk}; int8 copies of KV have whole pages; give a "
+                f"multiple of {PAGE}."
             )
 
         if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
@@ -113,12 +114,16 @@ class SpeculativeConfig:
         return LOWER_TIERS[self.lower_tiers]
 
     def padding(self, rows: int) -> tuple[int, int]:
-        """Rows and columns that passes of the full tier are padded to: the widest verification; (1, 1): no padding."""
+        """Rows and columns of the widest verification, to which full-tier passes are padded; (1, 1): no padding."""
         return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
 
     @property
     def reach(self) -> int:
-        """Positions beyond the last token of a text that the tiers may use."""
+        """Positions that the tiers may use beyond the last token of a text.
+
+        With a draft below, a middle tier gathers at most the sum of both gammas, and a verification has one column
+        more. For n such columns the reach is 2 (n + 1): twice what the widest verification uses, as a margin.
+        """
         return 2 * (max(self.draft_tokens, MAX_AUTO_TOKENS[0]) + max(self.speculative_tokens, MAX_AUTO_TOKENS[1]) + 2)
 
 
@@ -128,21 +133,21 @@ class ModelSet:
 
     target: Decoder
     draft: Decoder | None = None
-    lower: Decoder | None = None
-    """The target as lower tiers run it; None: `target`."""
+    lower_target: Decoder | None = None
+    """The target with the weights that lower tiers read; None: `target`."""
     eagle_head: EagleHead | None = None
 
     @property
-    def drafts(self) -> bool:
+    def has_draft(self) -> bool:
         """Whether there is a draft of either kind."""
         return self.draft is not None or self.eagle_head is not None
 
 
 @dataclass(frozen=True)
 class SharedKV:
-    """KV memory that batches share: `pages` of the target's KV, and the draft's KV of `rows` rows. Allocated on use.
+    """KV memory that batches of all modes share: `pages` of the target's KV, and the draft's KV of `rows` rows.
 
-    existing_pool: a pool to be used instead of a new one.
+    The memory is allocated on first use. existing_pool: a pool to use in place of a new one.
     """
 
     models: ModelSet
@@ -162,11 +167,11 @@ class SharedKV:
         padding = self.speculation.padding(self.rows)
         int8 = speculation.lower_bits > 0
         windows = self._windows()
-        layout = self._room(windows.allocator.pages if windows else 0)
+        layout = self._offload_layout(windows.allocator.pages if windows else 0)
         eagle_memory = self._eagle_memory()
         pages = self.pages
-        where = (target.dtype, target.device)
-        return PagePool(target.config, 0, pages, *where, unit, int8, padding, layout, eagle_memory, windows)
+        placement = (target.dtype, target.device)
+        return PagePool(target.config, 0, pages, *placement, unit, int8, padding, layout, eagle_memory, windows)
 
     @property
     def _unit(self) -> int:
@@ -179,7 +184,7 @@ class SharedKV:
         windows = self.models.target.config.windows
         widest = max(prefill_chunk(target.device), self.speculation.reach)
         pages = window_pages_for_rows(windows, self.pages, self.rows, widest)
-        return WindowPages(max(windows), pages, widest, target.device) if pages else None
+        return WindowPages(max(windows), pages, widest) if pages else None
 
     def _eagle_memory(self) -> EagleHeadMemory | None:
         """Return the memory of an EAGLE head; None: there is none."""
@@ -190,23 +195,25 @@ class SharedKV:
         return EagleHeadMemory(draft.config.layer, self.pages, target.dtype, target.device, unit)
 
     @property
-    def whole(self) -> int:
+    def prefix_unit(self) -> int:
         """Unit, in tokens, of the prefixes that prompts share: a page, or under `strict` a prefill pass."""
         return prefill_chunk(self.models.target.device) if self.speculation.strict else PAGE
 
-    def _room(self, window_pages: int) -> OffloadLayout | None:
-        """Layout of offloaded pages; None without offloading. Raises CacheError if KV does not fit in memory."""
+    def _offload_layout(self, window_pages: int) -> OffloadLayout | None:
+        """Return the layout of offloaded pages; None without offload. Raises CacheError if KV does not fit."""
         target = self.models.target
         speculation = self.speculation
         offload = self.speculation.offload
-        where = target.config, target.dtype, target.device
-        read = (speculation.reach, speculation.retrieval.budget)
+        model_placement = target.config, target.dtype, target.device
+        tokens_read = (speculation.reach, speculation.retrieval.budget)
         (padded, _) = speculation.padding(self.rows)
-        needs = kv_sizing(*where, self.pages, self.rows, *read, window_pages, padded_rows=padded, unit=self._unit)
+        needs = kv_sizing(
+            *model_placement, self.pages, self.rows, *tokens_read, window_pages, padded_rows=padded, unit=self._unit
+        )
         if offload.kind == "none":
             needs.require_all()
             return None
-        dispatch.require_offload(*where, offload.kind)
+        dispatch.require_offload(*model_placement, offload.kind)
         return page_store.plan_offload(offload, needs, target.ranks)
 
     @cached_property
@@ -231,7 +238,7 @@ class TierBuilder:
     """Makes the tiers of a batch whose row b holds at most `capacities[b]` tokens.
 
     memory: a caller's full view to continue, instead of an empty one. shared: KV shared with other batches. beginning:
-    pages of it that the first row starts with.
+    cached pages that the prompt of the first row begins with.
     """
 
     models: ModelSet
@@ -247,21 +254,21 @@ class TierBuilder:
         pages = sum(map(pages_for, self.capacities))
         return self.shared or SharedKV(self.models, self.speculation, len(self.capacities), pages)
 
-    def full(self) -> FullView:
+    def full_view(self) -> FullView:
         """Return the full view of the target's KV, with room for every row. Raises CacheError."""
-        return self._full
+        return self._full_view
 
     @cached_property
-    def _full(self) -> FullView:
+    def _full_view(self) -> FullView:
         full = self.memory or FullView(self.store.pool.new_rows(len(self.capacities)))
         if self.beginning.pages:
             full.pool.attach_prefix(0, self.beginning)
         for b, capacity in enumerate(self.capacities):
             full.pool.reserve(b, capacity)
-        full.observe(0)  # a tier that needs observed attention turns it on, see `middle`
+        full.observe(0)  # a tier that needs observed attention turns it on, see `middle_tier`
         return full
 
-    def exact(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
+    def full_tier(self, full: FullView, below: Proposer | None = None) -> Tier[FullView]:
         """Make the full tier: the target with all of its KV."""
         target = self.models.target
         by_layer = full.pool.layerwise_prefill
@@ -269,36 +276,41 @@ class TierBuilder:
         read = target.read_by_layer if by_layer else model.read
         return Tier("full", model, full, below=below, read=read, whole_prompt=by_layer)
 
-    def middle(
+    def middle_tier(
         self, full: FullView, policy: Callable[[], Policy], name: str, below: Proposer | None = None
     ) -> Tier[RetrievalView]:
-        """Make a tier of the target that reads only pages of the full view that a policy selects."""
+        """Make a tier of the target that reads only those pages of the full view that a policy selects."""
         view = RetrievalView(full, policy, self.speculation.retrieval)
         if view.observes:
             full.observe(view.unit, view.setting.budget)
-        model = self._recording_entries(self.models.lower or self.models.target, full)
+        model = self._recording_entries(self.models.lower_target or self.models.target, full)
         return Tier(name, model, view, self.speculation.speculative_tokens, below)
 
     def _recording_entries(self, decoder: Decoder, full: FullView) -> Decoder | EntryRecordingDecoder:
-        """The decoder for a tier on the rows of `full`. With an EAGLE head its passes also write the head's entries."""
+        """Return the decoder of a tier on the rows of `full`.
+
+        With an EAGLE head its passes also write the head's KV entries (see `eagle.eagle_draft`).
+        """
         draft = self.models.eagle_head
         memory = full.pool.eagle_memory
         return EntryRecordingDecoder(decoder, draft, memory) if draft and memory else decoder
 
-    def lowest(self) -> Tier[StreamingView] | Tier[EagleHeadView]:
+    def draft_tier(self) -> Tier[StreamingView] | Tier[EagleHeadView]:
         """Make the tier of the draft, which reads sinks and a window. Raises RequestError without a draft."""
         if (eagle_head := self.models.eagle_head) is None:
-            return self.draft_model()
-        view = EagleHeadView(self.full(), eagle_head.config.sinks, eagle_head.config.window, self.speculation.reach)
+            return self.draft_model_tier()
+        view = EagleHeadView(
+            self.full_view(), eagle_head.config.sinks, eagle_head.config.window, self.speculation.reach
+        )
         run = eagle_draft.fused_eagle_draft_with(eagle_head.passes, view.memory)
         fused = partial(fused_draft, lambda width: run) if run else None
         return Tier("draft", eagle_head, view, self.speculation.draft_tokens, fused_draft=fused)
 
-    def draft_model(self) -> Tier[StreamingView]:
+    def draft_model_tier(self) -> Tier[StreamingView]:
         """Make the tier of a draft model. Raises RequestError without one."""
         view = self.store.streaming.new_rows(len(self.capacities))
         draft = self.models.draft
-        assert draft is not None, "the store has seen to it"
+        assert draft is not None, "`SharedKV.streaming` raises without a draft model"
         kernels = partial(dispatch.fused_draft_with, draft.model, view.kv)
         fused = partial(fused_draft, kernels)
         return Tier("draft", draft, view, self.speculation.draft_tokens, fused_draft=fused, read=draft.read)
@@ -315,8 +327,8 @@ def fused_draft(
     """Draft up to `count` tokens of each live row in one call, for a tier with no tier below.
 
     kernels: returns the fused kernel for a number of uncached tokens of a row, or None. The tokens are bit for bit
-    those of separate passes and draws, between which Python would cost more than the passes. Returns None if separate
-    passes are needed. Raises ModelError if logits are not finite.
+    those of separate passes and draws, which would spend more time in Python than in the passes. Returns None if
+    separate passes are needed. Raises ModelError if logits are not finite.
     """
     view = tier.cache
     uncached_B = (prefix.lengths_B - view.lengths_B) * live_B
@@ -342,31 +354,32 @@ ModeBuilder = Callable[[TierBuilder], Tier[FullView]]
 
 def ar(build: TierBuilder) -> Tier[FullView]:
     """Plain autoregressive decoding."""
-    return build.exact(build.full())
+    return build.full_tier(build.full_view())
 
 
 def draft(build: TierBuilder) -> Tier[FullView]:
     """A small model verified by the target: classic speculation (the paper's first baseline)."""
-    below = build.lowest()  # first: it may raise, and must do so before pages are reserved
-    return build.exact(build.full(), below)
+    below = build.draft_tier()  # first: it may raise, and must do so before pages are reserved
+    return build.full_tier(build.full_view(), below)
 
 
 def retrieval(build: TierBuilder, below: Proposer | None = None) -> Tier[FullView]:
     """The target drafts for itself through selected pages (without `below`: the paper's ablation without hierarchy)."""
-    full = build.full()
-    return build.exact(full, build.middle(full, POLICIES[build.speculation.retrieval_policy], "retrieval", below))
+    full = build.full_view()
+    policy = POLICIES[build.speculation.retrieval_policy]
+    return build.full_tier(full, build.middle_tier(full, policy, "retrieval", below))
 
 
 def streaming(build: TierBuilder) -> Tier[FullView]:
     """The hierarchy with StreamingLLM instead of retrieval (the paper's ablation). Without a draft it has two tiers."""
-    below = build.lowest() if build.models.drafts else None
-    full = build.full()
-    return build.exact(full, build.middle(full, Recent, "streaming", below))
+    below = build.draft_tier() if build.models.has_draft else None
+    full = build.full_view()
+    return build.full_tier(full, build.middle_tier(full, Recent, "streaming", below))
 
 
 def triforce(build: TierBuilder) -> Tier[FullView]:
     """Draft model, retrieval, full cache (Algorithm 1)."""
-    return retrieval(build, build.lowest())
+    return retrieval(build, build.draft_tier())
 
 
 def ngram(build: TierBuilder) -> Tier[FullView]:
@@ -376,12 +389,12 @@ def ngram(build: TierBuilder) -> Tier[FullView]:
 
 def draft_ngram(build: TierBuilder) -> Tier[FullView]:
     """TriForce with n-grams where the text repeats itself, and the draft model elsewhere."""
-    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.lowest()))
+    return retrieval(build, NgramProposer(len(build.capacities), build.speculation.draft_tokens, build.draft_tier()))
 
 
 def auto(build: TierBuilder) -> Tier[FullView]:
     """All available tiers, for a `PlanController` to choose from."""
-    return triforce(build) if build.models.drafts else retrieval(build)
+    return triforce(build) if build.models.has_draft else retrieval(build)
 
 
 MODES: dict[str, ModeBuilder] = {
@@ -395,30 +408,32 @@ COUPLINGS: dict[str, type[Seeded] | type[Rejection]] = {
     "block": BlockRejection,
 }
 
-DRAFTED = ("draft", "triforce", "draft-ngram")
+DRAFT_MODES = ("draft", "triforce", "draft-ngram")
+"""Modes that need a draft: a model or an EAGLE head."""
 
 
-def unlinked(top: Tier[FullView]) -> list[Proposer]:
-    """The tiers of `auto`, for `apply_plan` to link: n-grams first, then from the lowest to the full one.
+def unlink_tiers(top: Tier[FullView]) -> list[Proposer]:
+    """Unlink `top` from the tiers below it, and return the tiers of `auto`, for `apply_plan` to link again.
 
-    `top` is unlinked from the tiers below it. Levels are indexes of the list; they identify the tiers in the noise and
-    in the origins of tokens.
+    The list begins with n-grams, and goes on from the lowest tier to the full one. Levels are indexes of the list; they
+    select the tiers' streams of uniforms, and name the tiers in the origins of tokens.
     """
-    parts = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
+    all_tiers = [NgramProposer(len(top.cache.lengths_B)), *tiers(top)]
     top.below = None
-    for level, tier in enumerate(parts):
+    for level, tier in enumerate(all_tiers):
         tier.level = level
-    return parts
+    return all_tiers
 
 
-def apply_plan(planned: PlannedProposal, parts: Sequence[Proposer], prefix: SequenceState, live_B: Bools) -> None:
-    """Link tiers and set gammas, budgets and grain for the next proposal. parts: all tiers, as `unlinked` lists them.
+def apply_plan(planned: PlannedProposal, all_tiers: Sequence[Proposer], prefix: SequenceState, live_B: Bools) -> None:
+    """Link the tiers of a plan, and set their gammas, their budgets and `FullView.grain` for the next proposal.
 
-    A tier that was not linked before is prefilled in rows that are more than `MAX_LAG` tokens ahead of it.
+    all_tiers: those of `unlink_tiers`. A tier that was not linked before catches up by prefill in rows where it is more
+    than `MAX_LAG` tokens behind the text.
     """
     plan = planned.plan
-    by_name: dict[str, Any] = {tier.name: tier for tier in parts}
-    linked_names = {tier.name for tier in tiers(parts[-1])}
+    by_name: dict[str, Any] = {tier.name: tier for tier in all_tiers}
+    linked_names = {tier.name for tier in tiers(all_tiers[-1])}
     below = None
     for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
         tier = by_name[name]

@@ -12,12 +12,12 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
-from triforce.eval.context import EvalConfig, EvalContext, Text, encode_texts, plan, tokenize
-from triforce.eval.tables import Table
-from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit_plan, measure_pace
+from triforce.eval.context import EvalConfig, EvalContext, Text, encode_texts, eval_config, tokenize
+from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit_config, measure_pace
+from triforce.tables import Table
 
 __all__ = [
-    "MEASUREMENTS", "EvalConfig", "EvalContext", "Table", "Text", "encode_texts", "evaluate", "plan", "shorten",
+    "MEASUREMENTS", "EvalConfig", "EvalContext", "Text", "encode_texts", "eval_config", "evaluate", "shorten",
     "tables", "tokenize",
 ]  # fmt: skip
 
@@ -45,10 +45,10 @@ MEASUREMENTS = {
 
 
 def shorten(subject: EvalContext, names: Sequence[str]) -> TimeBudget:
-    """Measure the speed of a subject's models, and give the subject a plan that ends within a minute from now."""
+    """Measure the speed of a subject's models; give it a config with which the evaluation ends within a minute."""
     start = perf_counter()
     costs = {name: measurement.seconds for name, measurement in MEASUREMENTS.items()}
-    return fit_plan(subject, names, measure_pace(subject), costs, start)
+    return fit_config(subject, names, measure_pace(subject), costs, start)
 
 
 def evaluate(

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.backends.torch.logits_processor import LogitsProcessor
 from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.scoring import draft_view, full_view, parts, prefill, read
-from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
 from triforce.interface.sampling_params import SamplingParams
-from triforce.sampling import LogitsProcessor
+from triforce.tables import Table, tokens
 
 TEMPERATURES = (0.0, 0.6, 1.0)
 CHUNK_TOKENS = 128
@@ -28,20 +28,20 @@ PROBS_SECONDS = 5e-7
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Return the mean probability that a draft token is accepted, by kind of text, temperature and coupling."""
     if subject.llm.eagle_head:
-        return {"skipped": "the card of a draft that reads hidden states has its figures, in its config.json"}
+        return {"skipped": "a draft that reads hidden states has its agreement figures in its own config.json"}
     if subject.llm.draft is None:
         return {"skipped": "there is no draft; name one with --draft"}
-    plan = subject.plan
-    prefix_tokens = min(4096, plan.span // 2)
-    windows = subject.windows(min_tokens=prefix_tokens + plan.judged)
+    config = subject.config
+    prefix_tokens = min(4096, config.span // 2)
+    windows = subject.windows(min_tokens=prefix_tokens + config.compared_tokens)
     if not windows:
-        return {"skipped": f"no text has {prefix_tokens + plan.judged:,} tokens"}
+        return {"skipped": f"no text has {prefix_tokens + config.compared_tokens:,} tokens"}
     shares = [
         (window.kind, _window_shares(subject, window, prefix_tokens)) for window in subject.with_progress(windows)
     ]
     return {
         "from": prefix_tokens,
-        "tokens": plan.judged,
+        "tokens": config.compared_tokens,
         "kinds": {kind: _mean(kind_shares) for kind, kind_shares in group_by_kind(shares).items()},
     }
 
@@ -55,7 +55,7 @@ def _mean(shares: list[Tensor]) -> dict[str, Any]:
 
 
 def _window_shares(subject: EvalContext, window: Text, prefix_tokens: int) -> Tensor:
-    """Return mean acceptance over the judged tokens of a window: float64 (temperatures, couplings)."""
+    """Return mean acceptance over the compared tokens of a window: float64 (temperatures, couplings)."""
     vocab_size = subject.target.config.vocab_size
     device = subject.target.device
     processors = [LogitsProcessor([SamplingParams(temperature=t)], [0], vocab_size, device) for t in TEMPERATURES]
@@ -65,12 +65,12 @@ def _window_shares(subject: EvalContext, window: Text, prefix_tokens: int) -> Te
         for n, processor in enumerate(processors):
             p_TV, q_TV = (processor(logits_TV[None], no_ids_11, no_ids_11[0])[0] for logits_TV in logits_pair)
             sums[n] += torch.stack([overlap(p_TV, q_TV).sum(), same_pick(p_TV, q_TV).sum()]).cpu()
-    return sums / subject.plan.judged
+    return sums / subject.config.compared_tokens
 
 
 def _logit_pairs(subject: EvalContext, window: Text, prefix_tokens: int) -> Iterator[tuple[Tensor, Tensor]]:
     assert subject.llm.draft is not None
-    stop = prefix_tokens + subject.plan.judged
+    stop = prefix_tokens + subject.config.compared_tokens
     target = subject.target
     draft = subject.llm.draft.decoder
     target_view = full_view(target, stop)
@@ -90,8 +90,8 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
     """Return the probability that exponential races of rates p and q with the same noise have the same winner, (T).
 
     Token i wins both if E_j >= E_i max(p_j / p_i, q_j / q_i) for each j, hence with probability
-    1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). In descending order of p / q the maximum is the
-    first ratio up to i, and the second one after it: two running sums instead of all pairs.
+    1 / sum_j max(p_j / p_i, q_j / q_i) (Daliri, Musco and Suresh 2024). With tokens in descending order of p / q, the
+    maximum is p_j / p_i for j up to i, and q_j / q_i after i. So two running sums take the place of all pairs.
     """
     ratio_TV = torch.where(p_TV > 0, p_TV / q_TV, 0.0)
     order_TV = ratio_TV.argsort(-1, descending=True)
@@ -104,12 +104,12 @@ def same_pick(p_TV: Tensor, q_TV: Tensor) -> Tensor:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan = subject.plan
+    config = subject.config
     probs_seconds = PROBS_SECONDS * subject.target.config.vocab_size
-    stop = min(4096, plan.span // 2) + plan.judged
+    stop = min(4096, config.span // 2) + config.compared_tokens
     windows = subject.windows(min_tokens=stop) if forecast.draft else []
     return len(windows) * (
-        forecast.target.reading_seconds(stop) + forecast.draft_seconds(stop) + plan.judged * probs_seconds
+        forecast.target.reading_seconds(stop) + forecast.draft_seconds(stop) + config.compared_tokens * probs_seconds
     )
 
 
@@ -121,8 +121,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
     ]
     windows = sum(kind_shares["windows"] for kind_shares in result["kinds"].values())
     note = (
-        "Chance that the target keeps a drafted token: the sum of min(p, q) under rejection; under the seeded coupling "
-        "that both draw the same token from the same noise, computed exactly. "
+        "Probability that the target keeps a draft token. Under rejection it is the sum of min(p, q). Under the seeded "
+        "coupling it is the probability that both models draw the same token from the same noise, computed exactly. "
         f"{result['tokens']:,} tokens after the first {tokens(result['from'])} of {windows} windows; no top-p."
     )
     return [Table("Agreement of draft and target", note, ["", *(f"T = {t:g}" for t in TEMPERATURES)], rows)]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.scoring import draft_view, nats
-from triforce.eval.tables import Table
 from triforce.eval.time_budget import ReadingForecast
+from triforce.tables import Table
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
@@ -53,5 +53,5 @@ def tables(result: dict[str, Any]) -> list[Table]:
         + [f"{line[model]:.3f}" if model in line else "" for model in ("target", "draft")]
         for name, line in lines.items()
     ]
-    note = "The target sees all of a window before each token, the draft its sinks and recent tokens, as in the engine."
+    note = "The target sees all earlier tokens of a window, the draft its sinks and recent tokens, as in the engine."
     return [Table("Bits per byte", note, ["text", "tokens", "bytes/token", "target", "draft"], rows)]

@@ -39,33 +39,33 @@ class EvalConfig:
     """Sizes of an evaluation. All lengths and positions are in tokens.
 
     - span: length of a window of text.
-    - deepest: length of the longest windows.
+    - longest_window: length of the longest windows.
     - windows: least number of windows of each kind of text, if the texts have them.
-    - most: greatest number of windows of each kind, the longest ones; None: all.
+    - max_windows: greatest number of windows of each kind, the longest ones; None: all.
     - recent: tokens that the cut model sees in `gain`. stride: step between its windows.
     - block: tokens whose mean gain is one observation.
     - haystacks: number of haystacks of the longest span. Shorter spans get up to four times as many.
     - copies: spans that are repeated at each distance.
-    - judged: tokens of a window where draft and target are compared.
+    - compared_tokens: tokens of a window where draft and target are compared.
     - prompts, new_tokens: number of sampled continuations, and the length of each.
     """
 
     span: int
-    deepest: int
+    longest_window: int
     windows: int = 4
-    most: int | None = None
+    max_windows: int | None = None
     recent: int = 2048
     stride: int = 256
     block: int = 512
     haystacks: int = 3
     copies: int = 8
-    judged: int = 1024
+    compared_tokens: int = 1024
     prompts: int = 20
     new_tokens: int = 512
     seed: int = 1
 
     @property
-    def far(self) -> range:
+    def far_positions(self) -> range:
         """Return the positions where far context should help: 16K to 24K of 32K."""
         return range(self.span // 2, self.span * 3 // 4)
 
@@ -76,7 +76,7 @@ class EvalContext:
 
     llm: LLM
     texts: list[Text]
-    plan: EvalConfig
+    config: EvalConfig
     quiet: bool = False
     label: str = ""
     _traces: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
@@ -90,17 +90,20 @@ class EvalContext:
         return tokenizer_of(self.llm)
 
     def windows(self, length: int | None = None, max_windows: int | None = None, min_tokens: int = 0) -> list[Text]:
-        """Return windows of `length` tokens (None: a span), spread over each text; of each kind the longest ones.
+        """Return windows of `length` tokens (None: a span), spread over each text.
 
-        max_windows: limit for each kind; None: that of the plan. min_tokens: shorter windows are left out.
+        max_windows: number of windows of each kind of text, the longest first; None: the number in the config.
+        min_tokens: shorter windows are left out.
         """
         chosen_windows = []
-        max_windows = self.plan.most if max_windows is None else max_windows
+        max_windows = self.config.max_windows if max_windows is None else max_windows
         for kind in KINDS:
             texts = [text for text in self.texts if text.kind == kind]
-            windows_per_text = -(-self.plan.windows // max(1, len(texts)))
+            windows_per_text = -(-self.config.windows // max(1, len(texts)))
             windows = [
-                window for text in texts for window in spread_windows(text, length or self.plan.span, windows_per_text)
+                window
+                for text in texts
+                for window in spread_windows(text, length or self.config.span, windows_per_text)
             ]
             chosen_windows += (
                 windows
@@ -148,7 +151,10 @@ def tokenize(llm: LLM, texts: Mapping[str, str]) -> list[Text]:
 
 
 def encode_texts(tokenizer: Tokenizer, texts: Mapping[str, str]) -> list[Text]:
-    """Return tokenized texts by `kind_of` their names. Raises RequestError for a text of fewer than two tokens."""
+    """Return tokenized texts, each of the kind that `kind_of` returns for its name.
+
+    Raises RequestError for a text of fewer than two tokens.
+    """
     encoded_texts = [Text(name, kind_of(name), torch.tensor(tokenizer.encode(text))) for name, text in texts.items()]
     if short_names := [text.name for text in encoded_texts if len(text.ids_N) < 2]:
         raise RequestError(f"there is nothing to predict in {', '.join(short_names)}; give longer texts")
@@ -168,15 +174,15 @@ def tokenizer_of(llm: LLM) -> Tokenizer:
     return llm.tokenizer
 
 
-def plan(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
+def eval_config(context: int, max_context: int, longest: int | None = None) -> EvalConfig:
     """Return the sizes for a model of `context` positions. At most `max_context` of them are used.
 
     longest: length of the longest windows of a quick evaluation, which also has few windows; None: not quick.
     """
     quick = longest is not None
-    deepest = min(context, max_context, longest or context)
-    span = min(SPAN, deepest)
+    longest_window = min(context, max_context, longest or context)
+    span = min(SPAN, longest_window)
     recent = min(2048, max(32, span // 4))
-    sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "judged": min(1024, span // 8)}
-    quick_counts = {"windows": 1, "most": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
-    return EvalConfig(span, deepest, new_tokens=min(128 if quick else 512, span // 8), **sizes, **quick_counts)
+    sizes = {"recent": recent, "stride": recent // 8, "block": recent // 4, "compared_tokens": min(1024, span // 8)}
+    quick_counts = {"windows": 1, "max_windows": 2, "haystacks": 1, "copies": 2, "prompts": 8} if quick else {}
+    return EvalConfig(span, longest_window, new_tokens=min(128 if quick else 512, span // 8), **sizes, **quick_counts)

@@ -12,24 +12,25 @@ from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text, group_by_kind
 from triforce.eval.scoring import cut_view, full_view, interval, nats
-from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
+from triforce.tables import Table, tokens
 
 LEAST_GAIN = {"prose": 0.01, "code": 0.05}
-"""Least gain of a model with long-range attention, in nats per token (issue 3)."""
+"""Least gain of a model with long-range attention, in nats per token."""
 
 SIDES = {"model": "the model", "control": "control: attention cut"}
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Measure the model, and a control that must not gain: the same model cut to sinks and the last 2K tokens."""
-    plan = subject.plan
-    windows = subject.windows(min_tokens=plan.far.stop)
+    config = subject.config
+    windows = subject.windows(min_tokens=config.far_positions.stop)
     if not windows:
-        return {"skipped": f"no text has {plan.far.stop:,} tokens"}
-    visible_tokens = {"positions": [plan.far.start, plan.far.stop], "recent": plan.recent, "stride": plan.stride}
+        return {"skipped": f"no text has {config.far_positions.stop:,} tokens"}
+    far = config.far_positions
+    visible_tokens = {"positions": [far.start, far.stop], "recent": config.recent, "stride": config.stride}
     sides: dict[str, Callable[[Text], Tensor]] = {
-        "model": lambda window: subject.trace(window)[plan.far.start - 1 : plan.far.stop - 1],
+        "model": lambda window: subject.trace(window)[config.far_positions.start - 1 : config.far_positions.stop - 1],
         "control": lambda window: _cut_losses(subject, window),
     }
     recent_losses = [(window, _recent_losses(subject, window)) for window in subject.with_progress(windows)]
@@ -37,27 +38,29 @@ def measure(subject: EvalContext) -> dict[str, Any]:
         side: [(w.kind, nats_N - far_losses(w)) for w, nats_N in recent_losses] for side, far_losses in sides.items()
     }
     verdicts = {
-        side: {kind: _verdict(kind, torch.cat(gains), plan.block) for kind, gains in group_by_kind(side_gains).items()}
+        side: {
+            kind: _verdict(kind, torch.cat(gains), config.block) for kind, gains in group_by_kind(side_gains).items()
+        }
         for side, side_gains in gains_by_side.items()
     }
-    return visible_tokens | {"block": plan.block} | verdicts
+    return visible_tokens | {"block": config.block} | verdicts
 
 
 def _recent_losses(subject: EvalContext, window: Text) -> Tensor:
     """Return losses of the far tokens, each given the `recent` - `stride` + 1 to `recent` tokens before it."""
-    plan = subject.plan
-    view = full_view(subject.target, subject.plan.recent)
+    config = subject.config
+    view = full_view(subject.target, subject.config.recent)
     losses = []
-    first_scored = plan.recent + 1 - plan.stride
-    for stop in range(plan.far.start + plan.stride, plan.far.stop + 1, plan.stride):
+    first_scored = config.recent + 1 - config.stride
+    for stop in range(config.far_positions.start + config.stride, config.far_positions.stop + 1, config.stride):
         view.rewind(np.zeros_like(view.lengths_B))
-        losses.append(nats(subject.target, view, window.ids_N[stop - plan.recent - 1 : stop], first_scored))
+        losses.append(nats(subject.target, view, window.ids_N[stop - config.recent - 1 : stop], first_scored))
     return torch.cat(losses)
 
 
 def _cut_losses(subject: EvalContext, window: Text) -> Tensor:
-    far_positions = subject.plan.far
-    view = cut_view(subject.target, subject.plan.recent)
+    far_positions = subject.config.far_positions
+    view = cut_view(subject.target, subject.config.recent)
     return nats(subject.target, view, window.ids_N[: far_positions.stop], far_positions.start)
 
 
@@ -68,11 +71,11 @@ def _verdict(kind: str, gain_N: Tensor, block: int) -> dict[str, Any]:
 
 
 def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan = subject.plan
+    config = subject.config
     pace = forecast.target
-    windows = subject.windows(min_tokens=plan.far.stop)
-    recent = len(plan.far) // plan.stride * pace.reading_seconds(plan.recent)
-    cut = plan.far.stop * (pace.token + pace.past_token * plan.recent)
+    windows = subject.windows(min_tokens=config.far_positions.stop)
+    recent = len(config.far_positions) // config.stride * pace.reading_seconds(config.recent)
+    cut = config.far_positions.stop * (pace.token_seconds + pace.past_token_seconds * config.recent)
     return forecast.trace_seconds(windows) + len(windows) * (recent + cut)
 
 
@@ -96,8 +99,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
     note = (
         f"Nats per token gained, at positions {start} to {stop}, by seeing everything before instead of the last "
         f"{least_recent:,} to {recent:,} tokens. Intervals: 95 %, Student's over the mean differences of blocks of "
-        f"{result['block']} tokens; they speak for more of these texts, not for other texts. The control keeps "
-        f"its first tokens and the last ones, {recent:,} in all: it must not pass."
+        f"{result['block']} tokens. They hold for further tokens of these texts, not for other texts. The control "
+        f"sees only the first tokens and the last ones, {recent:,} in all, so it must not pass."
     )
     header = ["text", "tokens", "gain", "interval", "wanted", "passes", "r of neighbours"]
     return [Table("Gain from far context", note, header, rows)]

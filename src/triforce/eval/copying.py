@@ -10,9 +10,9 @@ from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.scoring import full_view, read
-from triforce.eval.tables import Table, percent, tokens
 from triforce.eval.time_budget import ReadingForecast
 from triforce.kvcache import FullView
+from triforce.tables import Table, percent, tokens
 
 SPAN = 128
 UNSCORED_TOKENS = 8
@@ -49,7 +49,7 @@ def _hits(subject: EvalContext, window: Text) -> dict[int, Tensor]:
     view = full_view(subject.target, length + SPAN)
     best_N = _greedy_ids(subject, view, ids_N)  # entry n is the token expected at n + 1
     hits_by_distance: dict[int, list[Tensor]] = {}
-    for end in range(length, max(0, length - subject.plan.copies * SPAN), -SPAN):
+    for end in range(length, max(0, length - subject.config.copies * SPAN), -SPAN):
         for distance in _distances(end):
             view.rewind(np.full_like(view.lengths_B, end))
             start = end - distance
@@ -76,7 +76,7 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
     total = 0.0
     for window in subject.windows(max_windows=1):
         length = len(window.ids_N)
-        repeat_seconds = subject.plan.copies * len(_distances(length)) * pace.reading_seconds(length, length - SPAN)
+        repeat_seconds = subject.config.copies * len(_distances(length)) * pace.reading_seconds(length, length - SPAN)
         total += pace.reading_seconds(length) + repeat_seconds
     return total
 
@@ -87,7 +87,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
         for row in result["distances"]
     ]
     note = (
-        f"Share of tokens predicted right (the most probable one, after the true ones) when {SPAN} tokens come again, "
-        f"after the first {UNSCORED_TOKENS} of them; and of the same tokens when they came first."
+        f"A span of {SPAN} tokens is repeated at a distance. Share of its tokens, without the first {UNSCORED_TOKENS}, "
+        "that are the most probable ones after the true text: in the repetition, and at their first occurrence."
     )
     return [Table("Copying", note, ["distance", "tokens", "the second time", "the first time"], rows)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from triforce.eval.tables import Table, percent, tokens
+from triforce.tables import Table, percent, tokens
 
 Row = dict[str, Any]
 """Results of one KV dtype: its name (`kv`), the `model`, tokens of a window (`context`), results by measurement."""
@@ -39,7 +39,7 @@ def _quality_table(kv_rows: Sequence[Row], note: str) -> Table:
     copied = [f"copied from {tokens(copy_row['distance'])}" for copy_row in _copies(exact_row)]
     words = (
         f"Readings of {tokens(exact_row['context'])} tokens. Needles: greedy answers that name the right number. "
-        "Copied: tokens predicted right the second time, so far behind the first."
+        "Copied: tokens predicted right when a passage comes again at this distance."
     )
     return Table(f"KV of {exact_row['model']}", f"{words} {note}".strip(), ["KV", *kinds, "needles", *copied], lines)
 
@@ -78,6 +78,6 @@ def _loss_table(kv_rows: Sequence[Row], name: str, title_suffix: str) -> Table:
     for n, bucket in enumerate(buckets[0]):
         increases = [f"{kv_buckets[n]['nats'] - bucket['nats']:+.4f}" for kv_buckets in buckets[1:]]
         lines.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", f"{bucket['nats']:.3f}", *increases])
-    note = "Nats per token with KV that is not rounded, and how many more with each other kind."
+    note = "Nats per token with KV that is not rounded, and the increase with each other kind of KV."
     header = ["position", *(row["kv"] for row in kv_rows)]
     return Table(f"Loss by position of {exact_row['model']}, {kind}{title_suffix}", note, header, lines)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text
 from triforce.eval.scoring import full_view, greedy, prefill
-from triforce.eval.tables import Table, percent, tokens
 from triforce.eval.time_budget import ReadingForecast
+from triforce.tables import Table, percent, tokens
 
 DEPTHS = (0.0, 0.25, 0.5, 0.75, 1.0)
 QUESTION_TOKENS, ANSWER_TOKENS = 12, 8
@@ -42,8 +42,8 @@ class Haystack:
 
 def measure(subject: EvalContext) -> dict[str, Any]:
     """Count right answers by length and depth. `confused` answers have the number of another needle."""
-    rng = random.Random(subject.plan.seed)
-    windows = subject.windows(subject.plan.deepest, max_windows=2)
+    rng = random.Random(subject.config.seed)
+    windows = subject.windows(subject.config.longest_window, max_windows=2)
     cells: dict[tuple[int, float], list[tuple[bool, bool]]] = {}
     turns = [(size, n) for size in lengths(subject) for n in range(_haystack_count(subject, size))]
     for length, n in subject.with_progress(turns):
@@ -61,15 +61,18 @@ def _cell(length: int, depth: float, answers: list[tuple[bool, bool]]) -> dict[s
 
 
 def lengths(subject: EvalContext) -> list[int]:
-    """Return lengths of haystacks with question and answer: 2K and its doubles; from less in a short context."""
-    deepest = subject.plan.deepest
-    shortest = min(2048, deepest // 4)
-    return [shortest << n for n in range((deepest // shortest).bit_length())]
+    """Return lengths of haystacks with question and answer: 2K and its doubles.
+
+    Contexts below 8K begin with a quarter of the context.
+    """
+    longest_length = subject.config.longest_window
+    shortest = min(2048, longest_length // 4)
+    return [shortest << n for n in range((longest_length // shortest).bit_length())]
 
 
 def _haystack_count(subject: EvalContext, length: int) -> int:
-    plan = subject.plan
-    return max(1, min(MAX_FACTOR * plan.haystacks, plan.haystacks * plan.span // length))
+    config = subject.config
+    return max(1, min(MAX_FACTOR * config.haystacks, config.haystacks * config.span // length))
 
 
 def build_haystack(subject: EvalContext, text: Text, length: int, rng: random.Random) -> Haystack | None:
@@ -130,9 +133,9 @@ def tables(result: dict[str, Any]) -> list[Table]:
         depth_shares = [percent(cell["right"] / cell["asked"]) for cell in depth_cells]
         rows.append([tokens(length), *depth_shares, percent(right / asked), f"{asked}", percent(confused / asked)])
     note = (
-        f'"The secret number of Marlow is 48213.": {len(DEPTHS)} such needles of different names in each haystack, the '
-        "greedy answer to the start of one of them. Depth 0 is the beginning of the text. Another's: answers with the "
-        "number of another needle."
+        f'Each haystack has {len(DEPTHS)} needles such as "The secret number of Marlow is 48213.", with different '
+        "names. The model completes the start of one needle greedily. Depth 0 is the beginning of the text. Another's: "
+        "answers with the number of another needle."
     )
     header = ["length", *(f"depth {depth:.0%}" for depth in DEPTHS), "all", "asked", "another's"]
     return [Table("Needles in a haystack", note, header, rows)]

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 
 from triforce.eval.context import EvalContext, Text, group_by_kind
-from triforce.eval.tables import Table, tokens
 from triforce.eval.time_budget import ReadingForecast
+from triforce.tables import Table, tokens
 
 FIRST_STOP = 256
 """End of the first bucket. The others end at its doubles."""
 
 MAX_FAR_WINDOWS = 2
-"""Greatest number of the longest windows of each kind of text. Each takes minutes."""
+"""Number of the longest windows that are read for each kind of text, at most. Each takes minutes."""
 
 
 def measure(subject: EvalContext) -> dict[str, Any]:
@@ -24,11 +24,13 @@ def measure(subject: EvalContext) -> dict[str, Any]:
 
 
 def measure_far(subject: EvalContext) -> dict[str, Any]:
-    """Return mean nats by bucket in windows of `deepest` tokens; skipped if a span is as long."""
-    plan = subject.plan
-    if plan.deepest <= plan.span:
-        return {"skipped": f"--max-context {plan.deepest:,} or the model's context ends where `positions` does"}
-    return _kind_buckets(subject, subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
+    """Return mean nats by bucket in the longest windows; skipped if these have no more tokens than a span."""
+    config = subject.config
+    if config.longest_window <= config.span:
+        return {
+            "skipped": f"the longest windows have {config.longest_window:,} tokens, and `positions` reads them already"
+        }
+    return _kind_buckets(subject, subject.windows(config.longest_window, max_windows=MAX_FAR_WINDOWS))
 
 
 def _kind_buckets(subject: EvalContext, windows: list[Text]) -> dict[str, Any]:
@@ -55,10 +57,10 @@ def seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
 
 
 def far_seconds(subject: EvalContext, forecast: ReadingForecast) -> float:
-    plan = subject.plan
+    config = subject.config
     return (
-        forecast.trace_seconds(subject.windows(plan.deepest, max_windows=MAX_FAR_WINDOWS))
-        if plan.deepest > plan.span
+        forecast.trace_seconds(subject.windows(config.longest_window, max_windows=MAX_FAR_WINDOWS))
+        if config.longest_window > config.span
         else 0.0
     )
 
@@ -82,5 +84,5 @@ def _table(result: dict[str, Any], title: str) -> Table:
             for kind_bucket in bucket_row
         ]
         rows.append([f"{tokens(bucket['from'])} to {tokens(bucket['to'])}", *cells])
-    note = "Nats per token, and of how many tokens; positions count from the start of a window."
+    note = "Nats per token, with the number of tokens in brackets; positions count from the start of a window."
     return Table(title, note, ["position", *kinds], rows)

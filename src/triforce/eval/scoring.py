@@ -9,27 +9,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import sqrt
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.arrays import to_host
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.tensors import as_tensor
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.kvcache import PAGE, FullView, StreamingView
 from triforce.ragged import ints
 
 WIDTH = 256
-"""Tokens of a pass that returns logits. It bounds their memory for any vocabulary."""
+"""Tokens of a pass that returns logits. The limit bounds the memory of logits for any vocabulary."""
 
 
 def full_view(decoder: Decoder, capacity: int) -> FullView:
     """Return the engine's full view for one text of at most `capacity` tokens."""
-    return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full()
+    return TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity]).full_view()
 
 
 def draft_view(decoder: Decoder) -> StreamingView:
     """Return the engine's view of a draft: sinks and a window."""
-    return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).draft_model().cache
+    return TierBuilder(ModelSet(decoder, decoder), SpeculativeConfig(), [0]).draft_model_tier().cache
 
 
 def cut_view(decoder: Decoder, recent: int) -> StreamingView:
@@ -90,12 +93,12 @@ def _width(view: FullView | StreamingView) -> int:
 
 
 def _pass(decoder: Decoder, view: FullView | StreamingView, ids_T: Tensor, scored: bool) -> Tensor:
-    count_1 = ints([len(ids_T)])
-    return decoder(ids_T[None], count_1, view, None if scored else ids_T.new_zeros(1, 0))
+    columns_1J = None if scored else np.empty((1, 0), np.int64)
+    return as_tensor(decoder(to_host(ids_T[None]), ints([len(ids_T)]), view, columns_1J))
 
 
 NORMAL = 1.959963984540054  # 97.5 % of a normal variable lie below
-ONE_SIDED = 1.6448536269514722  # 95 % do
+ONE_SIDED = 1.6448536269514722  # 95 % of a normal variable lie below
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,7 @@ def interval(values_N: Tensor, block: int) -> Interval:
 def student(freedom: int, z: float = NORMAL) -> float:
     """Return the quantile of Student's t at the probability of the normal quantile `z`, by default 97.5 %.
 
-    It is the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
+    The formula is the expansion of Cornish and Fisher (Abramowitz and Stegun 26.7.5).
     """
     v = float(freedom)
     third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384

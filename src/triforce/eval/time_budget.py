@@ -1,4 +1,4 @@
-"""Time budget of evaluations: forecasts from the measured speed of the models, and plans that fit into a minute.
+"""Time budget of evaluations: forecasts from the measured speed of the models, and configs that fit into a minute.
 
 Shape suffixes as in scoring.py.
 """
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
-from triforce.eval.context import EvalContext, Text, plan
+from triforce.eval.context import EvalContext, Text, eval_config
 from triforce.eval.scoring import WIDTH, draft_view, full_view, parts, read
 from triforce.kvcache import FullView, StreamingView
 
@@ -31,24 +31,24 @@ PREDICTION_SECONDS = 0.75 * MINUTE
 """Seconds of the minute that predictions may fill. The rest is for errors of prediction."""
 
 LEAST_EVIDENCE = 5.0
-"""Predicted seconds after which a forecast is corrected. Before, work that is done once counts too much."""
+"""Predicted seconds after which a forecast is corrected. With fewer seconds, work that is done once counts too much."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadingPace:
     """Speed of a model in seconds: per token of a long pass, per token of past context, and per pass over one token."""
 
-    token: float
-    past_token: float
-    step: float
+    token_seconds: float
+    past_token_seconds: float
+    single_token_seconds: float
 
     def reading_seconds(self, stop: int, start: int = 0) -> float:
         """Return seconds to read tokens `start` to `stop` of a text, each attending to all tokens before it."""
-        return (stop - start) * (self.token + self.past_token * (start + stop) / 2)
+        return (stop - start) * (self.token_seconds + self.past_token_seconds * (start + stop) / 2)
 
     def step_seconds(self, count: int, past_tokens: int = 0) -> float:
         """Return seconds of `count` passes over one token each, after `past_tokens` tokens."""
-        return count * (self.step + self.past_token * past_tokens)
+        return count * (self.single_token_seconds + self.past_token_seconds * past_tokens)
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ Seconds = Callable[[EvalContext, ReadingForecast], float]
 
 @dataclass(slots=True)
 class TimeBudget:
-    """Predicted seconds of each measurement. left_out: those of the measurements that do not fit.
+    """Predicted seconds of each measurement. left_out: predicted seconds of the measurements that do not fit.
 
     start: start of the minute, by `perf_counter`. rate: tokens that the target reads per second.
     """
@@ -86,7 +86,7 @@ class TimeBudget:
     predicted: dict[str, float]
     left_out: dict[str, float]
     _predicted_so_far: float = 0.0
-    _first_check: float = 0.0
+    _first_check_time: float = 0.0
 
     @property
     def total(self) -> float:
@@ -96,8 +96,8 @@ class TimeBudget:
     def skip_reason(self, name: str) -> str:
         """Return why a measurement is skipped, judged by the speed of the earlier ones; an empty text if it fits."""
         timestamp = perf_counter()
-        self._first_check = self._first_check or timestamp
-        slowdown = max(1.0, (timestamp - self._first_check) / max(self._predicted_so_far, LEAST_EVIDENCE))
+        self._first_check_time = self._first_check_time or timestamp
+        slowdown = max(1.0, (timestamp - self._first_check_time) / max(self._predicted_so_far, LEAST_EVIDENCE))
         needed_seconds = slowdown * self.predicted[name]
         remaining_seconds = MINUTE - (timestamp - self.start)
         if self._predicted_so_far and needed_seconds > remaining_seconds:
@@ -106,23 +106,23 @@ class TimeBudget:
         return ""
 
 
-def fit_plan(
+def fit_config(
     subject: EvalContext,
     requested_names: Sequence[str],
     forecast: ReadingForecast,
     costs: Mapping[str, Seconds],
     start: float,
 ) -> TimeBudget:
-    """Give the subject the largest quick plan that fits. If none fits, leave out the most expensive measurements."""
-    context = subject.plan.deepest
+    """Give the subject the largest quick config that fits. If none fits, leave out the most expensive measurements."""
+    context = subject.config.longest_window
     names = [name for name in costs if name in requested_names]
 
     def predict() -> dict[str, float]:
-        plan_forecast = ReadingForecast(forecast.target, forecast.draft)  # no trace is counted in it yet
-        return {name: costs[name](subject, plan_forecast) for name in names}
+        config_forecast = ReadingForecast(forecast.target, forecast.draft)  # no trace is counted in it yet
+        return {name: costs[name](subject, config_forecast) for name in names}
 
     for longest in sorted({min(size, context) for size in QUICK_LENGTHS}, reverse=True):
-        subject.plan = plan(context, context, longest)
+        subject.config = eval_config(context, context, longest)
         predicted = predict()
         if sum(predicted.values()) <= PREDICTION_SECONDS:
             break
@@ -132,12 +132,12 @@ def fit_plan(
         left_out[costliest] = predicted[costliest]
         names.remove(costliest)
         predicted = predict()
-    return TimeBudget(start, 1 / forecast.target.token, predicted, left_out)
+    return TimeBudget(start, 1 / forecast.target.token_seconds, predicted, left_out)
 
 
 def measure_pace(subject: EvalContext) -> ReadingForecast:
     """Return a forecast with the measured speeds of the subject's target and draft."""
-    ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(PACE_TOKENS, subject.plan.span)]
+    ids_N = max((text.ids_N for text in subject.texts), key=len)[: min(PACE_TOKENS, subject.config.span)]
     target = _pace(subject.target, full_view(subject.target, len(ids_N)), ids_N)
     if subject.llm.draft is None:
         return ReadingForecast(target)

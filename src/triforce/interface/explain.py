@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import zip_longest
 from typing import Any
 
-from triforce.errors import argument, worded
+from triforce.errors import argument, format_arguments
 from triforce.interface.frozen_fields import fields_frozen
 
 
@@ -21,12 +21,12 @@ class TierStats:
 
     name: str  # full, retrieval, streaming, ngram or draft
     proposed: int = 0  # tokens proposed to the tier above
-    accepted: int = 0  # proposed tokens that it accepted
+    accepted: int = 0  # proposed tokens that the tier above accepted
     passes: int = 0  # forward passes
     seconds: float = 0.0  # of decoding
     prefill_seconds: float = 0.0  # of reading the prompt
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that accepted i tokens
-    visible_tokens: int | None = None  # of the text, mean over its layers without a window; None: all
+    visible_tokens: int | None = None  # tokens that the tier sees, mean over layers without a window; None: all
 
     @property
     def acceptance(self) -> float | None:
@@ -36,20 +36,20 @@ class TierStats:
 
 @dataclass(slots=True)
 class PlanSegment:
-    """Consecutive proposals of the full tier for one text that mode auto made with one plan."""
+    """Consecutive engine steps of one text with one plan of mode auto. Each step is one proposal of the full tier."""
 
     plan: str  # tiers and their gammas
-    proposals: int = 0  # of the full tier
+    proposals: int = 0  # number of proposals of the full tier
     tokens: int = 0  # new tokens
     seconds: float = 0.0  # of decoding
     predicted: float = 0.0  # tokens per second predicted for the plan when it was chosen; 0: unknown
-    plain: float = 0.0  # tokens per second predicted for plain decoding then
+    plain: float = 0.0  # tokens per second predicted for plain decoding at that time
     budget: int | None = None  # KV tokens of the retrieval tier, where the plan chose them
     reason: str = ""  # why the plan was chosen
     score: float = 0.0  # tokens per second with an exploration bonus, by which it was chosen
     rival: str = ""  # the best plan of other tiers at that time
     rival_score: float = 0.0  # score of the rival
-    cause: str = ""  # event that triggered the planning
+    cause: str = ""  # why plans were weighed
 
 
 @fields_frozen
@@ -57,10 +57,10 @@ class PlanSegment:
 class TierBelief:
     """Estimates of mode auto for a tier: milliseconds of a pass over one token and over eight, and acceptance."""
 
-    name: str
-    milliseconds: tuple[float, float]
+    name: str  # of the tier, with the budget in KV tokens if the tier has several budgets
+    milliseconds: tuple[float, float]  # of a pass over one token, and over eight
     passes: float  # passes behind the estimate of the cost
-    acceptance: float | None  # expected share of accepted draft tokens; None of the full tier
+    acceptance: float | None  # expected share of accepted draft tokens; None for the full tier
     deviation: float  # standard deviation of the acceptance
     tokens: float  # draft tokens of this text behind the estimate of the acceptance
 
@@ -68,31 +68,31 @@ class TierBelief:
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class WeighedPlan:
-    """A candidate plan of mode auto: the best plan of its tiers. Rates are in tokens per second of a text."""
+    """A candidate plan of mode auto: the best plan for its set of tiers. Rates are in tokens per second of a text."""
 
-    plan: str
+    plan: str  # tiers and their gammas
     rate: float  # expected
-    score: float  # rate with an exploration bonus, by which plans are chosen; 0 where its risk exceeds the headroom
+    score: float  # rate with an exploration bonus; the plan with the highest is chosen; 0: risks more than the headroom
 
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """Estimates of mode auto at its last planning in a text. weighed: candidate plans, plain decoding first."""
+    """Estimates of mode auto at its last planning in a text."""
 
-    tiers: list[TierBelief]
-    weighed: list[WeighedPlan]
-    won: float  # seconds that speculation saved against plain decoding, by these costs
+    tiers: list[TierBelief]  # one for each tier that a plan may use
+    weighed: list[WeighedPlan]  # candidate plans, plain decoding first
+    won: float  # seconds that speculation saved against plain decoding, by the estimated costs of passes
     headroom: float  # seconds that a plan may still lose
 
 
-def since(start: PlanSegment, end: PlanSegment) -> PlanSegment:
+def segment_difference(start: PlanSegment, end: PlanSegment) -> PlanSegment:
     """Return the difference of two cumulative segments."""
     counts = {name: getattr(end, name) - getattr(start, name) for name in ("proposals", "tokens", "seconds")}
     return replace(start, **counts)
 
 
-def plans(timeline: Iterable[PlanSegment]) -> dict[str, int]:
+def proposals_by_plan(timeline: Iterable[PlanSegment]) -> dict[str, int]:
     """Return the number of proposals by plan."""
     proposal_counts: dict[str, int] = {}
     for segment in timeline:
@@ -130,7 +130,7 @@ def json_value(value: Any) -> Any:
 PLAIN = "full"
 """Name of the plan of plain decoding."""
 
-MIN_SAMPLES = 40  # draft tokens, or proposals, from which on advice is given
+MIN_SAMPLES = 40  # minimal number of draft tokens, or of proposals, for advice
 LOW_ACCEPTANCE = 0.4
 GOOD_ACCEPTANCE = 0.8
 HIGH_ACCEPTANCE = 0.9
@@ -142,13 +142,13 @@ MIN_SPEEDUP = 1.1  # smaller speedups are noise
 class TierReport:
     """A tier: its passes, milliseconds of a pass, share of the decoding time, and acceptance of its draft tokens."""
 
-    name: str
-    passes: int
-    milliseconds: float
-    time: float
-    proposed: int
-    acceptance: float | None
-    visible_tokens: int | None
+    name: str  # of the tier
+    passes: int  # forward passes
+    milliseconds: float  # mean of a pass
+    time: float  # share of the decoding time, 0 to 1
+    proposed: int  # tokens proposed to the tier above
+    acceptance: float | None  # share of the proposed tokens that were accepted; None where nothing was proposed
+    visible_tokens: int | None  # of the text, as `TierStats.visible_tokens`
 
 
 @fields_frozen
@@ -156,15 +156,15 @@ class TierReport:
 class Explanation:
     """Explanation of all texts of a request together; the timeline is that of the first text."""
 
-    mode: str
-    prompt_tokens: int
-    new_tokens: int
-    tokens_per_second: float
+    mode: str  # selects the tiers
+    prompt_tokens: int  # of the prompt
+    new_tokens: int  # of all texts together
+    tokens_per_second: float  # of all texts together
     predicted: float | None  # tokens per second of the chosen plans; None where no plan was chosen or no rate known
     plain: float | None  # tokens per second of plain decoding, by the cost of its passes; None where unknown
-    tiers: list[TierReport]
-    timeline: list[PlanSegment]
-    advice: list[str]
+    tiers: list[TierReport]  # from the lowest to the full tier
+    timeline: list[PlanSegment]  # plans of mode auto in order, of the first text
+    advice: list[str]  # sentences on settings that may be faster
     report: PlanReport | None = None  # estimates of mode auto at its last planning
 
     def to_dict(self) -> dict[str, Any]:
@@ -174,29 +174,29 @@ class Explanation:
 
 def explain(
     mode: str,
-    prompt: int,
+    prompt_tokens: int,
     timelines: Sequence[list[PlanSegment]],
     tiers: Sequence[TierStats],
-    tokens: Sequence[int],
+    new_tokens: Sequence[int],
     seconds: tuple[float, float],
     report: PlanReport | None = None,
 ) -> Explanation:
     """Explain a generation.
 
-    timelines, tokens: one for each text. tiers: statistics of all texts. seconds: of prefill and of decoding, of all
-    texts. report: of the first text.
+    timelines, new_tokens: one item for each text. tiers: statistics of all texts. seconds: durations of the prefill and
+    of the decoding of all texts. report: estimates for the first text.
     """
     _, decoding = seconds
-    texts = len(tokens)
-    new_tokens = sum(tokens)
-    speed = new_tokens / decoding if decoding else 0.0
+    text_count = len(new_tokens)
+    all_new_tokens = sum(new_tokens)
+    speed = all_new_tokens / decoding if decoding else 0.0
     explanation = Explanation(
         mode,
-        prompt,
-        new_tokens,
+        prompt_tokens,
+        all_new_tokens,
         speed,
-        _mean_speed(timelines[0], "predicted", texts),
-        _plain_speed(mode, timelines[0], tiers, texts, speed),
+        _mean_speed(timelines[0], "predicted", text_count),
+        _plain_speed(mode, timelines[0], tiers, text_count, speed),
         [_tier_report(tier, decoding) for tier in tiers],
         timelines[0],
         [],
@@ -205,7 +205,7 @@ def explain(
     by_name = {tier.name: tier for tier in tiers}
     plain_advice = list(_plain_decoding_advice(explanation, by_name))
     advice = [*(plain_advice or _draft_advice(explanation, by_name)), *_general_advice(explanation, by_name, seconds)]
-    explanation.advice.extend(map(worded, advice))
+    explanation.advice.extend(map(format_arguments, advice))
     return explanation
 
 
@@ -217,35 +217,42 @@ def _tier_report(tier: TierStats, decoding: float) -> TierReport:
     )
 
 
-def _mean_speed(timeline: Sequence[PlanSegment], speed_field: str, texts: int) -> float | None:
-    """Return the time-weighted mean of `speed_field` over segments that have it, of all texts; None without any."""
+def _mean_speed(timeline: Sequence[PlanSegment], speed_field: str, text_count: int) -> float | None:
+    """Return the time-weighted mean of `speed_field` over segments that have it, times `text_count`.
+
+    None stands for a timeline without such segments.
+    """
     predicted_segments = [segment for segment in timeline if getattr(segment, speed_field)]
     seconds = sum(segment.seconds for segment in predicted_segments)
-    return texts * sum(getattr(s, speed_field) * s.seconds for s in predicted_segments) / seconds if seconds else None
+    expected_tokens = sum(getattr(segment, speed_field) * segment.seconds for segment in predicted_segments)
+    return text_count * expected_tokens / seconds if seconds else None
 
 
 def _plain_speed(
-    mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], texts: int, speed: float
+    mode: str, timeline: Sequence[PlanSegment], tiers: Sequence[TierStats], text_count: int, speed: float
 ) -> float | None:
-    """Return a lower bound of plain decoding in tokens per second: its pass costs no more than a verification."""
+    """Return a lower bound of the speed of plain decoding in tokens per second.
+
+    A pass of plain decoding costs no more than a verification.
+    """
     if mode == "ar":
         return speed
     full_tier = tiers[-1]
-    verification_speed = full_tier.passes / full_tier.seconds if full_tier.seconds and texts == 1 else None
-    return _mean_speed(timeline, "plain", texts) or verification_speed
+    verification_speed = full_tier.passes / full_tier.seconds if full_tier.seconds and text_count == 1 else None
+    return _mean_speed(timeline, "plain", text_count) or verification_speed
 
 
 def _plain_decoding_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) -> Iterator[str]:
     """Yield advice where plain decoding is best."""
-    counts = plans(explanation.timeline)
+    counts = proposals_by_plan(explanation.timeline)
     if sum(counts.values()) >= MIN_SAMPLES and counts.get(PLAIN, 0) > 0.5 * sum(counts.values()):
         tier = by_name.get("retrieval")
         if tier and tier.visible_tokens is not None and tier.visible_tokens < explanation.prompt_tokens / 2:
-            yield "too few tokens of the lower tiers are accepted, or they cost too much: plain decoding is best"
+            yield "the lower tiers cost too much, or too few of their tokens are accepted: plain decoding is best"
         else:
             yield (
                 f"your prompt is short: plain decoding is best. A pass over its {explanation.prompt_tokens:,} tokens "
-                f"takes {explanation.tiers[-1].milliseconds:.2f} ms, which draft tokens save too little of"
+                f"takes only {explanation.tiers[-1].milliseconds:.2f} ms, too little for draft tokens to save time"
             )
     if (
         explanation.mode not in ("ar", "auto")
@@ -269,7 +276,7 @@ def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) ->
         if accepted < GOOD_ACCEPTANCE and tier.visible_tokens < explanation.prompt_tokens:
             advice = f" {2 * budgets[-1]}; {budgets[-1]:,} is the most that auto tries" if budgets else ""
             yield (
-                f"a larger budget would have more accepted: the retrieval tier sees {tier.visible_tokens:,} of "
+                f"a larger budget would raise the acceptance: the retrieval tier sees {tier.visible_tokens:,} of "
                 f"{explanation.prompt_tokens:,} tokens, and {accepted:.0%} of what it proposes is accepted "
                 f"({argument('retrieval_budget')}{advice})"
             )
@@ -282,8 +289,8 @@ def _draft_advice(explanation: Explanation, by_name: Mapping[str, TierStats]) ->
     tier = by_name.get("draft")
     if tier and tier.proposed >= MIN_SAMPLES and (accepted := tier.accepted / tier.proposed) < LOW_ACCEPTANCE:
         yield (
-            f"the draft model drafts poorly here, {accepted:.0%} is accepted: another {argument('draft')}, or a lower "
-            "temperature, would help more than another budget"
+            f"the draft model drafts poorly here: {accepted:.0%} of its tokens are accepted. Another "
+            f"{argument('draft')}, or a lower temperature, would help more than another budget"
         )
 
 
@@ -295,8 +302,8 @@ def _general_advice(
     tier = by_name.get("ngram")
     if tier and tier.accepted >= max(MIN_SAMPLES, explanation.new_tokens / 2):
         yield (
-            f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. Do not expect this "
-            "speed of a text that does not"
+            f"the text repeats itself: {tier.accepted:,} tokens copied from it were accepted. A text without "
+            "repetitions is slower"
         )
     if prefill >= 1 and prefill >= 4 * decoding:
         yield (
@@ -308,17 +315,12 @@ def _general_advice(
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class BreakEvenPoint:
-    """The context in tokens from which on speculation pays; None where it does not.
+    """The context from which on speculation pays, with a reason."""
 
-    verdict: the result in words, with the reason where speculation does not pay; its grammatical subject is
-    speculation. basis: the data behind it. learnt: whether the basis is measurements of earlier texts on this machine
-    rather than arithmetic.
-    """
-
-    tokens: int | None
-    verdict: str
-    basis: str
-    learnt: bool = False
+    tokens: int | None  # the context in tokens; None where speculation does not pay
+    verdict: str  # what follows the subject "Speculation" in a sentence: whether it pays, or why not
+    basis: str  # the data behind the verdict
+    learnt: bool = False  # whether the basis is measurements of earlier texts on this machine rather than arithmetic
 
     @property
     def sentence(self) -> str:

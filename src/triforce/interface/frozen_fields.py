@@ -11,7 +11,8 @@ T = TypeVar("T")
 def fields_frozen(kind: type[T]) -> type[T]:
     """Make a frozen dataclass with slots raise FrozenInstanceError for names that are no fields, too.
 
-    The generated methods look such names up in the class without slots, and raise a TypeError about `super`.
+    The methods that `dataclass` generates raise a TypeError about `super` for such names. Their `super` refers to the
+    class as it was before `dataclass` replaced it by one with slots.
     """
 
     def assign(self: T, name: str, value: object) -> NoReturn:

@@ -19,9 +19,9 @@ ANNOTATIONS = {
     "$comment", "$defs", "$id", "$schema", "default", "definitions", "deprecated", "description", "discriminator",
     "examples", "readOnly", "title", "writeOnly", "x-guidance",
 }  # fmt: skip
-"""Keywords that describe no value."""
+"""Keywords that do not constrain a value."""
 COMPOSITIONS = {"allOf", "anyOf", "dependencies", "dependentSchemas", "else", "if", "not", "oneOf", "then"}
-"""Keywords whose schemas describe the same value as the schema that they stand in."""
+"""Keywords whose subschemas apply to the same value as the enclosing schema."""
 OTHER_PROPERTIES = {
     "additionalProperties", "const", "dependentRequired", "enum", "patternProperties", "propertyNames",
     "unevaluatedProperties",
@@ -34,17 +34,22 @@ NESTED_SCHEMAS = {
     "prefixItems", "then", "unevaluatedItems", "unevaluatedProperties",
 }  # fmt: skip
 """Keywords whose values are a schema, or a list of schemas."""
-ELSEWHERE = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"}
+UNRESOLVED_REFERENCES = {"$anchor", "$dynamicAnchor", "$dynamicRef", "$recursiveAnchor", "$recursiveRef"}
 """Keywords of references that this module does not resolve."""
 
 
 def closed_objects(schema: JSONSchema) -> JSONSchema:
     """Return a schema with `additionalProperties: false` in object schemas that list properties and allow no others.
 
-    An object schema stays open where it is part of a composition: in a schema of `COMPOSITIONS`, beside one, or
-    referenced from there or beside other keywords. An alternative beside `null` is no composition. It also stays open
-    with keywords of `OTHER_PROPERTIES`, and where it requires properties that it does not list. The whole schema stays
-    unchanged if a reference is not a JSON pointer into it. Raises RecursionError for a schema nested too deeply.
+    These object schemas stay open:
+
+    - One that is part of a composition: it stands in the value of a keyword of `COMPOSITIONS`, or beside the keyword.
+    - One that is referenced from a composition, or by a `$ref` that has other keywords beside it.
+    - One with a keyword of `OTHER_PROPERTIES`.
+    - One that requires properties that it does not list.
+
+    A choice between `null` and one other schema is no composition. The whole schema stays unchanged if a reference is
+    not a JSON pointer into it. Raises RecursionError for a schema nested too deeply.
     """
     root = deepcopy(schema)
     for part, is_composed in _value_schemas(root):
@@ -65,7 +70,7 @@ def _value_schemas(root: JSONSchema) -> list[tuple[JSONSchema, bool]]:
         state = states.get(id(part))
         if not isinstance(part, dict) or (state and state[1] >= is_composed):
             continue
-        if ELSEWHERE & part.keys() or ("$id" in part and part is not root):
+        if UNRESOLVED_REFERENCES & part.keys() or ("$id" in part and part is not root):
             return []
         states[id(part)] = part, is_composed
         try:
@@ -154,12 +159,13 @@ _KINDS = ("json_schema", "regex", "lark")
 class Grammar:
     """A grammar that the whole output matches, from the first new token to the end-of-sequence token.
 
-    source: a JSON schema as JSON text, a regular expression without look-around, or a grammar in llguidance's
-    dialect of Lark. Raises RequestError for a source that is empty or longer than `MAX_CHARACTERS`.
+    Raises RequestError for a source that is empty or longer than `MAX_CHARACTERS`.
     """
 
     kind: Literal["json_schema", "regex", "lark"]
+    """Language of the source."""
     source: str
+    """JSON schema as JSON text, regular expression without look-around, or grammar in llguidance's dialect of Lark."""
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:
@@ -170,7 +176,7 @@ class Grammar:
             raise RequestError(f"a grammar ({self.kind}) must be a text of at least one character")
         if len(self.source) > MAX_CHARACTERS:
             raise RequestError(
-                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; {MAX_CHARACTERS} are the most"
+                f"a grammar ({self.kind}) of {len(self.source)} characters is too long; the maximum is {MAX_CHARACTERS}"
             )
 
     @property
@@ -182,10 +188,10 @@ class Grammar:
     def json(cls, schema: Any = None, *, additional_properties: bool = False) -> Self:
         """Return the grammar of a JSON schema: an object, JSON text, or a pydantic model; None is any JSON object.
 
-        additional_properties: whether an object schema that lists properties, without `additionalProperties`, accepts
-        other properties, as in the standard. Otherwise it accepts the listed ones only, as with
-        `additionalProperties: false`. Objects of compositions (`anyOf`, `allOf`, ...) and objects without listed
-        properties stay open.
+        additional_properties: concerns object schemas that list properties and have no `additionalProperties`. With
+        True they accept other properties, as in the standard. With False they accept the listed properties only.
+        Objects of compositions (`anyOf`, `allOf`, ...), objects without listed properties and objects that require a
+        property that they do not list stay open.
 
         Properties come in the order in which the schema lists them. A number of 40 characters ends as soon as the
         schema allows it, and white space is limited to indentation: some models continue both without end. Raises
@@ -207,7 +213,9 @@ class Grammar:
             shown = texts if isinstance(texts, Sized) or not isinstance(texts, Iterable) else alternatives
             raise RequestError(f'choices are a list of texts, such as ["yes", "no"], not {shown!r}')
         alternatives_text = " | ".join(json.dumps(text, ensure_ascii=False) for text in alternatives)
-        return cls("lark", f"start: TEXT\nTEXT: {alternatives_text}")  # one terminal: rules may have 2,000 alternatives
+        return cls(
+            "lark", f"start: TEXT\nTEXT: {alternatives_text}"
+        )  # one terminal, as a rule has at most 2,000 alternatives
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
@@ -221,7 +229,7 @@ class Grammar:
 
 
 def _close_json(text: str) -> str:
-    """Return a JSON schema with its objects closed. No JSON object, or one nested too deeply, is returned unchanged."""
+    """Return a JSON schema with its objects closed. Text that is no JSON object, or nested too deeply, is unchanged."""
     try:
         schema = json.loads(text)
         closed = closed_objects(schema) if isinstance(schema, dict) else schema

@@ -12,22 +12,25 @@ from typing import Any
 from triforce.errors import RequestError, argument, suggest
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-TEXTS = ("text", "input_text", "output_text")
+TEXT_PART_TYPES = ("text", "input_text", "output_text")
 """Types of text parts of a turn."""
-BESIDE_TEXT = {"type", "text", "annotations", "logprobs"}
+TEXT_PART_FIELDS = {"type", "text", "annotations", "logprobs"}
 """Fields of a text part. Answers of /v1/responses contain the last two."""
+TURN_FIELDS = {"content", "name", "role", "tool_call_id", "tool_calls"}
+REPLAYED_FIELDS = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
+"""Fields that clients store with an answer and send back. A template may ignore them."""
 
 Message = Mapping[str, Any]
-"""One turn: a role, and as content a text or a list of parts, or tool calls."""
+"""One turn: a role, and content (a text or a list of parts), tool calls or both."""
 
 
-def read_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def read_messages(messages: Sequence[Message], template: str) -> list[dict[str, Any]]:
     """Return turns in the form of chat templates. Raises RequestError that names the place of an invalid turn.
 
     The role developer becomes system, parts are joined into one text, and arguments of calls are parsed into objects.
-    Unknown fields are passed on to the template.
+    template: the chat template; other fields are passed on to it if its text names them, and refused else.
     """
-    return [_turn(message, f"{argument('messages')}[{i}]") for i, message in enumerate(messages)]
+    return [_turn(message, template, f"{argument('messages')}[{i}]") for i, message in enumerate(messages)]
 
 
 def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -38,9 +41,9 @@ def read_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_tool(tool, f"{argument('tools')}[{i}]") for i, tool in enumerate(tools)]
 
 
-def _turn(message: Any, place: str) -> dict[str, Any]:
+def _turn(message: Any, template: str, place: str) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise RequestError(f'{place} is no message; a message is {{"role": "user", "content": "Hello"}}, say')
+        raise RequestError(f'{place} is no message; write it as {{"role": "user", "content": "Hello"}}')
     fields = {name: value for name, value in message.items() if value is not None}
     role = fields.get("role")
     content = fields.get("content")
@@ -49,11 +52,18 @@ def _turn(message: Any, place: str) -> dict[str, Any]:
         suggestion = suggest(str(role), ROLES)
         raise RequestError(f"{place}.role: {role!r} is not known{suggestion}; choose from {', '.join(ROLES)}")
     if calls and role != "assistant":
-        raise RequestError(f"{place}.tool_calls: calls are the assistant's; leave them out of a turn of the {role}")
+        raise RequestError(
+            f"{place}.tool_calls: only turns of the assistant have calls; leave them out of this {role} turn"
+        )
     if "tool_call_id" in fields and role != "tool":
-        raise RequestError(f"{place}.tool_call_id: it belongs to role tool; leave it out of a turn of the {role}")
+        raise RequestError(f"{place}.tool_call_id: only turns of role tool have it; leave it out of this {role} turn")
     if content is None and not calls:
-        raise RequestError(f"{place}.content is required: a text, which only a turn with tool_calls may be without")
+        raise RequestError(f"{place}.content is required; only a turn with tool_calls may lack it")
+    accepted_names = TURN_FIELDS.union(REPLAYED_FIELDS, ["annotations"])
+    for name in fields:
+        if name not in accepted_names and str(name) not in template:
+            suggestion = suggest(str(name), TURN_FIELDS)
+            raise RequestError(f"{place}: the chat template reads no field {name!r:.60}{suggestion}; leave it out")
     fields |= {"role": "system" if role == "developer" else role, "content": _text(content or "", f"{place}.content")}
     fields.pop("tool_calls", None)
     return fields | ({"tool_calls": _calls(calls, f"{place}.tool_calls")} if calls else {})
@@ -69,12 +79,12 @@ def _text(content: Any, place: str) -> str:
 
 def _part(part: Any, place: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else part
-    if not isinstance(part, Mapping) or kind not in TEXTS:
+    if not isinstance(part, Mapping) or kind not in TEXT_PART_TYPES:
         raise RequestError(f'{place} is {kind!r:.60}; only text parts are read: {{"type": "text", "text": ...}}')
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{place}.text must be a text")
-    if unknown := part.keys() - BESIDE_TEXT:
-        raise RequestError(f"{place}: {min(map(str, unknown))!r:.60} is not read beside a text; leave it out")
+    if unknown := part.keys() - TEXT_PART_FIELDS:
+        raise RequestError(f"{place}: {min(map(str, unknown))!r:.60} is an unknown field of a text part; leave it out")
     return str(part["text"])
 
 
@@ -90,7 +100,7 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         arguments = _parsed(arguments)
     if not isinstance(arguments, Mapping):
-        raise RequestError(f"{place}: the arguments of a call are no JSON object; send them as they came")
+        raise RequestError(f"{place}: the arguments of a call are not a JSON object; send them as the model wrote them")
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
@@ -104,7 +114,7 @@ def _parsed(text: str) -> Any:
 def _tool(tool: Any, place: str) -> dict[str, Any]:
     function = _function(tool, place)
     if not isinstance(function.get("parameters", {}), Mapping):
-        raise RequestError(f"{place}: the parameters of {function['name']} are no JSON schema; give an object")
+        raise RequestError(f"{place}: the parameters of {function['name']} are not a JSON schema; give an object")
     return {**tool, "type": "function", "function": dict(function)}
 
 

@@ -12,7 +12,7 @@ from triforce.interface.explain import (
     TierStats,
     explain,
     json_value,
-    plans,
+    proposals_by_plan,
     total,
 )
 from triforce.interface.frozen_fields import fields_frozen
@@ -21,8 +21,8 @@ from triforce.interface.frozen_fields import fields_frozen
 class Logprob(NamedTuple):
     """A token and the natural logarithm of its probability."""
 
-    token_id: int
-    logprob: float
+    token_id: int  # below the vocabulary's size
+    logprob: float  # at most 0; by the raw logits, before temperature, penalties, filters and grammar
     text: str = ""
     """Text of the token by itself, where there is a tokenizer. Bytes that are no whole character read as `<0xF0>`."""
 
@@ -30,8 +30,8 @@ class Logprob(NamedTuple):
 class TokenLogprobs(NamedTuple):
     """The token at one position, and the most probable tokens there, best first."""
 
-    chosen: Logprob
-    top: tuple[Logprob, ...] = ()
+    chosen: Logprob  # the sampled token, or the token of the prompt
+    top: tuple[Logprob, ...] = ()  # as long as the `logprobs` or `prompt_logprobs` of the request
 
 
 @fields_frozen
@@ -41,7 +41,7 @@ class DecodingSnapshot:
 
     tokens: int  # committed, the prompt included
     seconds: float  # of decoding
-    seen: list[int]  # as `RetrievalView.coverage` returns it; empty where no retrieval tier made a pass
+    seen: list[int]  # of each part of the text, the percentage that the retrieval tier reads; empty if it is not in use
     tiers: list[TierStats]  # so far, from the lowest to the full tier
 
 
@@ -64,7 +64,7 @@ class CompletionOutput:
     @property
     def plans(self) -> dict[str, int]:
         """Number of proposals of the full tier by plan of mode auto."""
-        return plans(self.timeline)
+        return proposals_by_plan(self.timeline)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields in the types of JSON. The logarithm of a probability of zero becomes None."""
@@ -92,9 +92,10 @@ class RequestOutput:
     prompt_token_ids: list[int]  # as the prompt was read
     prompt_logprobs: list[TokenLogprobs | None] | None  # one per prompt token; the first is None
     outputs: list[CompletionOutput]  # the n continuations
-    mode: str  # which tiers
+    mode: str  # selects the tiers
     coupling: str  # how draft tokens were verified
-    exactness: Literal["bitwise", "distribution"]  # what equals plain decoding: the text of a seed, or its distribution
+    exactness: Literal["bitwise", "distribution"]
+    """`bitwise`: a seed gives the text of plain decoding; `distribution`: only the distribution is the same."""
     prefill_seconds: float  # of reading the prompt
     decode_seconds: float  # after the prefill
     kv: KVMemoryUsage = KVMemoryUsage()  # of the target
@@ -155,5 +156,5 @@ class Interruption(KeyboardInterrupt):
 
     def __init__(self, outputs: list[RequestOutput | None]) -> None:
         done = sum(output is not None for output in outputs)
-        super().__init__(f"{done} of {len(outputs)} prompts are done; the outputs of this exception are theirs")
+        super().__init__(f"{done} of {len(outputs)} prompts are done; `outputs` of this exception holds their outputs")
         self.outputs = outputs

@@ -14,7 +14,7 @@ from triforce.interface.frozen_fields import fields_frozen
 from triforce.interface.grammar import Grammar
 from triforce.interface.keyword_advice import advised
 
-LARGEST = 1e9  # of a bias or penalty: bounded, so that sums of scores in float64 stay finite
+MAX_MAGNITUDE = 1e9  # of a bias or penalty, so that sums of scores in float64 stay finite
 
 MAX_LOGPROBS = 20
 
@@ -36,7 +36,7 @@ def random_seed() -> int:
 
 
 def chat_defaults(model_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the sampling defaults of a chat. named: the parameters that the model's files set."""
+    """Return the sampling defaults of a chat. model_params: the defaults that the model's files set."""
     return dict(model_params) if model_params.keys() & CHAT_DEFAULTS.keys() else CHAT_DEFAULTS | dict(model_params)
 
 
@@ -44,11 +44,11 @@ def chat_defaults(model_params: Mapping[str, Any]) -> dict[str, Any]:
 @fields_frozen
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of sampling one request; None is the default of each. Raises RequestError for values out of range.
+    """Sampling parameters of one request. A parameter of None has its default. Raises RequestError for invalid values.
 
     Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
-    frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. Neutral ones
-    cost nothing.
+    frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. A step
+    whose parameter is off costs nothing.
     """
 
     temperature: float = 1.0  # 0 is greedy
@@ -97,7 +97,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         """Check and normalise: None to the default, numbers to int and float, `stop` and `stop_token_ids` to tuples.
 
-        Values by which other engines disable a parameter become the ones here: top_k -1 becomes 0, seed -1 None.
+        Values by which other engines disable a parameter are converted: top_k -1 becomes 0, and seed -1 becomes None.
         """
         for parameter in fields(self):
             if getattr(self, parameter.name) is None:
@@ -114,8 +114,8 @@ class SamplingParams:
             raise _value_error(argument("grammar"), "a Grammar, such as Grammar.json(schema), or None", self.grammar)
         if self.grammar and self.ignore_eos:
             raise RequestError(
-                f"{argument('ignore_eos')} goes on after the end of a text, and {argument('grammar')} says where that "
-                "is; leave out one of them"
+                f"{argument('ignore_eos')} continues a text after its end, and {argument('grammar')} ends the text; "
+                "leave out one of them"
             )
         object.__setattr__(self, "top_k", max(self.top_k, 0))
         object.__setattr__(self, "seed", None if self.seed == RANDOM_SEED else self.seed)
@@ -170,7 +170,7 @@ def _bias(bias: object) -> dict[int, float] | None:
         raise _value_error(name, "a mapping from token ids to numbers, or None", bias)
     ids = (_integer(f"a token id in {name}", token, "an integer, at least 0", lambda i: i >= 0) for token in bias)
     return {
-        i: _real(f"{name}[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= LARGEST)
+        i: _real(f"{name}[{i}]", x, "from -1e9 to 1e9", lambda x: abs(x) <= MAX_MAGNITUDE)
         for i, x in zip(ids, bias.values(), strict=True)
     }
 
@@ -179,9 +179,9 @@ _REALS: dict[str, tuple[str, Callable[[float], bool]]] = {
     "temperature": ("a finite number, at least 0 (0 is greedy)", lambda x: 0 <= x < math.inf),
     "top_p": ("above 0 and at most 1 (1 is off)", lambda x: 0 < x <= 1),
     "min_p": ("from 0 (off) to 1", lambda x: 0 <= x <= 1),
-    "repetition_penalty": ("above 0, from 1e-9 to 1e9 (1 is off)", lambda x: 1 / LARGEST <= x <= LARGEST),
-    "presence_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
-    "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= LARGEST),
+    "repetition_penalty": ("above 0, from 1e-9 to 1e9 (1 is off)", lambda x: 1 / MAX_MAGNITUDE <= x <= MAX_MAGNITUDE),
+    "presence_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= MAX_MAGNITUDE),
+    "frequency_penalty": ("from -1e9 to 1e9 (0 is off)", lambda x: abs(x) <= MAX_MAGNITUDE),
 }
 
 _INTEGERS: dict[str, tuple[str, Callable[[int], bool], bool]] = {  # last: whether None is allowed

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from triforce.arrays import Array, DType, itemsize, to_host
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE
-from triforce.backends.torch.kv import allocate
 from triforce.model.config import ModelConfig
 
 EAGLE_TENSORS = "draft.keys", "draft.values", "draft.states"
@@ -21,11 +20,11 @@ EAGLE_TENSORS = "draft.keys", "draft.values", "draft.states"
 
 
 class EagleHeadSlots(NamedTuple):
-    """Contents of slots: keys and values (G, N, D) of their entries, and the states (N, C) behind them."""
+    """Contents of slots: keys and values (G, N, D) of the EAGLE head, and a hidden state of each slot (N, C)."""
 
-    keys_GND: Tensor
-    values_GND: Tensor
-    states_NC: Tensor
+    keys_GND: Array
+    values_GND: Array
+    states_NC: Array
 
     def part(self, slots: slice) -> EagleHeadSlots:
         """Return the contents of a slice of the slots."""
@@ -33,7 +32,7 @@ class EagleHeadSlots(NamedTuple):
 
     def to_host(self) -> EagleHeadSlots:
         """Return a copy on the host."""
-        return EagleHeadSlots(*(tensor.to("cpu", copy=True) for tensor in self))
+        return EagleHeadSlots(*(np.array(to_host(part)) for part in self))
 
 
 class EagleHeadMemory:
@@ -42,16 +41,14 @@ class EagleHeadMemory:
     The state of slot 0 stays zeros: it stands before each text (see `eagle.eagle_draft`).
     """
 
-    def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: torch.device | str, unit: int = PAGE
-    ) -> None:
+    def __init__(self, config: ModelConfig, pages: int, dtype: DType, device: str, unit: int = PAGE) -> None:
         self.config = config
         self.dtype = dtype
         self.kv = dispatch.memory(config, pages, dtype, device, unit)
         self.unit = unit
-        self.states_NC = allocate(((pages + 1) * PAGE, config.hidden_size), dtype, device)
+        self.states_NC = self.kv.empty(((pages + 1) * PAGE, config.hidden_size))
         self.states_NC[:PAGE] = 0
-        self.token_bytes = dtype.itemsize * (config.kv_size + config.hidden_size)
+        self.token_bytes = itemsize(dtype) * (config.kv_size + config.hidden_size)
         self.bytes = self.token_bytes * len(self.states_NC)
 
     def shapes(self, slots: int) -> tuple[tuple[int, ...], ...]:
@@ -59,12 +56,13 @@ class EagleHeadMemory:
         keys = self.config.kv_heads, slots, self.config.head_dim
         return keys, keys, (slots, self.config.hidden_size)
 
-    def read(self, slots_N: Tensor) -> EagleHeadSlots:
+    def read(self, slots_N: Array) -> EagleHeadSlots:
         """Return copies of the contents of slots."""
+        slots_N = self.kv.array(slots_N)  # the pool's memory may be of other kernels
         return EagleHeadSlots(*self.kv.read(0, slots_N), self.states_NC[slots_N])
 
-    def write(self, slots_N: Tensor, contents: EagleHeadSlots) -> None:
+    def write(self, slots_N: Array, contents: EagleHeadSlots) -> None:
         """Write the contents of slots, bit for bit."""
-        keys_GND, values_GND, states_NC = (tensor.to(slots_N.device) for tensor in contents)
-        self.kv.write(0, slots_N, keys_GND, values_GND)
-        self.states_NC[slots_N] = states_NC
+        slots_N = self.kv.array(slots_N)
+        self.kv.write(0, slots_N, contents.keys_GND, contents.values_GND)
+        self.states_NC[slots_N] = self.kv.array(contents.states_NC)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from math import ceil, gcd
-from pathlib import Path
 from typing import ClassVar
 
-import torch
-
+from triforce.arrays import DType, is_gpu, itemsize
 from triforce.backends import dispatch
-from triforce.backends.cuda.graphs import bucket
-from triforce.backends.cuda.splits import SHARED
+from triforce.backends.cuda.splits import SHARED_UNITS, bucket
 from triforce.backends.kernel_api import PAGE, SECTOR
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, RequestError, argument
-from triforce.interface.byte_size import size_of
+from triforce.interface.quantities import size_of
+from triforce.kvcache.host_memory import free_memory
 from triforce.kvcache.retrieval_config import Budget
 from triforce.model.config import ModelConfig
 
@@ -28,9 +25,9 @@ BUFFER_BYTES = 2 << 20
 READ_AHEAD = 2  # buffers beyond those of the KV head that is being computed
 SELECTION_SLACK = 1.25  # factor on the frames of the retrieval tier: newly selected pages lie beside the old ones
 PROMPT_TOKENS_ALL_LAYERS = 272
-"""Tokens of a prompt in one pass through all layers, where the prompt is scored."""
+"""Most prompt tokens of a pass through all layers, which a prompt with log-probabilities takes."""
 PROMPT_TOKENS_ONE_LAYER = 512
-"""Tokens of a prompt in one pass through one layer, otherwise; through all layers, where some have window pages."""
+"""Most prompt tokens of any other prompt pass. It goes through one layer, or through all if some have window pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ class OffloadConfig:
         bytes_ = None if memory == "auto" else size_of(memory)
         if kind == "none" and not (bytes_ is None and layers == "auto"):
             raise RequestError(
-                f"{argument('kv_memory')} and {argument('kv_resident_layers')} are of offloaded KV; say where to with "
+                f"{argument('kv_memory')} and {argument('kv_resident_layers')} apply to offloaded KV only; add "
                 f"{argument('kv_offload', 'host')} or file"
             )
         return OffloadConfig(kind, bytes_, None if layers == "auto" else int(layers))
@@ -80,7 +77,7 @@ class KVSizing:
 
     memory_share = 0.5
     """Share of the free memory that KV takes where the user sets no limit."""
-    reader: ClassVar[torch.device | None] = None
+    reader: ClassVar[str | None] = None
     """Device that reads offloaded pages: the host memory that holds them is pinned for it."""
 
     @property
@@ -89,29 +86,29 @@ class KVSizing:
         return 2 * PAGE * self.config.row_size * (1 if self.config.kv_int8 else self.itemsize)
 
     @property
-    def layers(self) -> int:
+    def offloadable_layers(self) -> int:
         """Count of layers whose pages may be offloaded."""
         return self.config.windows.count(0) if self.window_pages else self.config.layers
 
     @property
-    def heads(self) -> int:
-        """Count of KV heads of all `layers`."""
-        return self.layers * self.config.kv_heads
+    def offloadable_heads(self) -> int:
+        """Count of KV heads of all `offloadable_layers`."""
+        return self.offloadable_layers * self.config.kv_heads
 
     @property
-    def bytes(self) -> int:
+    def offloadable_bytes(self) -> int:
         """Bytes of the pages that may be offloaded."""
-        return self.heads * (self.pages + 1) * self.page_bytes
+        return self.offloadable_heads * (self.pages + 1) * self.page_bytes
 
     @property
     def window_bytes(self) -> int:
         """Bytes of the pages of layers with a window."""
-        window_layers = self.config.layers - self.layers
+        window_layers = self.config.layers - self.offloadable_layers
         return window_layers * self.config.kv_heads * (self.window_pages + 1) * self.page_bytes
 
     def store_bytes(self, layers: int) -> int:
         """Bytes of the backing store while `layers` layers stay whole in memory."""
-        return self.bytes
+        return self.offloadable_bytes
 
     @property
     def sector_pages(self) -> int:
@@ -120,6 +117,7 @@ class KVSizing:
 
     @property
     def buffer_frames(self) -> int:
+        """Frames of a read-ahead buffer."""
         min_frames = round_up(MIN_KERNEL_PAGES * max(1, SECTOR // self.page_bytes), self.sector_pages)
         return max(min_frames, min(BUFFER_BYTES // self.page_bytes, self.pages) // min_frames * min_frames)
 
@@ -144,7 +142,7 @@ class KVSizing:
     def min_bytes(self) -> int:
         """Least bytes of KV in memory with which decoding works."""
         frames = (
-            self.layers * self.written_frames
+            self.offloadable_layers * self.written_frames
             + self.selected_frames
             + self.config.kv_heads * (PROMPT_TOKENS_ONE_LAYER // PAGE + 1)
             + 1
@@ -157,19 +155,20 @@ class KVSizing:
         return free_memory()
 
     def require_all(self) -> None:
-        """Raises CacheError where all of KV certainly does not fit into memory."""
+        """Raise CacheError where KV certainly does not fit into memory. The memory of a CPU is not checked."""
 
     def split(self, offload: OffloadConfig, memory: int) -> tuple[int, int, int]:
         """Return how `memory` bytes are used: frames, buffers, and layers that stay whole. Raises CacheError."""
         self.require(memory)
         pages = (memory - self.window_bytes) // self.page_bytes
         useful_buffers = ceil(self.pages / self.buffer_frames) + READ_AHEAD
-        spare_pages = pages - self.layers * (self.written_frames + self.selected_frames) - 3 * self.sector_pages
+        partial_frames = self.offloadable_layers * (self.written_frames + self.selected_frames)
+        spare_pages = pages - partial_frames - 3 * self.sector_pages
         # A whole layer is never read from the store again: it is worth more than buffers beyond the read-ahead.
         min_buffers = max(2, min(useful_buffers, READ_AHEAD + 1, spare_pages // self.buffer_frames))
         frames = self._frames(pages, min_buffers)
         resident_layers = (
-            min(offload.layers, self.layers) if offload.layers is not None else self._fitting_layers(frames)
+            min(offload.layers, self.offloadable_layers) if offload.layers is not None else self._fitting_layers(frames)
         )
         unused_frames = self._unused_frames(frames, resident_layers)
         if resident_layers and unused_frames < 0:
@@ -181,12 +180,13 @@ class KVSizing:
 
     def _frames(self, pages: int, buffers: int) -> int:
         """Return the frames that `pages` pages leave beside `buffers` buffers."""
-        available_pages = min(pages - buffers * self.buffer_frames, self.heads * self.pages + 2 * self.sector_pages)
+        useful_pages = self.offloadable_heads * self.pages + 2 * self.sector_pages
+        available_pages = min(pages - buffers * self.buffer_frames, useful_pages)
         return available_pages // self.sector_pages * self.sector_pages
 
     def _fitting_layers(self, frames: int) -> int:
         """Return how many layers can stay whole."""
-        return max((n for n in range(self.layers + 1) if self._unused_frames(frames, n) >= 0), default=0)
+        return max((n for n in range(self.offloadable_layers + 1) if self._unused_frames(frames, n) >= 0), default=0)
 
     def require(self, memory: int) -> None:
         """Raises CacheError for too few bytes."""
@@ -207,11 +207,11 @@ class KVSizing:
 
     def _all_ranks(self, rank_bytes: int) -> str:
         """Format the bytes of one rank as the size that users write for all ranks."""
-        return describe(round_up(self.config.ranks * rank_bytes, 1 << 20 if rank_bytes >= 1 << 20 else 1))
+        return format_bytes(round_up(self.config.ranks * rank_bytes, 1 << 20 if rank_bytes >= 1 << 20 else 1))
 
     def _unused_frames(self, frames: int, resident_layers: int) -> int:
-        """Return the frames that whole layers and the least frames of the other layers leave; negative: missing."""
-        partial_layers = self.layers - resident_layers
+        """Return the frames that whole layers and the minima of other layers leave; negative: missing frames."""
+        partial_layers = self.offloadable_layers - resident_layers
         return (
             frames
             - 1
@@ -221,26 +221,17 @@ class KVSizing:
 
 
 def memory_for(offload: OffloadConfig, sizing: KVSizing, ranks: TPGroup = ALONE) -> int | None:
-    """Return the bytes of all ranks' KV that stay in memory; None: all, as none can or need be offloaded."""
-    if offload.kind == "none" or not sizing.layers:
+    """Return the bytes of KV, of all ranks, that stay in memory. None: no KV is offloaded."""
+    if offload.kind == "none" or not sizing.offloadable_layers:
         return None
     if offload.memory is not None:
         return offload.memory
     free = ranks.broadcast(sizing.free_bytes_all_ranks)
-    everything = (sizing.bytes + sizing.window_bytes) * sizing.config.ranks
+    everything = (sizing.offloadable_bytes + sizing.window_bytes) * sizing.config.ranks
     return None if everything <= sizing.memory_share * free else int(sizing.memory_share * free)
 
 
-def free_memory() -> int:
-    """Return the free bytes of memory; 0 if the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable")) * 1024
-    except (OSError, StopIteration):
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
-
-
-def describe(bytes_: float) -> str:
+def format_bytes(bytes_: float) -> str:
     """Format bytes as users write them."""
     if bytes_ >= 2**30:
         return f"{bytes_ / 2**30:.1f}GiB"
@@ -255,31 +246,31 @@ CUDA_BUFFERS = 2
 MLP_TOKENS = 8192
 """Tokens of a prompt whose MLP activations are in memory at once, at most."""
 INT8_PREFILL_BYTES = 10
-"""Bytes for each number of a layer's int8 KV while a prompt is read, with the numbers that it is rounded from."""
+"""Bytes per number of a layer's int8 KV during prefill, with the number before rounding."""
 
 
 def kv_sizing(
     config: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
+    dtype: DType,
+    device: str,
     pages: int,
     rows: int,
     reach: int,
     budget: Budget,
     window_pages: int = 0,
-    weights: int = 0,
+    weight_bytes: int = 0,
     padded_rows: int = 1,
     unit: int = PAGE,
 ) -> KVSizing:
     """Return the sizing of KV for a device. For `pages` to `window_pages` see `KVSizing`.
 
-    weights: bytes of weights that are not loaded yet. padded_rows: rows of a pass at least. unit: tokens whose
+    weight_bytes: bytes of weights that are not loaded yet. padded_rows: rows of a pass at least. unit: tokens whose
     attention mass is one number.
     """
     shape = pages, rows, reach, budget, window_pages
-    if dispatch.layered(config, dtype, device):
-        return CudaKVSizing(config, dtype.itemsize, *shape, device, weights, padded_rows, unit)
-    return KVSizing(config, dtype.itemsize, *shape)
+    if dispatch.streams_layers(config, dtype, device):
+        return CudaKVSizing(config, itemsize(dtype), *shape, device, weight_bytes, padded_rows, unit)
+    return KVSizing(config, itemsize(dtype), *shape)
 
 
 def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: int, unit: int = PAGE) -> int:
@@ -293,7 +284,7 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
     rows = bucket(rows)
     width = bucket(width)
     pages = bucket(pages, 64)
-    splits = -(-pages * PAGE // SHARED)
+    splits = -(-pages * PAGE // SHARED_UNITS)
     units = pages * PAGE // unit
     sums = 4 * rows * width * config.heads * (splits * (config.head_dim + 2) + units + 1)
     queries = itemsize * width * config.heads * config.head_dim
@@ -305,19 +296,19 @@ def workspace(config: ModelConfig, itemsize: int, rows: int, width: int, pages: 
 class CudaKVSizing(KVSizing):
     """Sizing on a CUDA device. A layer stays whole, or has frames for written pages and for the retrieval tier.
 
-    weights, padded_rows, unit: see `kv_sizing`.
+    weight_bytes, padded_rows, unit: see `kv_sizing`.
     """
 
-    device: torch.device
-    weights: int
+    device: str
+    weight_bytes: int
     padded_rows: int = 1
     unit: int = PAGE
 
     memory_share = 0.9
 
     @property
-    def reader(self) -> torch.device | None:  # type: ignore[override]
-        return self.device if self.device.type == "cuda" else None
+    def reader(self) -> str | None:  # type: ignore[override]
+        return self.device if is_gpu(self.device) else None
 
     @property
     def buffer_frames(self) -> int:
@@ -347,7 +338,7 @@ class CudaKVSizing(KVSizing):
     @property
     def free_bytes(self) -> int:
         """Free bytes on the device beside weights and activations."""
-        return max(0, free_on(self.device) - self.activation_bytes - self.weights)
+        return max(0, _free_on(self.device) - self.activation_bytes - self.weight_bytes)
 
     @property
     def free_bytes_all_ranks(self) -> int:
@@ -391,11 +382,11 @@ class CudaKVSizing(KVSizing):
 
     def require_all(self) -> None:
         """Raises CacheError before a prompt is read for minutes, if KV does not fit onto the CUDA device."""
-        if self.reader and self.bytes > (free := self.free_bytes):
-            tokens = free // (self.heads * self.page_bytes) * PAGE
+        if self.reader and self.offloadable_bytes > (free := self.free_bytes):
+            tokens = free // (self.offloadable_heads * self.page_bytes) * PAGE
             raise CacheError(
-                f"the KV cache needs {describe(self.bytes)} on {self.device}, and {describe(free)} are free beside "
-                f"weights and a prompt's activations, for {tokens} tokens in all; use "
+                f"the KV cache needs {format_bytes(self.offloadable_bytes)} on {self.device}, and {format_bytes(free)} "
+                f"are free beside weights and a prompt's activations, for {tokens} tokens in all; use "
                 f"{argument('kv_offload', 'host')}, a smaller {argument('context')} or max_tokens, or fewer texts"
             )
 
@@ -405,23 +396,21 @@ class CudaKVSizing(KVSizing):
             return
         if self.min_bytes > free:
             raise CacheError(
-                f"offloaded KV needs at least {describe(self.min_bytes)} on {self.device}, and {describe(free)} are "
-                f"free beside weights and a prompt's activations; use a smaller {argument('context')}, a smaller "
-                f"{argument('retrieval_budget')}, or fewer texts"
+                f"offloaded KV needs at least {format_bytes(self.min_bytes)} on {self.device}, and "
+                f"{format_bytes(free)} are free beside weights and a prompt's activations; use a smaller "
+                f"{argument('context')}, a smaller {argument('retrieval_budget')}, or fewer texts"
             )
         rank_count = self.config.ranks
         device_names = self.device if rank_count == 1 else f"{rank_count} devices"
-        requested = describe(rank_count * memory)
-        available = describe(rank_count * free)
+        requested = format_bytes(rank_count * memory)
+        available = format_bytes(rank_count * free)
         raise CacheError(
             f"{argument('kv_memory')} is {requested}, more than the {available} that are free on {device_names} beside "
             f"weights and a prompt's activations; give {available} or less, or a smaller {argument('context')}"
         )
 
 
-def free_on(device: torch.device) -> int:
-    """Return the bytes that this process may still take on a CUDA device, within its memory fraction if it has one."""
-    free, total = torch.cuda.mem_get_info(device)
-    used = torch.cuda.memory_allocated(device)
-    share = int(torch.cuda.get_per_process_memory_fraction(device) * total)
-    return int(min(free + torch.cuda.memory_reserved(device) - used, share - used))
+def _free_on(device: str) -> int:
+    from triforce.backends.torch.devices import free_bytes
+
+    return free_bytes(device)

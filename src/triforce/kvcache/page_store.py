@@ -7,14 +7,14 @@ import tempfile
 from contextlib import suppress
 from weakref import finalize
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
-from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import SECTOR, OffloadLayout, PageStore
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError, argument
-from triforce.kvcache.offload_sizing import KVSizing, OffloadConfig, describe, free_memory, memory_for, round_up
+from triforce.kvcache.host_memory import free_memory
+from triforce.kvcache.offload_sizing import KVSizing, OffloadConfig, format_bytes, memory_for, round_up
 
 
 def plan_offload(offload: OffloadConfig, sizing: KVSizing, ranks: TPGroup = ALONE) -> OffloadLayout | None:
@@ -48,7 +48,7 @@ class FileStore:
     memory = None
 
     def __init__(self, sizing: KVSizing) -> None:
-        self.bytes = sizing.bytes
+        self.bytes = sizing.offloadable_bytes
         try:
             self.file, path = tempfile.mkstemp(prefix="triforce-kv-")  # 0600, in TMPDIR
         except OSError as error:
@@ -77,45 +77,34 @@ class HostStore:
 
     file = direct = -1
 
-    def __init__(self, size: int, reader: torch.device | None = None) -> None:
+    def __init__(self, size: int, reader: str | None = None) -> None:
         self.bytes = size
         try:
-            self.memory = torch.empty(size, dtype=torch.uint8)
-        except RuntimeError as error:
+            self.memory: NDArray[np.uint8] = np.empty(size, np.uint8)
+        except MemoryError as error:
             raise _too_large(size, argument("kv_offload", "file")) from error
         if reader and size:
-            unpin = finalize(self, _unpin, _pin(self.memory, reader), reader)
-            unpin.atexit = False  # the end of a process unpins by itself
+            self._pin(reader)
 
     @property
     def usage(self) -> tuple[int, int]:
-        return self.memory.numel(), 0
+        return self.memory.nbytes, 0
+
+    def _pin(self, reader: str) -> None:
+        """Pin the memory for a CUDA device. Raises CacheError."""
+        from triforce.backends.torch import devices
+
+        if code := devices.pin(self.memory, reader):
+            raise CacheError(
+                f"{format_bytes(self.bytes)} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
+                f"smaller {argument('context')}, or fewer texts at a time"
+            )
+        unpin = finalize(self, devices.unpin, self.memory.ctypes.data, reader)
+        unpin.atexit = False  # the end of a process unpins by itself
 
 
 def _too_large(size: int, advice: str) -> CacheError:
-    return CacheError(f"the KV cache needs {describe(size)} of memory, more than there is; use {advice}")
-
-
-def _pin(memory: Tensor, reader: torch.device) -> int:
-    """Pin memory and return its address. Raises CacheError.
-
-    torch would pin only what it allocates itself, and rounds that up to a power of two.
-    """
-    address = memory.data_ptr()
-    with device_context(reader):  # else CUDA would create a context on device 0
-        code = int(torch.cuda.cudart().cudaHostRegister(address, memory.numel(), 0))
-    if code:
-        raise CacheError(
-            f"{describe(memory.numel())} of memory cannot be pinned for the KV cache (CUDA error {code}); use a "
-            f"smaller {argument('context')}, or fewer texts at a time"
-        )
-    return address
-
-
-def _unpin(address: int, reader: torch.device) -> None:
-    torch.cuda.synchronize(reader)  # copies from and to the memory may be under way
-    with device_context(reader):
-        torch.cuda.cudart().cudaHostUnregister(address)
+    return CacheError(f"the KV cache needs {format_bytes(size)} of memory, more than there is; use {advice}")
 
 
 def _open_direct(path: str) -> int:

@@ -1,11 +1,11 @@
-"""One pool of KV pages per model. Lengths move, data does not.
+"""One pool of KV pages per model. A rewind changes the length of a row, and moves no data.
 
 A page leaves memory in one of five ways:
 
 - Its last reference is dropped (`PagePool.release` at the end of a row, `PageAllocator.decref`): the page is free.
 - The prefix cache needs free pages (`prefix_cache.py: PrefixCache.make_room`): it evicts pages that no row references,
   least recently used first.
-- The page lies behind a row's window (`WindowPages.prepare_pass`), or holds a window that no row references
+- The page lies before a row's window (`WindowPages.prepare_pass`), or holds a window that no row references
   (`WindowAllocator.evict`).
 - Its row is swapped out to the host (`engine/engine_core.py: EngineCore.swap_out`), and then dropped as above.
 - KV is offloaded: the page keeps its row, and its frame is given to another page (`csrc/frame_table.cpp: take` on a
@@ -23,16 +23,17 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import Array, DType, itemsize
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, KeysValues, OffloadLayout, pages_for
-from triforce.backends.kv_rows import kv_dtype, kv_name
 from triforce.errors import CacheError
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.kvcache.eagle_memory import EagleHeadMemory
 from triforce.model.config import ModelConfig
+from triforce.model.kv_rows import kv_dtype
+from triforce.ragged import Ints
 
 
 class PrefixPages(NamedTuple):
@@ -103,12 +104,12 @@ class PageAllocator:
 
 
 SLACK = 1024
-"""Tokens behind a window that are kept as well: a text that branches off at most this far before its end still finds
+"""Tokens before a window that are kept as well: a text that branches off at most this far before its end still finds
 its window."""
 
 
 def max_window_pages(window: int, widest: int) -> int:
-    """Pages of a row of any length at most. widest: tokens of a pass at most."""
+    """Return the most window pages that a row of any length holds. widest: most tokens of a pass."""
     return pages_for(window - 1 + SLACK + widest) + 1
 
 
@@ -148,8 +149,8 @@ class WindowAllocator(PageAllocator):
         """Reserve `page_count` more pages for rows. Raises CacheError, and reserves none, where there are too few."""
         if self.reserved + page_count > self.pages:
             raise CacheError(
-                f"the layers with a window have {self.pages - self.reserved} pages of KV left, {page_count} more are "
-                "needed. Use fewer rows at once"
+                f"the layers with a window have {self.pages - self.reserved} pages of KV left, and this row needs "
+                f"{page_count}. Use fewer rows at once"
             )
         self.reserved += page_count
 
@@ -162,20 +163,30 @@ class WindowAllocator(PageAllocator):
         return page
 
 
+def padded_tables(tables: Sequence[Sequence[int]], width: int) -> NDArray[np.int32]:
+    """Return page tables as an array of `width` pages a row, int32. Shorter rows end with the scratch page."""
+    padded = [[*table, *[0] * (width - len(table))] for table in tables]
+    return np.array(padded, np.int32).reshape(len(padded), width)
+
+
+def slots_of_pages(pages: Sequence[int]) -> Ints:
+    """Return the slots (N) of all tokens of pages, in order."""
+    return (np.array(pages, np.int64)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)
+
+
 class WindowPages:
-    """Pages by row of the layers with a window.
+    """Pages, by row, of the layers with a window.
 
     window: the largest of the layers' windows. widest: tokens of a pass at most, beyond the committed length.
 
-    Before a pass `prepare_pass` frees the pages that lie more than `SLACK` tokens behind the window of the committed
+    Before a pass `prepare_pass` frees the pages that lie more than `SLACK` tokens before the window of the committed
     length, and allocates the pages that the pass writes to. The committed length never falls unless the caller has
     asked `holds` first.
     """
 
-    def __init__(self, window: int, pages: int, widest: int, device: torch.device) -> None:
+    def __init__(self, window: int, pages: int, widest: int) -> None:
         self.window = window
         self.max_pages = max_window_pages(window, widest)
-        self.device = device
         self.allocator = WindowAllocator(pages)
         self._set_rows(0)
 
@@ -184,7 +195,7 @@ class WindowPages:
         self.first_pages = [0] * rows
         """Index of each row's first page that is still there. Pages from there on hold all their committed tokens."""
         self._reserved = [0] * rows  # pages that are reserved for each row
-        self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
+        self.pages_BP: NDArray[np.int32] = np.zeros((rows, 0), np.int32)
 
     def new_rows(self, rows: int) -> WindowPages:
         """Return `rows` empty rows of the same pages."""
@@ -205,8 +216,7 @@ class WindowPages:
 
     def tabulate(self, width: int) -> None:
         """Rebuild `pages_BP` with `width` pages a row."""
-        padded = [table + [0] * (width - len(table)) for table in self.tables]
-        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), width)
+        self.pages_BP = padded_tables(self.tables, width)
 
     def reserved_pages(self, tokens: int) -> int:
         """Return the pages that are reserved for a row of `tokens` tokens."""
@@ -246,8 +256,8 @@ class WindowPages:
         first_page = max(self.first_pages[b], self.first_kept_page(committed))
         if pages_for(stop) - first_page > self._reserved[b]:
             raise CacheError(
-                f"a pass up to token {stop} behind {committed} is wider than the {self._reserved[b]} pages of its "
-                "row's windows; feed fewer tokens at once"
+                f"a pass from token {committed} to {stop} needs more than the {self._reserved[b]} window pages of its "
+                "row; feed fewer tokens at once"
             )
         expired = range(self.first_pages[b], min(first_page, len(table)))
         self.allocator.decref([table[i] for i in expired])
@@ -264,17 +274,16 @@ class WindowPages:
         self._extend(b, stop)
 
     def holds(self, b: int, length: int) -> bool:
-        """Whether row b holds all that a pass behind its first `length` tokens reads."""
+        """Whether row b holds all that a pass after its first `length` tokens reads."""
         return self.first_pages[b] <= self.first_needed_page(length)
 
     def first_needed_page(self, length: int) -> int:
-        """Return the first page that a pass behind `length` tokens reads."""
+        """Return the first page that a pass after `length` tokens reads."""
         return max(0, length - self.window + 1) // PAGE
 
-    def slots(self, b: int, start: int, stop: int) -> Tensor:
-        """Return the slots (N) of tokens [start, stop) of row b."""
-        pages_P = torch.tensor(self.tables[b][start // PAGE : pages_for(stop)], dtype=torch.long, device=self.device)
-        slots_N = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
+    def slots(self, b: int, start: int, stop: int) -> Ints:
+        """Return the slots (N) of tokens [start, stop) of row b, on the host."""
+        slots_N = slots_of_pages(self.tables[b][start // PAGE : pages_for(stop)])
         return slots_N[start % PAGE : start % PAGE + stop - start]
 
     def first_kept_page(self, committed: int) -> int:
@@ -297,7 +306,7 @@ class PagePool:
     of the view that runs. Page 0 is scratch: padding is written there, and no result depends on what is read from it.
 
     unit: tokens that views select together at least (see `kernel_api.PageTable`). int8: lower views read int8 copies of
-    committed KV, or half of each number where KV is int8 itself. min_pass_shape: the shape to which passes of the exact
+    committed KV, or half of each number where KV is int8 itself. min_pass_shape: the shape to which passes of the full
     view are padded (see `ForwardBatch`). layout: where offloaded pages lie, and how much of them stays in memory; None:
     KV is not offloaded. eagle_memory: KV and states of an EAGLE head, in the same pages. windows: pages of the layers
     with a window; without it all layers share the same pages.
@@ -308,8 +317,8 @@ class PagePool:
         config: ModelConfig,
         rows: int,
         pages: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        dtype: DType,
+        device: str = "cpu",
         unit: int = PAGE,
         int8: bool = False,
         min_pass_shape: tuple[int, int] = (1, 1),
@@ -318,7 +327,6 @@ class PagePool:
         windows: WindowPages | None = None,
     ) -> None:
         self.config = config
-        self.device = torch.device(device)
         self.unit = unit
         self.min_pass_shape = min_pass_shape
         self.dtype = kv_dtype(config, dtype)
@@ -327,21 +335,24 @@ class PagePool:
         window_pages = windows.allocator.pages if windows else 0
         self.offloaded = dispatch.offloaded(config, pages, dtype, device, layout, window_pages) if layout else None
         self.kv = self.offloaded or dispatch.memory(config, pages, dtype, device, unit, int8, window_pages)
+        self.xp = self.kv.xp
+        self.device = self.kv.device
+        self.array = self.kv.array
         self.allocator = PageAllocator(pages)
         self.windows = windows
         self.uses_window_pages = [bool(window and windows) for window in config.windows]
         """For each layer, whether its pages are those of `windows`."""
-        self.windowed = any(config.windows)
-        """Whether some layers see a window."""
+        self.has_window_layers = any(config.windows)
+        """Whether some layers see a window, with or without window pages of their own."""
         self._set_rows(rows)
 
     def _set_rows(self, rows: int) -> None:
         self.windows = self.windows and self.windows.new_rows(rows)
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.tables: list[list[int]] = [[] for _ in range(rows)]
-        self.pages_BP = torch.zeros(rows, 0, dtype=torch.int32, device=self.device)
-        """The tables as a tensor. Shorter rows are padded with the scratch page."""
-        self._slots: list[Tensor] = [torch.zeros(0, dtype=torch.long, device=self.device) for _ in range(rows)]
+        self.pages_BP = self.array(np.zeros((rows, 0), np.int32))
+        """The tables as an array. Shorter rows are padded with the scratch page."""
+        self._slots: list[Array] = [self.array(np.zeros(0, np.int64)) for _ in range(rows)]
         self._first_slot: list[int | None] = [None] * rows  # of rows whose pages are consecutive
 
     def new_rows(self, rows: int) -> PagePool:
@@ -385,12 +396,12 @@ class PagePool:
     @property
     def token_bytes(self) -> int:
         """Bytes of a token's K and V."""
-        return self.config.kv_bytes(self.dtype.itemsize)
+        return self.config.kv_bytes(itemsize(self.dtype))
 
     @property
     def kv_dtype(self) -> str:
         """Name of the type of keys and values."""
-        return kv_name(self.config, self.dtype)
+        return self.dtype
 
     @property
     def free_pages(self) -> int:
@@ -412,7 +423,7 @@ class PagePool:
         missing_pages = max(pages_for(tokens) - len(self.tables[b]), 0)
         if missing_pages > self.free_pages:
             raise CacheError(
-                f"the KV pool has {self.free_pages} free pages of {PAGE} tokens, {missing_pages} more are needed. "
+                f"the KV pool has {self.free_pages} free pages of {PAGE} tokens, and this row needs {missing_pages}. "
                 "Use a shorter prompt, a smaller max_tokens or fewer rows at once"
             )
         if self.windows:
@@ -469,22 +480,22 @@ class PagePool:
         """Return the first token of row b that a layer still holds."""
         return self.windows.first_pages[b] * PAGE if self.windows and self.uses_window_pages[layer] else 0
 
-    def slots(self, b: int, start: int, stop: int, layer: int | None = None) -> Tensor:
+    def slots(self, b: int, start: int, stop: int, layer: int | None = None) -> Array:
         """Return the slots (N) of tokens [start, stop) of row b in a layer; None: in layers without a window."""
         if self.windows and layer is not None and self.uses_window_pages[layer]:
-            return self.windows.slots(b, start, stop)
+            return self.array(self.windows.slots(b, start, stop))
         return self._slots[b][start:stop]
 
-    def units(self, rows: range, unit: int, windows: bool = False) -> Tensor:
-        """Return all tokens of `rows` as units of a page list: int32 (B, U). windows: for layers that have one."""
-        all_BP = self.windows.pages_BP if self.windows and windows else self.pages_BP
+    def units(self, rows: range, unit: int, windows: bool = False) -> Array:
+        """Return all tokens of `rows` as units of a page list: int32 (B, U). windows: of layers with a window."""
+        all_BP = self.array(self.windows.pages_BP) if self.windows and windows else self.pages_BP
         pages_BP = all_BP[rows.start : rows.stop]
         if unit == PAGE:
             return pages_BP
-        parts = torch.arange(PAGE // unit, dtype=torch.int32, device=self.device)
-        return (pages_BP[..., None] * (PAGE // unit) + parts).flatten(1)
+        parts = self.xp.arange(PAGE // unit, dtype=self.xp.int32, device=self.device)
+        return (pages_BP[..., None] * (PAGE // unit) + parts).reshape(len(pages_BP), -1)
 
-    def span(self, layer: int, b: int, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def span(self, layer: int, b: int, start: int, stop: int) -> tuple[Array, Array]:
         """Return K and V of tokens [start, stop) of row b, each (G, N, D); a view of the memory where possible."""
         first_slot = self._first_slot[b]
         if first_slot is None or self.uses_window_pages[layer]:
@@ -494,34 +505,32 @@ class PagePool:
     def write(self, b: int, length: int, layers: Iterable[KeysValues], start: int = 0) -> None:
         """Fill an empty row with `length` tokens, bit for bit. layers: K and V of each layer's last tokens, (G, N, D).
 
-        start: first token that layers with a window bring; other layers bring all tokens.
+        start: first token that `layers` holds for layers with a window; for other layers it holds all tokens.
         """
         if self.windows:
             self.windows.allocate_row(b, start, length)
         for layer, (keys_GND, values_GND) in enumerate(layers):
             slots_N = self.slots(b, self.first_cached_token(layer, b), length, layer)
             tail = slice(keys_GND.shape[1] - len(slots_N), None)
-            self.kv.write(layer, slots_N, keys_GND[:, tail].to(self.device), values_GND[:, tail].to(self.device))
+            self.kv.write(layer, slots_N, keys_GND[:, tail], values_GND[:, tail])
         self.lengths_B[b] = length
 
     def _set_table(self, b: int, table: list[int]) -> None:
         self.tables[b] = table
         self._tabulate()
-        pages_P = torch.tensor(table, dtype=torch.long, device=self.device)
-        self._slots[b] = (pages_P[:, None] * PAGE + torch.arange(PAGE, device=self.device)).flatten()
+        self._slots[b] = self.array(slots_of_pages(table))
         consecutive = bool(table) and table == list(range(table[0], table[0] + len(table)))
         self._first_slot[b] = table[0] * PAGE if consecutive else None
 
     def _tabulate(self) -> None:
         width = max(map(len, self.tables), default=0)
-        padded = [pages + [0] * (width - len(pages)) for pages in self.tables]
-        self.pages_BP = torch.tensor(padded, dtype=torch.int32, device=self.device).view(len(padded), width)
+        self.pages_BP = self.array(padded_tables(self.tables, width))
         if self.windows:
             self.windows.tabulate(width)
 
 
 class WindowSnapshot:
-    """References to the windows of a row, of layers that have pages of their own. Rows may evict these pages."""
+    """References to the window pages of a row. The pool evicts these pages when rows need them."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -530,7 +539,7 @@ class WindowSnapshot:
         self._length = 0
 
     def take(self, b: int) -> None:
-        """Reference the windows of row b as it is now, in place of those of the snapshot before."""
+        """Reference the windows of row b as it is now, instead of the windows referenced before."""
         if windows := self._pool.windows:
             windows.allocator.drop_evictable(self._pages)
             self._length = int(self._pool.lengths_B[b])
@@ -539,9 +548,9 @@ class WindowSnapshot:
             windows.allocator.add_evictable(self._pages)
 
     def restore(self, b: int, length: int) -> None:
-        """Give row b, which is about to be rewound to `length` tokens, the windows before them if it lacks them.
+        """Give row b the windows that a rewind to `length` tokens needs, if the row lacks them.
 
-        The row is unchanged where the snapshot lacks them too.
+        The row is unchanged if the snapshot lacks them too.
         """
         windows = self._pool.windows
         if windows and not windows.holds(b, length) and length <= self._length:
@@ -552,4 +561,4 @@ class WindowSnapshot:
                 windows.clear(b)
                 windows.attach_prefix(b, [0] * first_page + [self._pages[i] for i in range(first_page, stop)])
                 windows.tabulate(self._pool.pages_BP.shape[1])
-        self._length = min(self._length, length)  # the row may write to pages behind `length`
+        self._length = min(self._length, length)  # the row may write to pages after `length`

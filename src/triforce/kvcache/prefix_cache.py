@@ -1,4 +1,4 @@
-"""Prefix cache: pages of texts that have been read, shared without a copy with texts that begin alike.
+"""Prefix cache: pages of cached texts, shared without a copy with texts that begin alike, in any mode.
 
 The key of a full page is a hash of a scope and of all tokens up to the page's end: one scope never finds the pages of
 another. Pages that no row references are kept until their memory is needed; the least recently used are evicted first.
@@ -37,9 +37,9 @@ class PrefixCache:
 
     def __init__(self, pool: PagePool, granularity: int = PAGE) -> None:
         self._pool = pool
-        self._pages_shared = granularity // PAGE
+        self._unit_pages = granularity // PAGE
         self.pages: dict[bytes, int] = {}
-        """Pages by key, least recently used first. Of one text the last page comes first: `find` needs its start."""
+        """Pages by key, least recently used first. A text's last page is evicted first: `find` needs the first ones."""
         self.window_pages: dict[bytes, int] = {}
         """Pages of layers with a window, where these have pages of their own. The pool evicts them for rows."""
         if pool.windows:
@@ -55,7 +55,7 @@ class PrefixCache:
             if key not in self.pages:
                 break
             keys.append(key)
-        common = len(keys) - len(keys) % self._pages_shared
+        common = len(keys) - len(keys) % self._unit_pages
         stop = self._with_windows(keys[:common])
         return PrefixMatch(self._prefix(keys[:stop]), common * PAGE if stop < common else 0)
 
@@ -75,7 +75,7 @@ class PrefixCache:
         longest = present_windows = 0
         for stop, key in enumerate(keys, 1):
             present_windows = present_windows + 1 if key in self.window_pages else 0
-            if stop - present_windows <= windows.first_needed_page(stop * PAGE) and stop % self._pages_shared == 0:
+            if stop - present_windows <= windows.first_needed_page(stop * PAGE) and stop % self._unit_pages == 0:
                 longest = stop
         return longest
 
@@ -85,12 +85,12 @@ class PrefixCache:
         new_pages = self._insert(self.pages, table, keys)
         new_window_pages = self._insert(self.window_pages, window_table, keys)
         self._pool.incref(new_pages, new_window_pages)
-        if self._pool.offloaded:  # a page is stored with the next pass of its row, and there may be none
+        if self._pool.offloaded:  # a page is stored with the next pass of its row, which may never come
             with suppress(CacheError):
                 self._pool.offloaded.commit(new_pages)
 
     def _insert(self, pages_by_key: dict[bytes, int], table: Sequence[int], keys: list[bytes]) -> list[int]:
-        """Add the pages of a table, or mark them as used last. Returns the pages that are new."""
+        """Add the pages of a table, or mark them as most recently used. Returns the pages that are new."""
         new_pages: list[int] = []
         for key, page in reversed([pair for pair in zip(keys, table, strict=False) if pair[1]]):
             if (cached_page := pages_by_key.pop(key, None)) is None:

@@ -14,12 +14,12 @@ from triforce.errors import RequestError, argument, require_integer
 class Budget:
     """KV tokens that a lower tier of the target reads per head at most: a count, or a share of the context.
 
-    open: the user set no budget, so a plan may read half or twice as much (see planner.forecast).
+    adjustable: whether the planner may halve or double the budget (see planner.forecast), as the user set none.
     """
 
     tokens: int = 0
     share: float = 0.0
-    open: bool = False
+    adjustable: bool = False
 
     @staticmethod
     def parse(text: str | int) -> Budget:
@@ -45,7 +45,7 @@ class Budget:
         return PAGE * max(2, pages_for(ceil(factor * (self.tokens or self.share * context))))
 
 
-DEFAULT_BUDGET = Budget(2048, open=True)
+DEFAULT_BUDGET = Budget(2048, adjustable=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +53,8 @@ class RetrievalConfig:
     """Settings of a selection.
 
     chunk: tokens that are selected together. refresh: verifications between selections; 0: select once, None: select
-    after a rejection. searched_layers: layers that read all tokens; None: the planner chooses layers that search (see
-    planner.searched_layers).
+    after a rejection. searched_layers: layers that the user named: they read all tokens, without a search. None: the
+    planner chooses layers, and they search all tokens (see planner.searched_layers).
     """
 
     budget: Budget = Budget(2048)

@@ -11,22 +11,21 @@ from dataclasses import dataclass
 from math import ceil, gcd
 from typing import Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from triforce.arrays import Array, namespace
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE
-from triforce.backends.kv_rows import numbers
 from triforce.kvcache.pool import PagePool
 from triforce.kvcache.views.full import FullView
 
-RECENT_SHARE = 8
-"""A scoring policy gives 1 / `RECENT_SHARE` of the budget to the latest tokens."""
+RECENT_DIVISOR = 8
+"""A scoring policy gives 1 / `RECENT_DIVISOR` of the budget to the latest tokens."""
 
 EXTRA_UNITS = 8
 """Units that page lists hold beyond the current pass, so that the next passes need not rewrite them."""
 
-Pick = Callable[[range, int], Tensor]
+Pick = Callable[[range, int], Array]
 """Function of candidate chunks and a count, `picks`. It returns chunk ids by layer and KV head, ascending: int64
 (L, G, picks)."""
 
@@ -37,14 +36,14 @@ class Policy(Protocol):
     observes: bool = False
     """Whether the policy needs the attention mass of verifications."""
 
-    def latest(self, budget: int) -> int:
-        """Return how many tokens of `budget` go to the latest tokens, without a score."""
-        return budget // RECENT_SHARE
+    def latest_tokens(self, budget: int) -> int:
+        """Return the tokens of `budget` that are left for the latest tokens of the text, which are not scored."""
+        return budget // RECENT_DIVISOR
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
         """Return int64 ids (L, G, picks) of the best committed chunks of `candidates`, ascending.
 
-        full, row: the exact view and its row, which has observed a pass.
+        full, row: the full view and its row, which has observed a pass.
         """
 
 
@@ -53,13 +52,14 @@ class Observed(Policy):
 
     observes = True
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
         observation = full.observations[row]
-        assert observation.mass_LGU is not None, "the exact view was not asked to observe"
+        assert observation.mass_LGU is not None, "the full view was not asked to observe"
         if observation.grain == chunk:
             return best(observation.mass_LGU, candidates, picks)
         mass_LGU = observation.mass_LGU[..., : candidates.stop * chunk // observation.grain]
-        return best(mass_LGU.reshape(*mass_LGU.shape[:2], candidates.stop, -1).sum(3), candidates, picks)
+        mass_LGNU = mass_LGU.reshape(*mass_LGU.shape[:2], candidates.stop, -1)
+        return best(namespace(mass_LGNU).sum(mass_LGNU, axis=3), candidates, picks)
 
 
 class MeanKey(Policy):
@@ -69,37 +69,46 @@ class MeanKey(Policy):
     """
 
     def __init__(self) -> None:
-        self.means = Summaries(lambda keys_GNCD: keys_GNCD.mean(2))
+        self.means = Summaries(lambda keys_GNCD: namespace(keys_GNCD).mean(keys_GNCD, axis=2))
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
         means_LGND = self.means.of(full, row, chunk, candidates.stop)
-        query_LGD = last_query(full, row).sum(2)
-        return best(torch.einsum("lgnd,lgd->lgn", means_LGND, query_LGD), candidates, picks)
+        query_LGhD = last_query(full, row)
+        query_LGD = namespace(query_LGhD).sum(query_LGhD, axis=2)
+        return best((means_LGND @ query_LGD[..., None])[..., 0], candidates, picks)
 
 
 class Quest(Policy):
     """Scores a chunk by an upper bound of the product of the last query with any of its keys (Tang et al. 2024)."""
 
     def __init__(self) -> None:
-        self.bounds = Summaries(lambda keys_GNCD: torch.stack([keys_GNCD.amin(2), keys_GNCD.amax(2)], 2))
+        self.bounds = Summaries(_bounds)
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
-        min_LGND, max_LGND = self.bounds.of(full, row, chunk, candidates.stop).unbind(3)
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
+        bounds_LGN2D = self.bounds.of(full, row, chunk, candidates.stop)
         query_LGhD = last_query(full, row)
-        high_LGhN = torch.einsum("lghd,lgnd->lghn", query_LGhD.clamp_min(0), max_LGND)
-        low_LGhN = torch.einsum("lghd,lgnd->lghn", query_LGhD.clamp_max(0), min_LGND)
-        return best((high_LGhN + low_LGhN).sum(2), candidates, picks)
+        xp = namespace(query_LGhD)
+        none = xp.zeros_like(query_LGhD)
+        high_LGhN = xp.maximum(query_LGhD, none) @ xp.matrix_transpose(bounds_LGN2D[..., 1, :])
+        low_LGhN = xp.minimum(query_LGhD, none) @ xp.matrix_transpose(bounds_LGN2D[..., 0, :])
+        return best(xp.sum(high_LGhN + low_LGhN, axis=2), candidates, picks)
+
+
+def _bounds(keys_GNCD: Array) -> Array:
+    """Return the least and the largest number of each channel of a chunk's keys: (G, N, 2, D)."""
+    xp = namespace(keys_GNCD)
+    return xp.stack([xp.min(keys_GNCD, axis=2), xp.max(keys_GNCD, axis=2)], axis=2)
 
 
 class Recent(Policy):
     """Selects sinks and the latest tokens only: StreamingLLM (Xiao et al. 2024) over the target's own pages."""
 
-    def latest(self, budget: int) -> int:
+    def latest_tokens(self, budget: int) -> int:
         return budget - PAGE
 
-    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
+    def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Array:
         config = full.pool.config
-        return torch.zeros(config.layers, config.kv_heads, 0, dtype=torch.long, device=full.pool.device)
+        return full.pool.array(np.zeros((config.layers, config.kv_heads, 0), np.int64))
 
 
 POLICIES: dict[str, Callable[[], Policy]] = {"observed": Observed, "mean_key": MeanKey, "quest": Quest}
@@ -112,11 +121,11 @@ class Summaries:
     summarise: maps keys (G, N, C, D) to summaries (G, N, ...).
     """
 
-    def __init__(self, summarise: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, summarise: Callable[[Array], Array]) -> None:
         self.summarise = summarise
-        self._summaries: Tensor | None = None
+        self._summaries: Array | None = None
 
-    def of(self, full: FullView, row: int, chunk: int, chunks: int) -> Tensor:
+    def of(self, full: FullView, row: int, chunk: int, chunks: int) -> Array:
         """Return summaries (L, G, N, ...) of the first `chunks` chunks. These must be full and committed."""
         summaries = self._summaries
         layers = full.pool.config.layers
@@ -126,32 +135,35 @@ class Summaries:
                 _keys(full.pool, layer, row, range(summarised_chunks * chunk, chunks * chunk))
                 for layer in range(layers)
             )
-            new = torch.stack([self.summarise(torch.unflatten(k_GND, 1, (-1, chunk))) for k_GND in keys])
-            summaries = self._summaries = new if summaries is None else torch.cat([summaries, new], 2)
+            xp = full.pool.xp
+            parts = [self.summarise(k_GND.reshape(len(k_GND), -1, chunk, k_GND.shape[2])) for k_GND in keys]
+            new = xp.stack(parts)
+            summaries = self._summaries = new if summaries is None else xp.concat([summaries, new], axis=2)
         assert summaries is not None
         return summaries[:, :, :chunks]
 
 
-def _keys(pool: PagePool, layer: int, row: int, tokens: range) -> Tensor:
+def _keys(pool: PagePool, layer: int, row: int, tokens: range) -> Array:
     """Return keys (G, N, D) of a range of a row's tokens, float32.
 
     They are zeros for a layer with window pages of its own, which selects none.
     """
     if pool.uses_window_pages[layer]:
-        return torch.zeros(pool.config.kv_heads, len(tokens), pool.config.head_dim, device=pool.device)
-    return numbers(pool.span(layer, row, tokens.start, tokens.stop)[0]).float()
+        return pool.array(np.zeros((pool.config.kv_heads, len(tokens), pool.config.head_dim), np.float32))
+    return pool.kv.numbers(pool.span(layer, row, tokens.start, tokens.stop)[0])
 
 
-def last_query(full: FullView, row: int) -> Tensor:
+def last_query(full: FullView, row: int) -> Array:
     """Return the query of the last committed token, by layer and KV head: float32 (L, G, H / G, D)."""
     config = full.pool.config
-    query_LHD = full.observations[row].query(int(full.pool.lengths_B[row]) - 1).float()
-    return query_LHD.view(config.layers, config.kv_heads, -1, config.head_dim)
+    query_LHD = full.kv.numbers(full.observations[row].query(int(full.pool.lengths_B[row]) - 1))
+    return query_LHD.reshape(config.layers, config.kv_heads, -1, config.head_dim)
 
 
-def best(scores_LGN: Tensor, candidates: range, picks: int) -> Tensor:
+def best(scores_LGN: Array, candidates: range, picks: int) -> Array:
     """Return ids (L, G, picks) of the highest scores of `candidates`, ascending, so that memory is read in order."""
-    return dispatch.best(scores_LGN.flatten(0, 1), candidates, picks).view(*scores_LGN.shape[:2], picks)
+    L, G, N = scores_LGN.shape
+    return dispatch.top_columns(scores_LGN.reshape(L * G, N), candidates, picks).reshape(L, G, picks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +173,7 @@ class SelectedPages:
     passes: observed passes of the row before the selection.
     """
 
-    units: Tensor
+    units: Array
     tokens: int
     end: int
     passes: int
@@ -177,7 +189,7 @@ class RowSelection:
     window_start: int = 0
     """First token of the window: the row reads all tokens from there on."""
     fed_tokens: int = 0
-    """Tokens that were fed to the row. It is read only where it is above the committed length."""
+    """Tokens that were fed to the row. The field has a meaning only while it is above the committed length."""
     committed: int = 0
     """Tokens that were committed when the row's latest pass began."""
     rejected: bool = False
@@ -185,7 +197,7 @@ class RowSelection:
 
 
 def select_pages(
-    row_U: Tensor, committed: int, budget: int, latest: int, chunk: int, pick: Pick, passes: int
+    row_U: Array, committed: int, budget: int, latest: int, chunk: int, pick: Pick, passes: int
 ) -> SelectedPages | None:
     """Select sinks and the best chunks of a row's `committed` tokens, which lie in the units `row_U`.
 
@@ -197,16 +209,19 @@ def select_pages(
         return None
     sinks = min(ceil(PAGE / chunk), end)
     unit = gcd(chunk, PAGE)
+    # Of the budget's chunks, sinks and the chunks from `end` on are not picked by score.
     picks = max(0, min(budget // chunk - sinks - (ceil(committed / chunk) - end), end - sinks))
-    units_NU = row_U[: end * chunk // unit].view(end, chunk // unit)
+    units_NU = row_U[: end * chunk // unit].reshape(end, chunk // unit)
     chosen_LGN = pick(range(sinks, end), picks)
-    sinks_LGN = torch.arange(sinks, device=chosen_LGN.device).expand(*chosen_LGN.shape[:2], -1)
-    units_LGU = units_NU[torch.cat([sinks_LGN, chosen_LGN], 2)].flatten(2)
+    L, G, _ = chosen_LGN.shape
+    xp = namespace(row_U)
+    sinks_LGN = xp.broadcast_to(xp.arange(sinks, device=row_U.device), (L, G, sinks))
+    units_LGU = units_NU[xp.concat([sinks_LGN, chosen_LGN], axis=2)].reshape(L, G, -1)
     return SelectedPages(units_LGU, (sinks + picks) * chunk, end * chunk, passes)
 
 
 def window_start(selected: SelectedPages | None, committed: int, budget: int, unit: int) -> int:
-    """Return the first token of the window behind a selection; 0 where the row reads all tokens.
+    """Return the first token of the window after a selection; 0 where the row reads all tokens.
 
     Between selections the window moves on by whole units, so that the budget holds while the text grows.
     """
@@ -222,12 +237,12 @@ class PageLists:
     Only rows that changed are rewritten.
     """
 
-    def __init__(self, layers: int, rows: int, heads: int, device: torch.device) -> None:
-        self.units_LBGU = torch.zeros(layers, rows, heads, 0, dtype=torch.int32, device=device)
-        self._selected: list[Tensor | None] = [None] * rows
+    def __init__(self, pool: PagePool, rows: int) -> None:
+        self.units_LBGU = pool.array(np.zeros((pool.config.layers, rows, pool.config.kv_heads, 0), np.int32))
+        self._selected: list[Array | None] = [None] * rows
         self._window = [range(0)] * rows
 
-    def show(self, b: int, selected_LGU: Tensor | None, row_U: Tensor, window: range) -> None:
+    def show(self, b: int, selected_LGU: Array | None, row_U: Array, window: range) -> None:
         """Write row b: its selected units and the units of `window`. row_U: the units of all of its tokens."""
         written_window = self._window[b]
         selection_written = self._selected[b] is selected_LGU
@@ -237,7 +252,10 @@ class PageLists:
         selected = selected_LGU.shape[2] if selected_LGU is not None else 0
         missing_units = selected + len(window) - self.units_LBGU.shape[3]
         if missing_units > 0:
-            self.units_LBGU = torch.nn.functional.pad(self.units_LBGU, (0, missing_units + EXTRA_UNITS))
+            xp = namespace(self.units_LBGU)
+            shape = *self.units_LBGU.shape[:3], missing_units + EXTRA_UNITS
+            more_LBGU = xp.zeros(shape, dtype=xp.int32, device=self.units_LBGU.device)
+            self.units_LBGU = xp.concat([self.units_LBGU, more_LBGU], axis=3)
         if selected_LGU is not None and not selection_written:
             self.units_LBGU[:, b, :, :selected] = selected_LGU
         self.units_LBGU[:, b, :, selected : selected + len(window)] = row_U[window.start : window.stop]

@@ -11,23 +11,26 @@ import numpy as np
 
 from triforce.model.config import Experts
 
-SAMPLED = 8
-"""Number of first tokens of a pass whose experts are counted: as in csrc/experts.hpp."""
+SAMPLED_TOKENS = 8
+"""A pass counts the distinct experts of its first `SAMPLED_TOKENS` tokens. csrc/experts.hpp has the same number."""
 SPREADS_S = np.linspace(1.0, 0.0, 51)
 DECAY = 0.98
-"""Factor on the weight of earlier passes at each pass: texts differ, and a pass has all layers."""
+"""Factor by which each pass lowers the weight of all earlier passes, because texts differ."""
 
 
-def experts_touched(experts: Experts, choices: Any) -> Any:
-    """Return the expected experts of a layer that `choices` independent tokens read from a uniform router."""
-    return experts.shared + experts.count * (1 - (1 - experts.chosen / experts.count) ** choices)
+def experts_touched(experts: Experts, tokens: Any) -> Any:
+    """Return the expected number of distinct experts that `tokens` independent tokens read in a layer.
+
+    The router is taken to choose all experts equally often.
+    """
+    return experts.shared + experts.count * (1 - (1 - experts.chosen / experts.count) ** tokens)
 
 
 class ExpertUnions:
     """Unions of the experts of neighbouring tokens, whose choices are correlated.
 
     `width` tokens read as many experts as width ** `spread` independent ones: new experts become rarer, as new words do
-    in a text (Heaps 1978). One exponent so covers widths that never ran.
+    in a text (Heaps 1978). One exponent thus predicts widths that no pass has had.
     """
 
     def __init__(self, experts: Experts) -> None:
@@ -39,12 +42,12 @@ class ExpertUnions:
         """Exponent that fits the observations best; 1, that of independent choices, before any observation."""
         return float(SPREADS_S[self._errors_S.argmin()])
 
-    def times(self, width: Any, rows: Any = 1) -> Any:
+    def multiple(self, width: Any, rows: Any = 1) -> Any:
         """Return the experts that a pass of `rows` rows of `width` tokens reads, as a multiple of one token's."""
         return experts_touched(self.experts, rows * width**self.spread) / self.experts.active
 
-    def observe(self, width: int, touched: float) -> None:
-        """Record that `width` tokens of a text have read `touched` experts, in the mean of some layers."""
+    def observe(self, width: int, distinct_experts: float) -> None:
+        """Record that `width` tokens of a text have read `distinct_experts` experts per layer, a mean over layers."""
         if width > 1:
             expected_S = experts_touched(self.experts, width**SPREADS_S)
-            self._errors_S = DECAY * self._errors_S + np.log(touched / expected_S) ** 2
+            self._errors_S = DECAY * self._errors_S + np.log(distinct_experts / expected_S) ** 2

@@ -1,4 +1,4 @@
-"""Weights of a model, as plain tensors.
+"""Weights of a model: arrays on the host, or tensors on the device of a backend (see `triforce.arrays`).
 
 Shape suffixes: V vocabulary, C hidden size, I MLP size, D head size, Q = query heads * D, P = KV heads * D.
 """
@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
+from triforce.arrays import Array, DType, dtype_name
 from triforce.errors import RequestError
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+NUMBER_TYPES: dict[str, DType] = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 """GGUF types whose weights are single numbers, not blocks."""
 
 
@@ -27,14 +29,15 @@ class QuantizedWeight:
 
     kind: str
     """GGUF type, such as Q4_K."""
-    blocks: Tensor
+    blocks: Array
     """uint8 (outputs, bytes of a row)"""
     inputs: int
     release: Callable[[], None] = _no_release
-    """Function that lets the file's pages of this matrix leave memory, for use after it was packed."""
+    """Function that drops the matrix's mapped file pages from memory. It is called after the matrix was packed."""
 
-    narrow = True
-    dtype = torch.bfloat16
+    narrow: ClassVar[bool] = True
+    """Whether products take bfloat16 inputs; native code reads this field."""
+    dtype: ClassVar[DType] = "bfloat16"
     """Type of the inputs of its products."""
 
     @property
@@ -42,20 +45,16 @@ class QuantizedWeight:
         """Shape as (outputs, inputs)."""
         return len(self.blocks), self.inputs
 
-    @property
-    def device(self) -> torch.device:
-        return self.blocks.device
-
     def __len__(self) -> int:
         return len(self.blocks)
 
     @property
     def block(self) -> int:
         """Inputs of a block, which cannot be split."""
-        return 1 if self.kind in PLAIN else 256 if self.kind.endswith("_K") else 32
+        return 1 if self.kind in NUMBER_TYPES else 256 if self.kind.endswith("_K") else 32
 
-    def part(self, outputs: slice | Tensor, inputs: slice = slice(None)) -> QuantizedWeight:
-        """Return the submatrix of `outputs` and `inputs`. Raises RequestError where the inputs are no whole blocks."""
+    def part(self, outputs: slice | NDArray[np.int64], inputs: slice = slice(None)) -> QuantizedWeight:
+        """Return the submatrix of `outputs` and `inputs`. Raises RequestError unless the inputs are whole blocks."""
         start, stop, _ = inputs.indices(self.inputs)
         if start % self.block or stop % self.block:
             raise RequestError(
@@ -64,21 +63,22 @@ class QuantizedWeight:
             )
         size = self.blocks.shape[1]
         columns = slice(start * size // self.inputs, stop * size // self.inputs)
-        return replace(self, blocks=self.blocks[outputs, columns].contiguous(), inputs=stop - start)
+        return replace(self, blocks=np.ascontiguousarray(self.blocks[outputs, columns]), inputs=stop - start)
 
 
-Matrix = Tensor | QuantizedWeight
+Matrix = Array | QuantizedWeight
 
 
-def numbers(weight: Matrix | None) -> Tensor:
-    """Return a matrix of numbers, (M, K), as it is: code that computes with numbers never gets packed weights."""
-    assert isinstance(weight, Tensor)
+def numbers(weight: Matrix | None) -> Array:
+    """Return `weight` itself, typed as an array (M, K). Callers never pass a packed matrix."""
+    assert weight is not None and not isinstance(weight, QuantizedWeight)
     return weight
 
 
 def nbytes(weight: Matrix) -> int:
     """Return the bytes of a weight in memory or in its file."""
-    return weight.nbytes if isinstance(weight, Tensor) else weight.blocks.nbytes
+    size: int = weight.blocks.nbytes if isinstance(weight, QuantizedWeight) else weight.nbytes
+    return size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,9 +88,9 @@ class Mlp:
     gate_proj_IC: Matrix
     up_proj_IC: Matrix
     down_proj_CI: Matrix
-    gate_bias_I: Tensor | None = None
-    up_bias_I: Tensor | None = None
-    down_bias_C: Tensor | None = None
+    gate_bias_I: Array | None = None
+    up_bias_I: Array | None = None
+    down_bias_C: Array | None = None
 
     def weights(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
@@ -101,35 +101,35 @@ class Mlp:
 class Layer:
     """Weights of one decoder layer; `None` where the family has none.
 
-    Norms of queries and keys are of each head (D), or of all heads at once, (Q) and (P).
+    `q_norm_D` and `k_norm_D` are (D) for a norm of each head, and (Q) and (P) for a norm over all heads.
     """
 
-    input_norm_C: Tensor | None
+    input_norm_C: Array | None
     q_proj_QC: Matrix
     k_proj_PC: Matrix
     v_proj_PC: Matrix
     o_proj_CQ: Matrix
-    post_norm_C: Tensor | None
+    post_norm_C: Array | None
     """Norm of the MLP's input."""
     gate_proj_IC: Matrix | None
     up_proj_IC: Matrix | None
     down_proj_CI: Matrix | None
-    q_bias_Q: Tensor | None = None
-    k_bias_P: Tensor | None = None
-    v_bias_P: Tensor | None = None
-    q_norm_D: Tensor | None = None
-    k_norm_D: Tensor | None = None
-    attn_out_norm_C: Tensor | None = None
-    mlp_out_norm_C: Tensor | None = None
-    router_EC: Tensor | None = None
+    q_bias_Q: Array | None = None
+    k_bias_P: Array | None = None
+    v_bias_P: Array | None = None
+    q_norm_D: Array | None = None
+    k_norm_D: Array | None = None
+    attn_out_norm_C: Array | None = None
+    mlp_out_norm_C: Array | None = None
+    router_EC: Array | None = None
     """float32, with a row for each expert that the router chooses from; bias and correction of scores likewise."""
-    router_bias_E: Tensor | None = None
-    router_correction_E: Tensor | None = None
-    o_bias_C: Tensor | None = None
-    gate_bias_I: Tensor | None = None
-    up_bias_I: Tensor | None = None
-    down_bias_C: Tensor | None = None
-    attention_sink_logits_H: Tensor | None = None
+    router_bias_E: Array | None = None
+    router_correction_E: Array | None = None
+    o_bias_C: Array | None = None
+    gate_bias_I: Array | None = None
+    up_bias_I: Array | None = None
+    down_bias_C: Array | None = None
+    attention_sink_logits_H: Array | None = None
     """float32."""
     experts: tuple[Mlp, ...] = ()
 
@@ -143,20 +143,25 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Weights:
-    """Matrices of one dtype on one device; a tied head is the embedding itself."""
+    """Matrices of one dtype; a tied head is the embedding itself."""
 
     embedding_VC: Matrix
     layers: tuple[Layer, ...]
-    norm_C: Tensor
+    norm_C: Array
     head_VC: Matrix
 
     @property
-    def attention_sink_logits_LH(self) -> Tensor | None:
+    def dtype(self) -> DType:
+        """Type of the embedding, and of the inputs of products."""
+        return dtype_name(self.embedding_VC)
+
+    @property
+    def attention_sink_logits_LH(self) -> NDArray[np.float32] | None:
         """The sink logits of all layers, float32 (L, H), if the family has any."""
         logits_by_layer = [
             layer.attention_sink_logits_H for layer in self.layers if layer.attention_sink_logits_H is not None
         ]
-        return torch.stack(logits_by_layer) if logits_by_layer else None
+        return np.stack(logits_by_layer) if logits_by_layer else None
 
     def tensors(self) -> Iterator[Matrix]:
         """Every weight once, in a fixed order."""
@@ -167,13 +172,15 @@ class Weights:
         if self.head_VC is not self.embedding_VC:
             yield self.head_VC
 
-    def multiplied(self) -> Iterator[Matrix]:
-        """Every matrix that products read, without routers, which are never packed."""
+    def product_matrices(self) -> Iterator[Matrix]:
+        """Every matrix of a matrix product, in layers and head, without routers, which are never packed."""
         yield self.head_VC
         for layer in self.layers:
             yield from (part for part in layer.weights() if len(part.shape) == 2 and part is not layer.router_EC)
 
     @property
     def has_numbers(self) -> bool:
-        """Whether a matrix that products read holds numbers, which kernels can round to fewer bits."""
-        return any(isinstance(weight, Tensor) or weight.kind in PLAIN for weight in self.multiplied())
+        """Whether any product matrix holds unquantized numbers, which kernels can round to fewer bits."""
+        return any(
+            not isinstance(weight, QuantizedWeight) or weight.kind in NUMBER_TYPES for weight in self.product_matrices()
+        )

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 
+from triforce.arrays import DType, is_gpu
 from triforce.backends.dispatch import suits_native
 from triforce.interface.explain import BreakEvenPoint
 from triforce.model.config import ModelConfig
@@ -30,16 +30,17 @@ from triforce.planner.planner_config import AMONG_MODELS, FULL
 from triforce.whole_file import whole_file
 
 ACCEPTANCE = 0.92
-"""Share of draft tokens through some thousand selected tokens that the full tier accepts, on long real texts."""
-SUPPOSED = {"retrieval": ACCEPTANCE, "draft": PRIOR_ACCEPTANCE["draft"]}
+"""Share of the retrieval tier's tokens that the full tier accepts, on long texts and budgets of thousands of tokens."""
+ASSUMED_ACCEPTANCE = {"retrieval": ACCEPTANCE, "draft": PRIOR_ACCEPTANCE["draft"]}
 """Acceptance of tiers before any observation."""
 MIN_TOKENS = 64.0
-"""Verified tokens of a tier from which on its acceptance counts as known: fewer may be mostly of one text."""
+"""The acceptance of a tier counts as known once this number of its tokens was verified: fewer may be mostly of one
+text."""
 BANDS = (0, 1, 2)
 """Bands of temperature whose acceptance counts: greedy texts, and texts up to a temperature of .9."""
-_SHARE_A = np.zeros(2)
-_AMOUNT_AG = np.zeros((2, max(NGRAM_GAMMAS) + 1))
-NO_NGRAMS = NgramOdds(_SHARE_A, _AMOUNT_AG, _AMOUNT_AG, _SHARE_A, _AMOUNT_AG, _AMOUNT_AG)
+_ZEROS_A = np.zeros(2)
+_ZEROS_AG = np.zeros((2, max(NGRAM_GAMMAS) + 1))
+NO_NGRAMS = NgramOdds(_ZEROS_A, _ZEROS_AG, _ZEROS_AG, _ZEROS_A, _ZEROS_AG, _ZEROS_AG)
 """Odds of a text that repeats nothing."""
 
 
@@ -49,7 +50,7 @@ class LearntSpeed:
     def __init__(self, costs: CostModel, budget: int) -> None:
         self._passes = costs.passes
         self._budget = budget
-        pooled = {tier: costs.acceptance.pooled(tier, BANDS, prior) for tier, prior in SUPPOSED.items()}
+        pooled = {tier: costs.acceptance.pooled(tier, BANDS, prior) for tier, prior in ASSUMED_ACCEPTANCE.items()}
         self._acceptance = {tier: mean for tier, (mean, tokens) in pooled.items() if tokens >= MIN_TOKENS}
 
     @property
@@ -61,7 +62,7 @@ class LearntSpeed:
         """Return the tokens per second of the best plan over those of plain decoding, at `length` tokens of context."""
         keys = {FULL: length, AMONG_MODELS: length, "retrieval": min(self._budget, length), "draft": 0, "ngram": 0}
         seconds_KW = {tier: self._passes.table(tier, 1, [count], WIDEST) for tier, count in keys.items()}
-        accepted = SUPPOSED | self._acceptance | {"ngram": 1.0}
+        accepted = ASSUMED_ACCEPTANCE | self._acceptance | {"ngram": 1.0}
         accepted_KZ = {tier: np.array([[share]]) for tier, share in accepted.items()}
         space = plan_space("draft" in self._acceptance, length > self._budget)
         tokens_KZN, seconds_KZN = proposals(space, Estimates(1, seconds_KW, accepted_KZ, NO_NGRAMS))
@@ -71,21 +72,21 @@ class LearntSpeed:
     def basis(self) -> str:
         """The evidence in words: the number of kinds of passes, and shares of draft tokens that were accepted."""
         kinds = sum(len(costs.stats) for costs in self._passes.tiers.values())
-        shares = [f"{share:.0%} of the {tier} tier's accepted" for tier, share in self._acceptance.items()]
+        shares = [f"{share:.0%} of the {tier} tier's tokens accepted" for tier, share in self._acceptance.items()]
         if "retrieval" not in self._acceptance:
-            shares.append(f"{ACCEPTANCE:.0%} of the retrieval tier's supposed to be")
-        passes = f"{kinds} kinds of passes of earlier texts on this machine, with whatever else ran meanwhile"
-        return f"{passes}, and of draft tokens {', '.join(shares)}"
+            shares.append(f"{ACCEPTANCE:.0%} of the retrieval tier's tokens assumed accepted")
+        passes = f"{kinds} kinds of passes of earlier texts on this machine, under the load it had then"
+        return f"{passes}; {', '.join(shares)}"
 
 
-GUESSES_G = np.arange(1, 9)
-"""Numbers of draft tokens that are considered."""
-GAIN = 1.1
+GAMMAS_G = np.arange(1, 9)
+"""Gammas that are considered."""
+PAYING_SPEEDUP = 1.1
 """Least ratio of tokens per second, to plain decoding, at which speculation pays."""
 STEP, PARTS = 1024, 128
 """Contexts are tried in steps of `STEP` tokens, or of the context over `PARTS`, where that is more."""
 EXAMPLE_WIDTH = 4
-"""Tokens of the pass in the message that a pass reads too many experts for speculation to pay."""
+"""`why_not` gives as an example the experts that a pass of this number of tokens reads."""
 
 
 class Balance(NamedTuple):
@@ -100,78 +101,85 @@ UNBOUND = Balance(1e9, 1e9)
 
 
 @dataclass(frozen=True, slots=True)
-class BreakEven:
+class SelfSpeculationRoofline:
     """A model that drafts for itself through `budget` tokens, on a machine of this balance.
 
-    weight, number: bytes of a weight, and of a number of its KV. shared_experts: all tokens of a pass choose the same
-    experts; else each token chooses independently, with all experts equally likely.
+    bytes_per_weight, bytes_per_element: bytes of one weight, and of one element of its KV. same_experts: all tokens
+    of a pass choose the same experts; else each token chooses independently, with all experts equally likely.
     """
 
     config: ModelConfig
     budget: int
-    weight: float
-    number: float
+    bytes_per_weight: float
+    bytes_per_element: float
     balance: Balance
-    shared_experts: bool = False
+    same_experts: bool = False
 
-    def bytes(self, width: Any, visible_tokens: int) -> Any:
-        """Bytes that take as long to read as a pass takes over `width` tokens that see `visible_tokens`."""
+    def byte_times(self, width: Any, visible_tokens: int) -> Any:
+        """Return the time of a pass over `width` tokens that see `visible_tokens`.
+
+        The unit is the time of reading one byte.
+        """
         config = self.config
-        (balance, of_kv) = self.balance
-        work = TierWork.of(config, self.weight, self.number)
-        # `TierWork` knows one balance. The balance of attention is expressed by the bytes of a number of KV.
-        work = replace(work, key=work.number * config.kv_size, number=work.number * of_kv / balance)
-        if self.shared_experts:
-            work = replace(work, experts=0.0, unions=None)
-        return work.bytes(width, 1, config.kv_read(visible_tokens) / config.kv_size, balance, *default_machine()[1:])
+        (weights_balance, kv_balance) = self.balance
+        work = TierWork.of(config, self.bytes_per_weight, self.bytes_per_element)
+        # `TierWork` has a single balance, so the balance of attention is folded into the bytes of an element of KV.
+        bytes_per_element = work.bytes_per_element * kv_balance / weights_balance
+        token_kv_bytes = work.bytes_per_element * config.kv_size
+        work = replace(work, token_kv_bytes=token_kv_bytes, bytes_per_element=bytes_per_element)
+        if self.same_experts:
+            work = replace(work, expert_bytes=0.0, unions=None)
+        keys = config.kv_numbers_read(visible_tokens) / config.kv_size
+        return work.byte_times(width, 1, keys, weights_balance, *default_machine()[1:])
 
     def speedup(self, length: int) -> float:
         """Return the tokens per second of speculation over those of plain decoding, at the best gamma."""
-        plain = self.bytes(1, length)
-        draft = self.bytes(1, min(self.budget, length))
-        accepted_G = (1 - ACCEPTANCE ** (GUESSES_G + 1)) / (1 - ACCEPTANCE)
-        return float(np.max(accepted_G * plain / (GUESSES_G * draft + self.bytes(GUESSES_G + 1, length))))
+        plain = self.byte_times(1, length)
+        draft = self.byte_times(1, min(self.budget, length))
+        tokens_G = (1 - ACCEPTANCE ** (GAMMAS_G + 1)) / (1 - ACCEPTANCE)
+        return float(np.max(tokens_G * plain / (GAMMAS_G * draft + self.byte_times(GAMMAS_G + 1, length))))
 
     def pays_from(self) -> int | None:
         """Return the context in tokens from which on speculation should pay; None: not within the model's positions."""
         return first_gain(self.speedup, self.budget, self.config.context)
 
     def why_not(self) -> str:
-        """Return the main reason why speculation does not pay: the one without which it would be fastest.
+        """Return the main reason why speculation does not pay: the one without which speculation would be fastest.
 
-        Where it would not pay without any of the reasons, KV is small relative to the weights: because of windows, if
-        there are any.
+        The reasons are windows, operations and experts. If speculation would not pay even without all of them, the
+        reason is that KV is small relative to the weights.
         """
         config = self.config
         parts = self.config.architecture
-        unwindowed = replace(config, architecture=replace(parts, kinds=parts.rotations_only))
-        ratio = self.number * config.kv_read(config.context) / (self.weight * config.weights_read)
+        unwindowed = replace(config, architecture=replace(parts, kinds=parts.kinds_without_windows))
+        ratio = (
+            self.bytes_per_element
+            * config.kv_numbers_read(config.context)
+            / (self.bytes_per_weight * config.weights_read)
+        )
         kv_reason = f"at {config.context:,} tokens KV is {ratio:.2f} of the weights that a token reads"
         if windows := [window for window in config.windows if window]:
             kv_reason = f"{len(windows)} of {config.layers} layers have a window of {max(windows):,}: {kv_reason}"
-        if (
-            BreakEven(unwindowed, self.budget, self.weight, self.number, UNBOUND, shared_experts=True).speedup(
-                config.context
-            )
-            < GAIN
-        ):
+        without_reasons = replace(self, config=unwindowed, balance=UNBOUND, same_experts=True)
+        if without_reasons.speedup(config.context) < PAYING_SPEEDUP:
             return kv_reason
-        of_weights = self.balance.weights * self.weight / 2
-        of_kv = self.balance.kv * self.number / 2 * config.kv_heads / config.heads
+        weights_tokens = self.balance.weights * self.bytes_per_weight / 2
+        kv_tokens = self.balance.kv * self.bytes_per_element / 2 * config.kv_heads / config.heads
         reason = (
-            f"no more than {of_weights:.1f} tokens are computed while the weights are read, and {of_kv:.1f} while KV is"
+            f"while the weights are read, the machine computes {weights_tokens:.1f} tokens (while KV is read, "
+            f"{kv_tokens:.1f}), so verifying more tokens takes longer"
         )
         reasons = {reason: replace(self, balance=UNBOUND), kv_reason: replace(self, config=unwindowed)}
         if parts.experts:
-            union_size = ExpertUnions(parts.experts).times(EXAMPLE_WIDTH)
+            union_size = ExpertUnions(parts.experts).multiple(EXAMPLE_WIDTH)
             reason = f"a pass of {EXAMPLE_WIDTH} tokens reads {union_size:.1f} times the experts of one token"
-            reasons[reason] = replace(self, shared_experts=True)
+            reasons[reason] = replace(self, same_experts=True)
         return max(reasons, key=lambda reason: reasons[reason].speedup(config.context))
 
 
 def first_gain(speedup: Callable[[int], float], min_context: int, context: int) -> int | None:
-    """Return the first context from `min_context` to `context` tokens with a speedup of `GAIN`; None: there is none."""
-    return next((length for length in contexts(min_context, context) if speedup(length) >= GAIN), None)
+    """Return the first context from `min_context` to `context` tokens whose speedup pays; None: there is none."""
+    return next((length for length in contexts(min_context, context) if speedup(length) >= PAYING_SPEEDUP), None)
 
 
 def contexts(length: int, context: int) -> Iterator[int]:
@@ -182,7 +190,7 @@ def contexts(length: int, context: int) -> Iterator[int]:
     yield context
 
 
-def break_even_point(roofline: BreakEven, source: str, learnt: LearntSpeed) -> BreakEvenPoint:
+def break_even_point(roofline: SelfSpeculationRoofline, source: str, learnt: LearntSpeed) -> BreakEvenPoint:
     """Return from which context on speculation pays: by `learnt` if verifications ran, or else by `roofline`.
 
     source: how the balance of `roofline` is known, in words.
@@ -194,7 +202,8 @@ def break_even_point(roofline: BreakEven, source: str, learnt: LearntSpeed) -> B
         if begins is None:
             speedup = f"{learnt.speedup(context):.2f} times plain decoding at {context:,} tokens"
             verdict = (
-                f"does not pay here: passes of earlier texts predict {speedup}, and less than {GAIN:g} is not worth it"
+                f"does not pay here: passes of earlier texts predict {speedup}, and less than {PAYING_SPEEDUP:g} is "
+                "not worth it"
             )
         else:
             verdict = f"pays from {begins:,} tokens on, as passes of earlier texts predict"
@@ -208,15 +217,15 @@ def break_even_point(roofline: BreakEven, source: str, learnt: LearntSpeed) -> B
     return BreakEvenPoint(begins, verdict, f"{operations} ({source}), {ACCEPTANCE:.0%} of draft tokens accepted")
 
 
-CODED_WEIGHTS, CODED_KV = "int16", "int8 KV"
-"""Names of products with quantized weights, and of attention over int8 KV. Others have the name of their dtype."""
-CPU = torch.device("cpu")
+QUANTIZED_WEIGHTS, INT8_KV = "int16", "int8 KV"
+"""Keys of the saved balances: of products with quantized weights, which multiply int16, and of attention over int8 KV.
+Products with other weights, and attention over other KV, have the name of their dtype."""
 
 
 def saved_balances() -> dict[str, float]:
     """Return the saved balances, by name; {} if there are none."""
     balances: dict[str, float] = {}
-    with suppress(OSError, ValueError, AttributeError, TypeError):  # a file that is wrong counts as none
+    with suppress(OSError, ValueError, AttributeError, TypeError):  # a damaged file counts as no file
         path = _path()
         saved = json.loads(path.read_text(encoding="utf-8")) if path else {}
         balances = {name: float(value) for name, value in saved.items() if 0 < float(value) < float("inf")}
@@ -232,20 +241,19 @@ def save_balances(balances: Mapping[str, float]) -> None:
                 partial.write_text(json.dumps(dict(balances)), encoding="utf-8")
 
 
-def balance_of(coded: bool, config: ModelConfig, dtype: torch.dtype, device: torch.device) -> tuple[Balance, str]:
+def balance_of(quantized: bool, config: ModelConfig, dtype: DType, device: str) -> tuple[Balance, str]:
     """Return the balance of a device, and how it is known: measured, where kernels are native.
 
-    coded: products read quantized weights. GPUs are not measured: they have the highest of `BALANCES`.
+    quantized: products read quantized weights. GPUs are not measured: they get the highest of `BALANCES`.
     """
-    name = str(dtype).removeprefix("torch.")
-    kernels = CODED_WEIGHTS if coded else name, CODED_KV if config.kv_int8 else name
+    kernels = QUANTIZED_WEIGHTS if quantized else dtype, INT8_KV if config.kv_int8 else dtype
     if suits_native(config.head_dim, dtype, device):
         balances = saved_balances()
         if balances.keys() >= set(kernels):
             return Balance(*(balances[kernel] for kernel in kernels)), "measured here"
-    operations = default_machine(kernel_level(device))[0] if device.type == "cpu" else BALANCES[-1]
-    return Balance(operations, operations), "as usual, not measured"
+    operations = default_machine(kernel_level(device))[0] if not is_gpu(device) else BALANCES[-1]
+    return Balance(operations, operations), "typical, not measured"
 
 
 def _path() -> Path | None:
-    return machine_file("balance", [], [kernel_level(CPU)], CPU)
+    return machine_file("balance", [], [kernel_level("cpu")], "cpu")

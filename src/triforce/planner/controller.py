@@ -2,8 +2,8 @@
 
 The controller observes the seconds of forward passes (`CostModel`), the accepted share of each tier's draft tokens
 (`AcceptanceTracker`), and the tokens that n-grams of the text would have proposed (`NgramHindsight`). `Beliefs` holds
-all three. Under `seeded` no decision can change a text. Under `rejection` no decision depends on a token that is still
-to be drawn, so the distribution is exact.
+all three. Under `seeded` no decision can change a text. Under `rejection` and `block` no decision depends on a token
+that is still to be drawn, so the distribution is exact; the text of a seed depends on the clock.
 """
 
 from __future__ import annotations
@@ -26,16 +26,19 @@ from triforce.speculation.draft import MAX_PASSES
 from triforce.speculation.ngram import STRIDE
 
 MIN_LOSS_SHARE = 1 / 8
+"""Least `RegretAccount.loss_share`."""
 LOSS_SHARE_RECOVERY = 1.1
+"""Factor of `RegretAccount.loss_share` after a text without speculation."""
 
 
 @dataclass(slots=True)
 class RegretAccount:
     """Gains and losses of one batch against plain decoding, in seconds: the budget of a conservative bandit.
 
-    plain_seconds: of one step of plain decoding; 0: not known yet. gain_seconds: negative where speculation lost.
-    allowed_seconds: loss that the text so far allows. loss_share: part of that loss which this text may use, after
-    earlier texts of the kind lost. losses: times that more than the headroom was lost since the gain was last positive.
+    plain_seconds: seconds of one step of plain decoding; 0: not known yet. gain_seconds: negative if speculation lost.
+    allowed_seconds: `CONFIG.allowed_loss` times the time that plain decoding would take for the text so far.
+    loss_share: share of the allowed loss that this text may use, below 1 if earlier texts of its kind lost. losses: how
+    often plans were weighed because of a loss with negative headroom, since `gain_seconds` was last positive.
     """
 
     plain_seconds: float = 0.0
@@ -61,34 +64,41 @@ class RegretAccount:
 
     @property
     def caution(self) -> float:
-        """Standard deviations below the mean at which a plan counts as no risk. Each loss adds to them."""
+        """Distance of the lower bound of acceptance from its mean, in standard deviations: see `CONFIG.caution`."""
         return CONFIG.caution * (1 + self.losses)
 
     def for_next_text(self) -> RegretAccount:
-        """The account of the next text of the kind. After a loss it may lose half as much, down to an eighth."""
+        """Return the account of the next text of the kind. After a loss, that text may lose half as much.
+
+        The least share of the allowed loss is an eighth.
+        """
         loss_share = (
             1.0 if self.gain_seconds > 0 else self.loss_share * (LOSS_SHARE_RECOVERY if self.gain_seconds == 0 else 0.5)
         )
         return RegretAccount(self.plain_seconds, loss_share=min(1.0, max(MIN_LOSS_SHARE, loss_share)))
 
 
+@dataclass(slots=True)
 class Cadence:
-    """Times, in seconds of decoding (`elapsed`), at which one batch scans its text for n-grams and is planned again.
+    """Times at which one batch scans its text for n-grams and weighs plans, in seconds of decoding (`elapsed`).
 
-    due_at: the earlier of `scan_at` and `replan_at`. backoff: factor of the time until the next plan. It grows while
-    plain decoding stays best, in this text and in the next ones of its kind. Above 1 it also lengthens the time until
-    the next scan, and raises the number of n-gram hits that cause a new plan.
+    due_at: the earlier of `scan_at` and `replan_at`. N-grams in the plan make scans needless: then it is `replan_at`.
+    backoff: factor of the time until plans are weighed again. It grows while plain decoding stays best, in this text
+    and in the next ones of its kind. Above 1 it also lengthens the time until the next scan, and raises the number of
+    n-gram hits at which plans are weighed at once.
     """
 
-    def __init__(self) -> None:
-        self.elapsed = self.due_at = self.scan_at = self.replan_at = 0.0
-        self.backoff = 0.0
-        self._replan_seconds = 0.0
-        self._ngram_hits = 0
+    elapsed: float = 0.0
+    due_at: float = 0.0
+    scan_at: float = 0.0
+    replan_at: float = 0.0
+    backoff: float = 0.0
+    _replan_seconds: float = 0.0
+    _ngram_hits: int = 0
 
     @property
     def cause(self) -> Cause | None:
-        """Reason to plan now: the time has come, or n-grams predicted much of the latest text. None: no reason."""
+        """Cause of weighing plans now: they are due, or n-grams predicted much of the latest text. None: no cause."""
         if self.elapsed >= self.replan_at:
             return Cause.TIME
         return Cause.REPEATS if self._ngram_hits >= CONFIG.replan_hits * max(1.0, self.backoff) else None
@@ -100,7 +110,7 @@ class Cadence:
         self.due_at = min(self.scan_at, self.replan_at)
 
     def record_replan(self, seconds: float, plan: Plan) -> None:
-        """Record that planning took `seconds` and chose `plan`."""
+        """Record that weighing plans took `seconds` and chose `plan`."""
         self._replan_seconds = seconds
         self._ngram_hits = 0
         max_backoff = CONFIG.max_backoff if plan.plain else 1.0
@@ -109,33 +119,39 @@ class Cadence:
         self.due_at = self.replan_at if "ngram" in plan.tiers else min(self.scan_at, self.replan_at)
 
     def for_next_text(self, won: bool, seconds: float) -> Cadence:
-        """The cadence of the next text of the kind. won: this text gained time. seconds: the next one's, at most.
+        """Return the cadence of the next text of the kind. won: this text gained time.
 
-        The rest of each wait carries over. A text that takes long is planned at once.
+        seconds: upper bound of the seconds of the next text. That text keeps the rest of both waits, with two
+        exceptions. If `won`, it is scanned at once. If `seconds` exceeds half of a full wait until plans are weighed,
+        they are weighed at once.
         """
-        following = Cadence()
-        following.backoff = min(self.backoff, 1.0) if won else self.backoff
-        following._replan_seconds = self._replan_seconds
+        next_cadence = Cadence()
+        next_cadence.backoff = min(self.backoff, 1.0) if won else self.backoff
+        next_cadence._replan_seconds = self._replan_seconds
         if not won:
-            following.scan_at = max(0.0, self.scan_at - self.elapsed)
+            next_cadence.scan_at = max(0.0, self.scan_at - self.elapsed)
         if seconds <= CONFIG.replan_ratio * self._replan_seconds * self.backoff / 2:
-            following.replan_at = max(0.0, self.replan_at - self.elapsed)
-        following.due_at = min(following.scan_at, following.replan_at)
-        return following
+            next_cadence.replan_at = max(0.0, self.replan_at - self.elapsed)
+        next_cadence.due_at = min(next_cadence.scan_at, next_cadence.replan_at)
+        return next_cadence
 
 
-UNKNOWN_LENGTH = 10**6  # tokens to come, where the caller gives no number
+UNKNOWN_LENGTH = 10**6  # tokens still to come, if the caller gives no number
 MAX_PENDING = 256  # proposals after which beliefs are updated
-NO_PENDING = 0.0, 0.0, 0  # tokens of a row, seconds, and proposals, with which beliefs are still to be updated
+NO_PENDING = 0.0, 0.0, 0
+"""Tokens of each row, seconds, and number of the pending proposals: those from which beliefs have not learnt yet."""
 
 
 class PlanController:
     """Decides for one batch which tiers draft, how many tokens, and how much the retrieval tier reads.
 
-    It observes tiers and changes none: `tier_builder.apply_plan` applies what `steer` returns.
-    tiers: all tiers, n-grams first and the full tier last, none linked to another (see `tier_builder.unlinked`).
-    temperature: the mean of the batch. clock: seconds, to measure the time of planning. ranks: all follow rank 0, as
-    their clocks differ.
+    It observes tiers and changes none. `SequenceBatch._plan` in `engine/sequence_batch.py` calls `steer` before each
+    proposal. If the plan has changed, `apply_plan` in `engine/tier_builder.py` links the tiers, and sets gammas and
+    budgets.
+
+    tiers: all tiers, n-grams first and the full tier last, none linked to another (see `tier_builder.unlink_tiers`).
+    temperature: the mean of the batch. clock: returns seconds, and measures what weighing plans takes. ranks: all
+    follow the decisions of rank 0, as their clocks differ.
     """
 
     def __init__(
@@ -154,26 +170,27 @@ class PlanController:
         self.view: RetrievalView = self.by_name["retrieval"].cache  # type: ignore[attr-defined]
         self.beliefs = Beliefs(self.by_name, costs, temperature)
         self.choice, self.plan, self.name = Choice(), PLAIN, str(PLAIN)
-        """The choice, and the plan in use, which differs while it probes and until attention has been observed."""
+        """The choice, and the plan in use with its name. The plan differs from the choice's while plain decoding is
+        probed, and before a proposal has observed the attention that the retrieval tier needs."""
         self.budget: Callable[[int], int] | None = None
-        """Tokens that the retrieval tier reads, by the length of the context; None where the plan does not choose."""
+        """Tokens that the retrieval tier reads, by the length of the context; None if the plan sets no budget."""
         self.account = RegretAccount()
         self._cadence = Cadence()
         self.estimates: Estimates | None = None
         self.candidates: list[Candidate] = []
-        """The best plan of each choice of tiers, by the latest estimates."""
+        """The best plan of each set of tiers, by the latest estimates."""
         self.budget_factors: dict[int, float] = {}
-        """Factors of the usual budget in the latest estimates, by bits of a row's length."""
+        """Factors of the default budget in the latest estimates, by bits of a row's length."""
         self._retrieval_grain: int = self.by_name["full"].cache.grain  # type: ignore[attr-defined]
         """Tokens of the unit that the retrieval tier selects."""
         self._grain = self._retrieval_grain
         """Grain of the attention that the full tier observes in the latest planned proposal."""
         self._proposals = self._first_replan = self._last_plain = self._scans = 0
-        self._kind = 0, 0, 0  # kind of the texts at their first proposal, see `AcceptanceTracker.kind`
+        self._text_kind = 0, 0, 0  # at the first proposal, see `AcceptanceTracker.text_kind`
         self.lengths: Sequence[int] = ()  # of the texts before the latest proposal
         self._pending = NO_PENDING
         self._max_pending = MAX_PENDING
-        self._just_switched, self._first_seconds = False, 0.0  # of the plan; seconds of its first proposal
+        self._just_switched, self._first_seconds = False, 0.0  # whether the plan is new; seconds of its first proposal
 
     @property
     def plain_rate(self) -> float:
@@ -182,7 +199,7 @@ class PlanController:
 
     @property
     def choice_in_use(self) -> Choice:
-        """The choice that is in use now: plain decoding while that is probed."""
+        """The choice in use. While plain decoding is probed, it is plain decoding."""
         probes = self.plan.plain and not self.choice.plan.plain
         return Choice(rate=self.plain_rate, state=State.PROBING) if probes else self.choice
 
@@ -194,14 +211,17 @@ class PlanController:
     def steer(
         self, prefix: SequenceState, live_B: Bools, remaining: Callable[[], int] = lambda: UNKNOWN_LENGTH
     ) -> PlannedProposal:
-        """Plan the next proposal. Most calls return at once. remaining: returns the most tokens still to come."""
+        """Return the plan of the next proposal. Most calls keep the plan, without weighing plans.
+
+        remaining: returns an upper bound of the tokens still to come.
+        """
         if self._proposals == 0:
             self._warm_start(prefix.lengths_B[live_B].tolist(), remaining())
         if self._pending[-1] >= self._max_pending:
             self.update_beliefs(prefix)
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_replan
         self._proposals += 1
-        if self.ranks.broadcast(due or self._over_budget):
+        if self.ranks.broadcast(due or self._over_headroom):
             self._replan(prefix, live_B, remaining())
         if self.plan.plain and self.choice.plan.plain:
             self._last_plain = self._proposals
@@ -210,17 +230,17 @@ class PlanController:
             self._follow_choice(prefix)
         return self.planned
 
-    def observe(self, lengths: Sequence[int], taken: int, seconds: float) -> None:
-        """Record a proposal of `seconds`, in which texts of these lengths took `taken` tokens in all."""
+    def observe(self, lengths: Sequence[int], new_tokens: int, seconds: float) -> None:
+        """Record a proposal of `seconds`, in which texts of these lengths gained `new_tokens` tokens in all."""
         self._cadence.elapsed += seconds
-        if self._just_switched:  # caches hold what another plan left: the proposal counts, and teaches no cost
+        if self._just_switched:  # the processor's caches hold another plan's data, so no cost is learnt
             self._just_switched = False
             self._first_seconds = seconds
             for tier in self.tiers:
                 tier.counters.new_passes()
         tokens, pending_seconds, proposals = self._pending
         self.lengths = lengths
-        self._pending = (tokens + taken / len(lengths), pending_seconds + seconds, proposals + 1)
+        self._pending = (tokens + new_tokens / len(lengths), pending_seconds + seconds, proposals + 1)
 
     def update_beliefs(self, prefix: SequenceState) -> None:
         """Learn from the pending proposals, all of one plan. Called before the plan changes, and before rows leave."""
@@ -228,7 +248,7 @@ class PlanController:
         if not proposals:
             return
         expected_seconds = self.beliefs.learn_passes(self.plan, self.lengths, seconds - self._first_seconds)
-        if self._first_seconds:  # what it should have taken: the mean of the later ones, or else some plain steps
+        if self._first_seconds:  # add the plan's first proposal, as at most `CONFIG.max_first_factor` later ones
             later_seconds = (
                 expected_seconds / (proposals - 1) if proposals > 1 else CONFIG.first_steps * self.account.plain_seconds
             )
@@ -236,51 +256,59 @@ class PlanController:
             self._first_seconds = 0.0
         if not self.account.plain_seconds and self.plan.plain:
             self.account.plain_seconds = expected_seconds / proposals
-        # seconds beyond these bounds went to other work of the machine
+        # seconds beyond these bounds are due to other load on the machine
         min_seconds = expected_seconds / CONFIG.outlier
         max_seconds = expected_seconds * CONFIG.outlier
         self.account.record(tokens, min(max(seconds, min_seconds), max_seconds), self.plan.plain)
         self.beliefs.learn_verdicts(self.plan, prefix.lengths_B, proposals)
 
     def close(self, prefix: SequenceState) -> None:
-        """Keep what was learnt for the next texts of the kind. Called when these texts are done."""
+        """Keep what was learnt for the next texts. Called when these texts are done.
+
+        Choice, account and cadence are kept for their kind, unless the kind has changed since the first proposal.
+        """
         self.update_beliefs(prefix)
-        if self.lengths and self.beliefs.acceptance.kind(self.lengths) == self._kind:
-            stays = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
-            choice = self.choice if stays else Choice(rate=self.plain_rate, state=State.PLAIN)
-            self.costs.kinds[self._kind] = choice, self.account, self._cadence
+        if self.lengths and self.beliefs.acceptance.text_kind(self.lengths) == self._text_kind:
+            keeps_plan = "ngram" not in self.choice.plan.tiers and self.choice.state is not State.GUARDED
+            choice = self.choice if keeps_plan else Choice(rate=self.plain_rate, state=State.PLAIN)
+            self.costs.state_by_text_kind[self._text_kind] = choice, self.account, self._cadence
 
     def switch(self, plan: Plan) -> None:
         """Use this plan from the next proposal on. Pending proposals are dropped."""
-        chosen = "retrieval" in plan.tiers and self.view.setting.budget.open
+        sets_budget = "retrieval" in plan.tiers and self.view.setting.budget.adjustable
         self.plan = plan
         self.name = str(plan)
-        self.budget = self.view.budget if chosen else None
+        self.budget = self.view.budget if sets_budget else None
         self._pending = NO_PENDING
         self._just_switched = self._proposals > 1
         drafted = prod(gamma for tier, gamma in zip(plan.tiers, plan.gammas, strict=False) if tier != "ngram")
-        self._max_pending = min(MAX_PENDING, MAX_PASSES // drafted)  # whose passes counters remember
+        self._max_pending = min(MAX_PENDING, MAX_PASSES // drafted)  # counters remember no more than `MAX_PASSES`
 
     def update_rows(self, lengths: Sequence[int], temperature: float) -> None:
         """Record that rows joined or left; `lengths` are those of the rows now. Call `update_beliefs` before."""
         self.beliefs.acceptance.set_temperature(temperature)
-        if old_seconds := self.account.plain_seconds:  # else the time of another number of rows is gained or lost
+        if old_seconds := self.account.plain_seconds:
+            # A step's seconds depend on its rows, so gains are now counted against plain decoding of the new rows.
             self.account.plain_seconds = self.costs.passes.seconds(FULL, 1, len(lengths), sum(lengths))
+            # The chosen plan is assumed to stay faster than plain decoding by the same factor.
             self.choice = replace(self.choice, rate=self.choice.rate * old_seconds / self.account.plain_seconds)
 
     @property
-    def _over_budget(self) -> bool:
+    def _over_headroom(self) -> bool:
         """Whether the pending proposals have lost more than the account allows."""
         tokens, seconds, _ = self._pending
         lost_seconds = seconds - tokens * self.account.plain_seconds
         return not self.plan.plain and lost_seconds > max(self.account.headroom, self.account.plain_seconds)
 
     def _warm_start(self, lengths: list[int], remaining_tokens: int) -> None:
-        """Start from what the latest text of the kind has left. With many tokens to come, plan at once."""
-        self._kind = self.beliefs.acceptance.kind(lengths)
-        legacy = self.ranks.broadcast(self.costs.kinds.get(self._kind))
-        if legacy:
-            self.choice, account, cadence = legacy
+        """Start from the choice, account and cadence of the latest text of the kind, if there was one.
+
+        A process without measured passes begins with some steps of plain decoding.
+        """
+        self._text_kind = self.beliefs.acceptance.text_kind(lengths)
+        kind_state = self.ranks.broadcast(self.costs.state_by_text_kind.get(self._text_kind))
+        if kind_state:
+            self.choice, account, cadence = kind_state
             self.account = account.for_next_text()
             self._cadence = cadence.for_next_text(account.gain_seconds > 0, remaining_tokens * account.plain_seconds)
         elif not self.costs.passes.confirmed:
@@ -295,7 +323,7 @@ class PlanController:
         hits = self.beliefs.hindsight.update(prefix, rows[self._scans % len(rows)])
         rate = len(rows) * (self.choice.rate or self.plain_rate)  # tokens per second of all rows
         self._cadence.record_scan(hits, self._clock() - began, STRIDE / rate if rate else 0.0)
-        if cause := Cause.LOSS if self._over_budget else self._cadence.cause:
+        if cause := Cause.LOSS if self._over_headroom else self._cadence.cause:
             self.update_beliefs(prefix)
             self.account.losses += cause is Cause.LOSS and self.account.headroom < 0
             self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), remaining_tokens), cause=cause)
@@ -316,14 +344,15 @@ class PlanController:
         return best(self.candidates, self.choice.plan)
 
     def _follow_choice(self, prefix: SequenceState) -> None:
-        """Switch to the chosen plan, or keep the present one for a proposal that observes attention for it.
+        """Switch to the chosen plan. A plan with the retrieval tier waits for a proposal that observes attention.
 
-        Where speculation promises little, some proposals probe plain decoding, so that its cost stays known.
+        If speculation promises little, some proposals probe plain decoding, so that its cost stays known.
         """
         chosen = self.choice.plan
-        since = self._proposals - self._last_plain
-        every = CONFIG.probe_every
-        probing = since % every < CONFIG.probe_proposals and since >= every and self.choice.rate < 2 * self.plain_rate
+        proposals_since_plain = self._proposals - self._last_plain
+        probe_due = proposals_since_plain >= CONFIG.probe_every
+        in_probe = proposals_since_plain % CONFIG.probe_every < CONFIG.probe_proposals
+        probing = probe_due and in_probe and self.choice.rate < 2 * self.plain_rate
         next_plan = PLAIN if self.ranks.broadcast(probing) else chosen
         ready = "retrieval" not in next_plan.tiers or self._grain == self._retrieval_grain
         self._grain = self._retrieval_grain if "retrieval" in chosen.tiers else 0
@@ -336,7 +365,7 @@ WIDE = 8  # tokens of the wide pass whose cost is reported
 
 
 def report(controller: PlanController) -> PlanReport | None:
-    """Return the beliefs of the latest planning; None if there was none, or nothing was proposed."""
+    """Return the beliefs at the latest weighing of plans; None if there was none, or nothing was proposed."""
     if controller.estimates is None or not controller.lengths:
         return None
     beliefs = []

@@ -16,8 +16,8 @@ from typing import Any
 from zlib import crc32
 
 import numpy as np
-import torch
 
+from triforce.arrays import DType, is_gpu
 from triforce.backends import dispatch
 from triforce.installed import version_of
 from triforce.planner.pass_costs import PassCosts, PassStats, TierWork
@@ -29,24 +29,29 @@ from triforce.speculation.ngram import MIN_MATCH_ABOVE_DRAFT, MIN_MATCH_ALONE
 from triforce.user_cache import user_cache
 from triforce.whole_file import whole_file
 
-# Acceptance before any observation: high, so that tiers are tried. Of n-grams: factor of what hindsight predicts.
+# Acceptance before any observation: high, so that tiers are tried. For n-grams: factor on what hindsight predicts.
 PRIOR_ACCEPTANCE = {"ngram": 0.9, "draft": 0.65, "retrieval": 0.9}
 TEMPERATURE_BOUNDS = (0.0, 0.5, 0.9, 1.1)  # between them, texts are about equally easy to predict
 
 MAX_GAMMA = max(NGRAM_GAMMAS)  # tokens that n-grams propose in hindsight
-KNOWN_TOKENS = 8  # tokens compared behind a place: where all are right, all proposed tokens count as accepted
+KNOWN_TOKENS = 8  # tokens compared after a place: where all are right, all proposed tokens count as accepted
 PLACE_DECAY = 0.94  # factor of a place's weight, for each later place
-PROMPT_WEIGHT = 0.25  # factor of the prompt's places once the text has places of its own: it may go another way
+PROMPT_WEIGHT = 0.25
+"""Factor of the weights of the prompt's places once the answer has places: an answer may repeat itself less than the
+prompt, or repeat other passages."""
 PRIOR_PLACES = 2  # places without a match, as a prior
-MAX_PLACES = 96  # earlier places hardly count
+MAX_PLACES = 96  # latest places that are kept: earlier ones hardly count
 
 
 Case = tuple[str, int, int, float]
-"""Tier, band of temperature, and for a retrieval tier the bits of the context and the factor of the usual budget."""
+"""Tier, band of temperature, and for a retrieval tier the bits of the context and the factor of the default budget."""
 
 
 class AcceptanceHistory:
-    """Draft tokens accepted and rejected, by case. memory: proposals over which they fade. limit: tokens of a case."""
+    """Draft tokens accepted and rejected, by case. memory: proposals over which they fade.
+
+    limit: most tokens of a case; with more, both counts are scaled down.
+    """
 
     def __init__(self, memory: float, limit: float) -> None:
         self.verdicts: dict[Case, tuple[float, float]] = {}
@@ -68,7 +73,7 @@ class AcceptanceHistory:
             case: (accepted * part, rejected * part) for case, (accepted, rejected) in self.verdicts.items()
         }
 
-    def expected(self, case: Case) -> tuple[float, float]:
+    def expected_acceptance(self, case: Case) -> tuple[float, float]:
         """Return the mean acceptance to expect, and the number of tokens that it rests on."""
         *base_case, factor = case
         mean, tokens = self._mean((*base_case, 1.0), PRIOR_ACCEPTANCE[case[0]], CONFIG.prior_tokens)  # type: ignore[arg-type]
@@ -78,7 +83,7 @@ class AcceptanceHistory:
         return mean, tokens
 
     def pooled(self, tier: str, bands: Sequence[int], prior: float) -> tuple[float, float]:
-        """Return a tier's acceptance in these bands of temperature with the usual budget, and its number of tokens.
+        """Return a tier's acceptance in these bands of temperature with the default budget, and its number of tokens.
 
         prior: acceptance of the `CONFIG.prior_tokens` tokens that are added.
         """
@@ -91,7 +96,7 @@ class AcceptanceHistory:
         return (accepted + weight * prior) / (tokens + weight), tokens
 
     def _mean(self, case: Case, prior: float, weight: float) -> tuple[float, float]:
-        """The acceptance in a case with `weight` tokens of acceptance `prior` added, and the number of all tokens."""
+        """Return a case's acceptance with `weight` tokens of acceptance `prior` added, and the number of all tokens."""
         accepted, rejected = self.verdicts.get(case, (0.0, 0.0))
         tokens = accepted + rejected + weight
         return (accepted + weight * prior) / tokens, tokens
@@ -106,11 +111,15 @@ class AcceptanceTracker:
         self.set_temperature(temperature)
 
     def set_temperature(self, temperature: float) -> None:
-        """Set the mean temperature of the rows, after some joined or left."""
-        self.temperature = sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
+        """Set the mean temperature of the rows, after some joined or left.
+
+        If the band changes, the prior comes from earlier texts of the new band. Verdicts of this text are kept; each is
+        compared with earlier texts of the band in which it was observed. Plans are weighed when next due.
+        """
+        self.temperature_band = sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
 
     def add(self, tier: str, length: int, accepted: float, rejected: float, factor: float = 1.0) -> None:
-        """Add draft tokens of a tier in texts of about this length. factor: of the usual budget."""
+        """Add draft tokens of a tier in texts of about this length. factor: budget over the default budget."""
         for sums in (self._text_history, self._history):
             sums.add(self._case(tier, length, factor), accepted, rejected)
 
@@ -120,43 +129,56 @@ class AcceptanceTracker:
             sums.fade(proposals)
 
     def estimate(self, tier: str, length: int, factor: float = 1.0) -> tuple[float, float]:
-        """The acceptance of a tier, and its standard deviation.
+        """Return the acceptance of a tier, and its standard deviation. factor: budget over the default budget.
 
-        The ratio of this text's rejections to those of earlier texts is taken to be the same for all budgets. So
-        observations of this text with one budget also estimate other budgets, if earlier texts used these.
+        Earlier texts give the rejections to expect in each case. These expectations are multiplied by one ratio: the
+        rejections of this text over those expected for it. So observations with one budget also correct the estimates
+        for others. To both counts of rejections the prior adds those expected for `prior` tokens.
+
+        If all verdicts of this text are of one case, its acceptance is the mean of a Beta distribution. The prior is
+        the acceptance of earlier texts, with a weight of at most `CONFIG.history_tokens` tokens. The variance is that
+        of the Beta distribution, with one token that is half accepted added to the mean. For a budget other than the
+        default one, the uncertainty of its expected acceptance is added.
         """
-        mean, tokens = self._history.expected(self._case(tier, length, factor))
+        mean, tokens = self._history.expected_acceptance(self._case(tier, length, factor))
         rejection = 1 - mean
         prior = min(tokens, CONFIG.history_tokens)
         text_sums = self._of_tier(tier)
-        predicted = sum(sum(sums) * (1 - self._history.expected(case)[0]) for case, sums in text_sums.items())
+        expected_rejections = sum(
+            sum(sums) * (1 - self._history.expected_acceptance(case)[0]) for case, sums in text_sums.items()
+        )
         rejected = sum(sums[1] for sums in text_sums.values())
         count = prior + self.tokens(tier)
-        acceptance = max(0.0, 1 - rejection * (rejected + prior * rejection) / max(predicted + prior * rejection, 1e-9))
+        acceptance = max(
+            0.0, 1 - rejection * (rejected + prior * rejection) / max(expected_rejections + prior * rejection, 1e-9)
+        )
         shrunk = (acceptance * count + 0.5) / (count + 1)  # few tokens without a rejection prove little
         inverse_count = 1 / (count + 1) + (factor != 1.0) / (tokens + 1)
         return acceptance, (shrunk * (1 - shrunk) * inverse_count) ** 0.5
 
     def tokens(self, tier: str) -> float:
-        """Draft tokens of this text that count, after fading."""
+        """Return the number of this text's draft tokens, after fading."""
         return sum(sum(sums) for sums in self._of_tier(tier).values())
 
-    def kind(self, lengths: Sequence[int]) -> tuple[int, int, int]:
-        """The kind of these texts: rows, band of temperature, bits of the longest. Texts of a kind share a plan."""
-        return len(lengths), self.temperature, max(lengths).bit_length()
+    def text_kind(self, lengths: Sequence[int]) -> tuple[int, int, int]:
+        """Return the kind of these texts: rows, band of temperature, bits of the longest.
+
+        A text begins with the plan of the latest text of its kind.
+        """
+        return len(lengths), self.temperature_band, max(lengths).bit_length()
 
     def _of_tier(self, tier: str) -> dict[Case, tuple[float, float]]:
         return {case: sums for case, sums in self._text_history.verdicts.items() if case[0] == tier}
 
     def _case(self, tier: str, length: int, factor: float) -> Case:
-        """The case that acceptance depends on."""
-        return (tier, self.temperature, *((length.bit_length(), factor) if tier == "retrieval" else (0, 1.0)))
+        """Return the case that acceptance depends on."""
+        return (tier, self.temperature_band, *((length.bit_length(), factor) if tier == "retrieval" else (0, 1.0)))
 
 
 class NgramHindsight:
-    """Odds of n-grams before a draft (0) and alone (1): means over places of the text.
+    """Odds of n-grams above a draft (0) and alone (1): means over places of the text.
 
-    The latest places weigh most. The tokens behind a place are known, and so are the tokens that n-grams would have
+    The latest places weigh most. The tokens after a place are known, and so are the tokens that n-grams would have
     proposed there. So the n-gram tier is evaluated without a pass, whether it is in use or not. Shape suffixes: those
     of `plan`, and P places.
     """
@@ -164,7 +186,7 @@ class NgramHindsight:
     def __init__(self, ngrams: NgramProposer) -> None:
         self._ngrams = ngrams
         self.places = deque([(0, 0, False)] * PRIOR_PLACES, maxlen=MAX_PLACES)
-        """Of the latest places: tokens of the match, hits, and whether the place lies behind the prompt."""
+        """Of the latest places: tokens of the match, hits, and whether the place lies after the prompt."""
 
     def update(self, prefix: SequenceState, b: int) -> int:
         """Evaluate the new places of row b. Returns how many tokens n-grams predicted there."""
@@ -179,60 +201,67 @@ class NgramHindsight:
         if own_P.any():
             weight_P[own_P == 0] *= PROMPT_WEIGHT
         weight_AP = (match_P >= np.array([[MIN_MATCH_ABOVE_DRAFT], [MIN_MATCH_ALONE]])) * (weight_P / weight_P.sum())
-        reach_P = np.array([NgramProposer.reach(match) for match in match_P.tolist()])
+        reach_P = np.array([NgramProposer.proposal_length(match) for match in match_P.tolist()])
         proposed_PG = np.minimum(reach_P[:, None], np.arange(MAX_GAMMA + 1))
         accepted_PG = np.minimum(proposed_PG, np.where(hits_P < KNOWN_TOKENS, hits_P, MAX_GAMMA)[:, None])
         inside_AP = weight_AP * (hits_P >= KNOWN_TOKENS)
         outside_AP = weight_AP * (hits_P < KNOWN_TOKENS)
         looped_A = inside_AP.sum(1)
         outside_AP /= np.maximum(1e-9, 1 - looped_A[:, None])
-        of_places = outside_AP.sum(1), outside_AP @ proposed_PG, outside_AP @ accepted_PG
         return NgramOdds(
-            *of_places, looped_A, inside_AP @ (1 / (1 + accepted_PG)), inside_AP @ (proposed_PG / (1 + accepted_PG))
+            found_A=outside_AP.sum(1),
+            proposed_AG=outside_AP @ proposed_PG,
+            accepted_AG=outside_AP @ accepted_PG,
+            looped_A=looped_A,
+            rounds_AG=inside_AP @ (1 / (1 + accepted_PG)),
+            offered_AG=inside_AP @ (proposed_PG / (1 + accepted_PG)),
         )
 
 
-FORMAT = 2  # version of the file; a file of another version is not read
-FILE_PASSES = 4.0  # most passes that a kind from the file counts as
+FORMAT = 3  # version of the file; a file of another version is not read
+FILE_PASSES = 4.0  # a kind of pass from the file counts as this number of passes at most
 
 
 class CostModel:
-    """Seconds of `passes`, `acceptance` of draft tokens, and `layers` to search.
+    """Seconds of `passes`, `acceptance` of draft tokens, and `findings` on layers to search.
 
-    path: the file that keeps them, if any. works: by tier. level: of the kernels.
+    path: the file that keeps them between processes; None: no file. works: work of the passes of each tier. level: the
+    instruction set of the kernels, by `kernel_level`.
     """
 
     def __init__(self, path: Path | None = None, works: Mapping[str, TierWork] | None = None, level: str = "") -> None:
         self.path = path
         self.passes = PassCosts(dict(works or {}), level)
         self.acceptance = AcceptanceHistory(CONFIG.history_memory, CONFIG.history_limit)
-        self.layers: dict[str, Finding] = {}
-        self.kinds: dict[tuple[int, int, int], Any] = {}
-        """Choice, account and cadence that the controller of the latest text of a kind leaves to the next one."""
+        self.findings: dict[str, Finding] = {}
+        self.state_by_text_kind: dict[tuple[int, int, int], Any] = {}
+        """Choice, account and cadence that the latest text of a kind leaves to the next one; not kept in the file."""
         with suppress(OSError, ValueError):  # all of it can be learnt again
             digest, saved = path.read_text(encoding="utf-8").split("\n", 1) if path else ("", "")
             if digest == _digest(saved):  # else no process of this version wrote it
                 self._read(json.loads(saved))
 
     def save(self) -> None:
-        """Write the file for the next process. A folder that cannot be written to is ignored.
+        """Write the file for the next process. The engine calls this when all rows of a batch have ended.
 
-        Where this process found the machine slower, kinds of passes that it did not run stay as they were read: a plan
-        that is expected to take long is not tried, so its cost would not be corrected.
+        A folder that cannot be written to is ignored. If the machine became slower in this process, only the kinds of
+        passes that this process ran are saved with the slower seconds. A kind that was not measured would otherwise
+        look slow in the file, and plans that need it would never be tried.
         """
         if self.path is None:
             return
-        layers = {case: asdict(finding) for case, finding in self.layers.items()}
-        shift = log(self.passes.speed)
+        findings = {case: asdict(finding) for case, finding in self.findings.items()}
+        shift = log(self.passes.slowdown)
         kinds = [
             (tier, kind, stats) for tier, costs in self.passes.tiers.items() for kind, stats in costs.stats.items()
         ]
+        shifts = [shift if stats.measured_here else min(shift, 0) for _, _, stats in kinds]
         passes = [
-            (tier, *kind, stats.count, stats.keys, stats.log + (shift if stats.measured_here else min(shift, 0)))
-            for tier, kind, stats in kinds
+            (tier, *kind, stats.count, stats.keys, stats.log_seconds + own_shift)
+            for (tier, kind, stats), own_shift in zip(kinds, shifts, strict=True)
         ]
         shares = [(*case, *sums) for case, sums in self.acceptance.verdicts.items()]
-        saved = json.dumps({"passes": passes, "shares": shares, "layers": layers})
+        saved = json.dumps({"passes": passes, "shares": shares, "findings": findings})
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with whole_file(self.path) as partial:
@@ -248,7 +277,7 @@ class CostModel:
             costs.invalidate(refit=True)
         for *case, accepted, rejected in saved["shares"]:
             self.acceptance.add(tuple(case), accepted, rejected)
-        self.layers |= {case: Finding(**finding) for case, finding in saved["layers"].items()}
+        self.findings |= {case: Finding(**finding) for case, finding in saved["findings"].items()}
 
 
 def _digest(saved: str) -> str:
@@ -256,31 +285,48 @@ def _digest(saved: str) -> str:
     return f"{FORMAT} {crc32(saved.encode())}"
 
 
-def kernel_level(device: torch.device) -> str:
-    """The level of the kernels that compute on a device."""
-    native = dispatch.native if device.type == "cpu" else None
+def kernel_level(device: str) -> str:
+    """Return the level of the kernels: the instruction set that they use on a device, such as `avx512bf16`.
+
+    Without native kernels for the device the level is `torch`.
+    """
+    native = None if is_gpu(device) else dispatch.native
     return native.level() if native else "torch"
 
 
-def costs_path(models: list[str], device: torch.device, dtype: torch.dtype) -> Path | None:
-    """The path of the costs of these models on a device of this machine, in the cache folder of XDG.
+def costs_path(models: list[str], device: str, dtype: DType) -> Path | None:
+    """Return the path of the costs of these models on a device of this machine, in the cache folder of XDG.
 
-    The name has the device, the level of the kernels and the dtype. The digest covers these, the version, the machine,
-    its threads and the models. None for a user without a home folder.
+    The file name has the device, the level of the kernels and the dtype, and a digest of these, the version, the
+    machine, its threads and the models. Returns None for a user without a home folder.
     """
-    kind = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    return machine_file("costs", models, [kind, kernel_level(device), str(dtype).removeprefix("torch.")], device)
+    return machine_file("costs", models, [_device_name(device), kernel_level(device), dtype], device)
 
 
-def machine_file(what: str, subjects: Sequence[str], names: Sequence[str], device: torch.device) -> Path | None:
-    """The path of a file of this version, this machine and its threads. `names` are in its name and in its digest.
+def _device_name(device: str) -> str:
+    if not is_gpu(device):
+        return device
+    from triforce.backends.torch.devices import device_name
 
-    subjects: further facts of the digest, such as models. None for a user without a home folder.
+    return device_name(device)
+
+
+def machine_file(prefix: str, digest_facts: Sequence[str], name_parts: Sequence[str], device: str) -> Path | None:
+    """Return the path of a cache file for this version, machine and number of threads.
+
+    The file name has the prefix, the `name_parts`, and a digest of all facts. digest_facts: facts that only the digest
+    has, such as models. Returns None for a user without a home folder.
     """
-    native = dispatch.native if device.type == "cpu" else None
-    threads = native.threads() if native else torch.get_num_threads()
+    native = None if is_gpu(device) else dispatch.native
+    threads = native.threads() if native else _torch_threads()
     installed = version_of("triforce")  # another version may have faster kernels and another format
-    facts = [*subjects, *names, installed, platform.node(), platform.machine(), str(threads)]
+    facts = [*digest_facts, *name_parts, installed, platform.node(), platform.machine(), str(threads)]
     key = hashlib.sha256("\n".join(facts).encode()).hexdigest()[:16]
     cache = user_cache()
-    return cache / f"{what}-{re.sub(r'[^a-z0-9]+', '-', '-'.join(names).lower())}-{key}.json" if cache else None
+    return cache / f"{prefix}-{re.sub(r'[^a-z0-9]+', '-', '-'.join(name_parts).lower())}-{key}.json" if cache else None
+
+
+def _torch_threads() -> int:
+    import torch
+
+    return int(torch.get_num_threads())

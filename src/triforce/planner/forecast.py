@@ -1,8 +1,8 @@
 """Beliefs about tiers: learnt from their counters, and given as estimates with a lower and an upper bound.
 
-Rows are grouped by the bits of their lengths, as acceptance is. A plan may have the retrieval tier read half or twice
-the usual budget for the rows of one group. Tiers and gammas are the same for all rows. Shape suffixes are those of
-`plan`.
+Rows of one size (the bits of their token counts) share an acceptance of the retrieval tier and a budget. A plan may
+have this tier read half or twice the default budget for rows of one size. Tiers and gammas are the same for all rows.
+Shape suffixes are those of `plan`.
 """
 
 from __future__ import annotations
@@ -22,26 +22,31 @@ from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL
 from triforce.ragged import Ints
 from triforce.speculation import NgramProposer
 
-FEW = 3  # up to this number of passes the fastest counts, as interruptions make passes slower; else the median
-BUDGET_STEPS = 0.5, 1.0, 2.0  # factors of the usual budget
-MIN_SPARSITY = 2  # least ratio of a context to a budget other than the usual one
+MAX_PASSES_FOR_MIN = 3
+"""Of up to this number of passes of a kind the fastest counts, because interruptions make passes slower; of more, the
+median counts."""
+BUDGET_STEPS = 0.5, 1.0, 2.0  # factors of the default budget
+MIN_SPARSITY = 2  # least ratio of a context to a budget other than the default one
 WIDEST = 33  # tokens of the widest pass of a plan
 
 
 def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFactors]:
-    """The present budgets; where the planner chooses them, also those with one step for one group of rows."""
-    groups = sorted({length.bit_length() for length in lengths})
+    """Return options for the budgets of all sizes of rows, the present budgets first.
+
+    If the planner chooses budgets, each further option moves the budget of one size by one step.
+    """
+    sizes = sorted({length.bit_length() for length in lengths})
     budget = view.setting.budget
-    present = {bits: view.budget_factors[bits] for bits in groups if bits in view.budget_factors}
+    present = {bits: view.budget_factors[bits] for bits in sizes if bits in view.budget_factors}
     options = [present]
-    if budget.open and view.setting.refresh == 1 and not view.full.pool.offloaded:
-        for bits in groups:
+    if budget.adjustable and view.setting.refresh == 1 and not view.full.pool.offloaded:
+        for bits in sizes:
             min_context = 1 << (bits - 1)
             step = BUDGET_STEPS.index(present.get(bits, 1.0))
             for factor in (*BUDGET_STEPS[max(0, step - 1) : step], *BUDGET_STEPS[step + 1 : step + 2]):
                 if factor == 1.0 or budget.of(min_context, factor) * MIN_SPARSITY <= min_context:
                     options.append({**present, bits: factor})
-    return [tuple((bits, factors[bits]) for bits in groups if factors.get(bits, 1.0) != 1.0) for factors in options]
+    return [tuple((bits, factors[bits]) for bits in sizes if factors.get(bits, 1.0) != 1.0) for factors in options]
 
 
 class Beliefs:
@@ -57,7 +62,8 @@ class Beliefs:
     def learn_passes(self, plan: Plan, lengths: Sequence[int], seconds: float) -> float:
         """Learn the cost of passes from pending proposals. seconds: of the proposals, with the time between passes.
 
-        Returns the seconds that such passes take as a rule: an interruption of the machine is no loss of the plan.
+        Returns the expected seconds of these passes. The account limits the measured seconds to `CONFIG.outlier` times
+        these, so an interruption of the machine does not count against the plan.
         """
         passes = [(name, *record) for name in plan.tiers for record in self.tiers[name].counters.new_passes()]
         gap_seconds = max(0.0, seconds - sum(pass_seconds for *_, pass_seconds in passes)) / max(1, len(passes))
@@ -66,19 +72,23 @@ class Beliefs:
             seconds_by_kind.setdefault((tier, width, rows), []).append(pass_seconds + gap_seconds)
         among_models = bool({*plan.tiers} - {FULL, "ngram"})
         expected_seconds = 0.0
-        # Keys of all rows. The draft's window counts with its weights, as each of its passes reads it.
-        keys_of = {FULL: sum(lengths), "retrieval": sum(map(self.view.keys, lengths))}
+        # Keys of all rows. Those of the draft count as 0: it always reads its whole window, so its measured seconds
+        # include that constant.
+        keys_of = {FULL: sum(lengths), "retrieval": sum(map(self.view.keys_read, lengths))}
         for (tier, width, rows), kind_seconds in seconds_by_kind.items():
             keys = rows * keys_of.get(tier, 0) / len(lengths)
             name = AMONG_MODELS if tier == FULL and among_models else tier
-            pass_seconds = median(kind_seconds) if len(kind_seconds) > FEW else min(kind_seconds)
+            pass_seconds = median(kind_seconds) if len(kind_seconds) > MAX_PASSES_FOR_MIN else min(kind_seconds)
             expected_seconds += len(kind_seconds) * self.costs.passes.observe(
                 name, width, rows, keys, pass_seconds, len(kind_seconds)
             )
         return expected_seconds
 
     def learn_verdicts(self, plan: Plan, lengths_B: Ints, proposals: int) -> None:
-        """Learn each tier's acceptance from the counters of `proposals`: of the retrieval tier by the size of rows."""
+        """Learn each tier's acceptance from the counters of `proposals` proposals.
+
+        Verdicts on the retrieval tier are grouped by the bits of the rows' lengths.
+        """
         self.acceptance.fade(proposals)
         bits_B = np.array([length.bit_length() for length in lengths_B.tolist()])
         for name in plan.tiers[:-1]:
@@ -87,7 +97,7 @@ class Beliefs:
             for bits in set(bits_B.tolist()) if name == "retrieval" else (0,):
                 accepted, rejected, proposed = verdicts_B3[(bits == 0) | (bits_B == bits)].sum(0).tolist()
                 if isinstance(tier, NgramProposer):  # relative to what hindsight predicted
-                    rejected = max(0.0, proposed * self._accepted(tier) - accepted)
+                    rejected = max(0.0, proposed * self._predicted_acceptance(tier) - accepted)
                 factor = self.view.budget_factors.get(bits, 1.0)
                 self.acceptance.add(name, (1 << bits) - 1, accepted, rejected, factor)
 
@@ -105,8 +115,8 @@ class Beliefs:
         accepted = {tier: self._bounds(tier, max(lengths), bounds_Z)[None] for tier in ("draft", "ngram")}
         return Estimates(rows, seconds_KW, {**accepted, "retrieval": accepted_KZ}, self.hindsight.odds())
 
-    def _accepted(self, ngrams: NgramProposer) -> float:
-        """The share of the n-grams' tokens that hindsight predicts to be accepted, with their present gamma."""
+    def _predicted_acceptance(self, ngrams: NgramProposer) -> float:
+        """Return the share of the n-grams' tokens that hindsight predicts to be accepted, with their present gamma."""
         return self.hindsight.odds().acceptance(int(ngrams.below is None), ngrams.gamma)
 
     def _bounds(self, tier: str, length: int, bounds_Z: np.ndarray, factor: float = 1.0) -> np.ndarray:
@@ -116,7 +126,7 @@ class Beliefs:
     def _retrieval(
         self, lengths: Sequence[int], budgets: Sequence[BudgetFactors], bounds_Z: np.ndarray
     ) -> tuple[list[int], np.ndarray]:
-        """Keys that all rows read, by budget, and the retrieval tier's acceptance (K, Z)."""
+        """Return the keys that all rows read, by budget, and the retrieval tier's acceptance (K, Z)."""
         bits_by_row = [length.bit_length() for length in lengths]
         means = {
             bits: sum(n for n in lengths if n.bit_length() == bits) // bits_by_row.count(bits) for bits in bits_by_row
@@ -127,31 +137,32 @@ class Beliefs:
             for bits, mean in means.items():
                 rows = bits_by_row.count(bits)
                 factor = factors.get(bits, 1.0)
-                keys_K[k] += rows * self.view.keys(mean, budget=self.view.setting.budget.of(mean, factor))
+                keys_K[k] += rows * self.view.keys_read(mean, budget=self.view.setting.budget.of(mean, factor))
                 accepted_KZ[k] += rows / len(lengths) * self._bounds("retrieval", mean, bounds_Z, factor)
         return keys_K, accepted_KZ
 
 
-OVER_HEADROOM = 1e-9
-"""Factor of the rate of a plan over the headroom: it is reported only if all plans of its tiers are."""
+FORBIDDEN_WEIGHT = 1e-9
+"""Factor of the rate of a plan that risks more than the headroom. `candidates` returns such a plan for its set of tiers
+only if the set has no allowed plan."""
 
 
 class State(Enum):
     """Reasons for the present plan of a batch."""
 
     FIRST = "plain decoding comes first, until another plan promises more"
-    PLAIN = "no plan that may be risked promises enough more than plain decoding"
+    PLAIN = "no plan within the headroom promises enough gain over plain decoding"
     SPECULATING = "the plan promises most"
-    TRYING = "the plan may be best, too little was seen of it"
+    TRYING = "the plan may be best, but its mean estimate is not above plain decoding"
     GUARDED = "plans promise more, but risk more than the text may lose"
-    PROBING = "to see again what plain decoding costs"
+    PROBING = "plain decoding is measured again"
 
 
 class Cause(Enum):
-    """Causes of a new planning."""
+    """Causes of weighing plans."""
 
-    TIME = "it was time"
-    LOSS = "the plan before lost"
+    TIME = "the next weighing was due"
+    LOSS = "the previous plan lost time"
     REPEATS = "n-grams predicted the text"
 
 
@@ -169,7 +180,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Choice(Candidate):
-    """A chosen plan, with its reason and cause. rival: the best plan of other tiers."""
+    """A chosen plan.
+
+    state: why this plan was chosen. cause: why plans were weighed. rival: the best plan of other tiers.
+    """
 
     state: State = State.FIRST
     rival: Candidate | None = None
@@ -184,10 +198,12 @@ def candidates(
     remaining_tokens: float,
     headroom: float,
 ) -> list[Candidate]:
-    """The best plan of each choice of tiers, among the plans within the headroom; plain decoding first.
+    """Return the best plan of each set of tiers, among the plans within the headroom; plain decoding first.
+
+    A plan risks the seconds that one proposal loses to plain decoding at the lower bound of acceptance.
 
     draft: there is a draft model. sparse: the retrieval tier would see less than the whole context. budgets: the
-    present one first. remaining_tokens: the most that are to come. headroom: seconds that may be lost.
+    present one first. remaining_tokens: upper bound of the tokens still to come. headroom: seconds that may be lost.
     """
     space = plan_space(draft, sparse)
     tokens_KZN, seconds_KZN = proposals(space, estimates)
@@ -198,7 +214,7 @@ def candidates(
     score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
     needed_K = CONFIG.budget_gain ** np.array([len(factors) for factors in budgets])
     needed_K[1:] *= CONFIG.switch_gain
-    worth_KN = np.where(allowed_KN, 1.0, OVER_HEADROOM) * rate_KN / needed_K[:, None]
+    worth_KN = np.where(allowed_KN, 1.0, FORBIDDEN_WEIGHT) * rate_KN / needed_K[:, None]
     options = []
     for family in space.families:
         k, n = np.unravel_index(worth_KN[:, family].argmax(), worth_KN[:, family].shape)
@@ -210,10 +226,12 @@ def candidates(
 
 
 def best(options: Sequence[Candidate], present: Plan) -> Choice:
-    """The plan with the highest score among `options`. The first option is plain decoding.
+    """Return the plan with the highest score among `options`. The first option is plain decoding.
 
-    The tiers of the present plan stay where others score less than `CONFIG.switch_gain` times theirs. Returns
-    plain decoding where no score reaches the gain that is needed over its rate.
+    The tiers of the present plan stay if others score less than `CONFIG.switch_gain` times as much. Plain decoding is
+    chosen if no score reaches its rate times `CONFIG.leave_gain`, or `CONFIG.switch_gain` if the present plan
+    speculates. Gammas of the present tiers change without a margin, because plans of the same tiers share the estimates
+    of acceptance, and no tier has to catch up.
     """
     plain, *speculative = options
     min_gain = CONFIG.leave_gain if present.plain else CONFIG.switch_gain

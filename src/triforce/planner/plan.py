@@ -1,12 +1,14 @@
-"""Plans, and the expected tokens and seconds of a proposal of each, by the closed form of multi-level speculation.
+"""Plans, and the expected tokens and seconds of a proposal by each plan.
 
+The estimates use the closed form of multi-level speculation.
 Where each draft token is accepted with probability `a`, independently, verifying g of them gives (1 - a^(g + 1)) /
-(1 - a) tokens (Leviathan et al. 2023, equation 1). A tier repeats that until it holds `gamma` tokens, which it
-proposes to the tier above (Sun et al. 2024, section 4.2). All plans are estimated as one array: a tier that a plan
-leaves out has a gamma of 0 there.
+(1 - a) tokens (Leviathan et al. 2023, equation 1). A tier verifies drafts of the tier below until it holds `gamma`
+tokens, which it proposes to the tier above (Sun et al. 2024, section 4.2). All plans are estimated as one array: a
+tier that a plan leaves out has a gamma of 0 there.
 
-Shape suffixes: N plans, K retrieval budgets, Z bounds of a belief, W tokens of a pass from 0 on, G gammas from 0 on, A
-n-grams before a draft (0) and alone (1). Amounts of N plans are (N,), (Z, N) or (K, Z, N).
+Shape suffixes: N plans, K retrieval budgets (1 for other tiers), Z the lower bound, mean and upper bound of an
+estimate, W tokens of a pass from 0 on, G gammas from 0 on, A uses of n-grams: 0 directly above a draft model; 1 without
+a draft model, called alone even if the retrieval tier is above. Amounts of N plans are (N,), (Z, N) or (K, Z, N).
 """
 
 from __future__ import annotations
@@ -28,9 +30,9 @@ Amount = Any
 WIDE_GAMMAS = (1, 2, 3, 4, 6, 8, 10, 12, 16)
 NARROW_GAMMAS = (1, 2, 3, 4, 6, 8)
 NGRAM_GAMMAS = (4, 8, 16)
-"""Gammas of n-grams. Behind short matches they propose fewer tokens anyway."""
+"""Gammas of n-grams. After short matches n-grams propose fewer tokens anyway."""
 
-BELOW_ANOTHER = 8
+MAX_GAMMA_BELOW_RETRIEVAL = 8
 """The largest gamma of a tier below the retrieval tier."""
 
 MAX_ACCEPTANCE = 1 - 1e-9
@@ -40,7 +42,8 @@ MAX_OF_NORMALS = (0.0, 0.0, 0.56, 0.85, 1.03, 1.16, 1.27, 1.35, 1.42)
 """Mean of the largest of n normal variables, in standard deviations above their mean. The index is n."""
 
 BudgetFactors = tuple[tuple[int, float], ...]
-"""Factors of the retrieval tier's usual budget, by the bits of a row's length. Missing ones are 1."""
+"""Pairs of a size of rows (bits of their token counts) and the factor of the retrieval tier's default budget for them.
+Other sizes have a factor of 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ PLAIN = Plan()
 class PlannedProposal(NamedTuple):
     """The plan of one proposal of the full tier, and the attention that this tier observes in it.
 
-    grain: tokens of the units whose attention mass is reported; 0: none is reported.
+    grain: tokens of a unit (a page or a part of one) whose attention mass the full tier reports; 0: none is reported.
     """
 
     plan: Plan
@@ -79,7 +82,10 @@ class PlannedProposal(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PlanSpace:
-    """All plans that are considered, plain decoding first, and their gammas. families: slices of the same tiers."""
+    """All plans that are considered, plain decoding first, and their gammas.
+
+    families: slices of plans with the same tiers.
+    """
 
     plans: tuple[Plan, ...]
     draft_N: Ints
@@ -98,7 +104,7 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
     for tiers in (tiers for count in range(len(lower) + 1) for tiers in combinations(lower, count)):
         family = [Plan((*tiers, "full"), tier_gammas) for tier_gammas in product(*map(gammas.__getitem__, tiers))]
         if "retrieval" in tiers:
-            family = [plan for plan in family if max(plan.gammas[:-1], default=0) <= BELOW_ANOTHER]
+            family = [plan for plan in family if max(plan.gammas[:-1], default=0) <= MAX_GAMMA_BELOW_RETRIEVAL]
         families.append(slice(len(plans), len(plans) + len(family)))
         plans += family
     gamma_maps = [dict(zip(plan.tiers, plan.gammas, strict=False)) for plan in plans]
@@ -109,12 +115,13 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
 
 
 class NgramOdds(NamedTuple):
-    """Odds of n-grams at places of the text, above a draft (0) and alone (1).
+    """Odds of n-grams at places of the text (every 8th position), above a draft (0) and alone (1).
 
-    In a loop, where the text repeats an earlier stretch for long, one proposal covers many places. So places in loops
-    are counted per token of the text. looped_A: their share of all places. rounds_AG, offered_AG: the proposals that
-    cover them, and the tokens of these, per token. At other places a proposal may begin anywhere. found_A: the share of
-    these places with a match. proposed_AG, accepted_AG: mean tokens of a proposal there.
+    In a loop the text repeats a long stretch, and one proposal covers many places. Proposals in loops are therefore
+    counted per token of the text. looped_A: share of places in loops. rounds_AG, offered_AG: proposals in loops, and
+    the tokens that they propose, per token of the text. Outside loops proposals are counted per place, because a
+    proposal may begin at any place. found_A: of the places outside loops, the share with a match. proposed_AG,
+    accepted_AG: mean tokens proposed and accepted at a place outside loops; a place without a match counts 0.
     """
 
     found_A: np.ndarray
@@ -124,11 +131,12 @@ class NgramOdds(NamedTuple):
     rounds_AG: np.ndarray
     offered_AG: np.ndarray
 
-    def acceptance(self, setting: int, gamma: int) -> float:
-        """Return the share of proposed tokens that is accepted. setting: 0 above a draft, 1 alone."""
-        cell = setting, gamma
-        outside_rounds = (1 - self.looped_A[setting]) / (1 + self.accepted_AG[cell])
-        accepted = self.looped_A[setting] - self.rounds_AG[cell] + outside_rounds * self.accepted_AG[cell]
+    def acceptance(self, alone: int, gamma: int) -> float:
+        """Return the share of proposed tokens that is accepted. alone: 0 above a draft, 1 alone."""
+        cell = alone, gamma
+        outside_rounds = (1 - self.looped_A[alone]) / (1 + self.accepted_AG[cell])
+        # In loops the accepted tokens are all but one of each round: the verification draws that one.
+        accepted = self.looped_A[alone] - self.rounds_AG[cell] + outside_rounds * self.accepted_AG[cell]
         return float(accepted / max(1e-9, self.offered_AG[cell] + outside_rounds * self.proposed_AG[cell]))
 
 
@@ -136,9 +144,9 @@ class NgramOdds(NamedTuple):
 class Estimates:
     """Costs and acceptance of the tiers, for the rows of a batch.
 
-    seconds_KW: by tier, the seconds of a pass over W tokens of each row, or of a fused draft of W tokens. The full tier
-    between passes of other models is a tier of its own. accepted_KZ: by tier, the accepted share of the draft tokens
-    that the tier above reached. For n-grams it is the realized share of the acceptance that their `odds` predict.
+    seconds_KW: by tier, the seconds of a pass over W tokens of each row, or of a fused draft of W tokens; `FULL` and
+    `AMONG_MODELS` count as two tiers. accepted_KZ: by tier, the accepted share of the draft tokens that the tier above
+    reached. For n-grams: tokens that were accepted, over the tokens that `odds` predicted to be accepted.
     """
 
     rows: int
@@ -150,7 +158,7 @@ class Estimates:
 class Round(NamedTuple):
     """Draft tokens of each row for the tier above, their seconds, and the tokens that their verification gives.
 
-    width: draft tokens of the row with the most, which is the width of the pass.
+    width: draft tokens of the row with the most. The pass that verifies them computes `width` + 1 tokens of a row.
     """
 
     tokens: Amount
@@ -159,49 +167,51 @@ class Round(NamedTuple):
     width: Amount
 
 
-def expected(acceptance: Amount, gamma: Amount) -> Amount:
+def expected_tokens(acceptance: Amount, gamma: Amount) -> Amount:
     """Tokens from verifying `gamma` draft tokens, with the one drawn after them (Leviathan et al. 2023, eq. 1)."""
     acceptance = np.minimum(acceptance, MAX_ACCEPTANCE)
     return (1 - acceptance ** (gamma + 1)) / (1 - acceptance)
 
 
 def proposals(space: PlanSpace, estimates: Estimates) -> tuple[np.ndarray, np.ndarray]:
-    """Return the expected tokens of each row of one proposal of the full tier, and its seconds: (K, Z, N) each."""
-    draft = _drafted(space, estimates)
+    """Return the expected tokens of each row in one proposal of the full tier, and its seconds: (K, Z, N) each."""
+    draft = _draft_round(space, estimates)
     if space.retrieval_N.any():
-        retrieved = _retrieved(estimates, draft, space.retrieval_N)
+        retrieved = _retrieval_round(estimates, draft, space.retrieval_N)
         used_N = space.retrieval_N > 0
         draft = Round(*(np.where(used_N, *amounts) for amounts in zip(retrieved, draft, strict=True)))
     alone_N = space.draft_N + space.retrieval_N == 0
-    full, among_models = (_at(estimates.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS))
+    full, among_models = (
+        _interpolated_seconds(estimates.seconds_KW[tier][0], draft.width + 1) for tier in (FULL, AMONG_MODELS)
+    )
     seconds = draft.seconds + np.where(alone_N, full, among_models)
     shape = *estimates.accepted_KZ["retrieval"].shape, len(space.plans)
     return np.broadcast_to(draft.verified, shape), np.broadcast_to(seconds, shape)
 
 
-def _drafted(space: PlanSpace, estimates: Estimates) -> Round:
-    """A round of n-grams, and of the draft where n-grams have no match or are not used.
+def _draft_round(space: PlanSpace, estimates: Estimates) -> Round:
+    """Return the mean round of n-grams, and of the draft where n-grams have no match or are not used.
 
-    Rounds are counted per token of the text, inside of loops and outside (see `NgramOdds`).
+    `rounds` is the number of rounds that one token of the text needs, inside loops and outside (see `NgramOdds`).
     """
     draft_N = space.draft_N
     used_N = space.ngram_N > 0
     realized_Z1 = estimates.accepted_KZ["ngram"][0][:, None]
     alone_N = (draft_N == 0).astype(int)
     odds = estimates.odds
-    place_N = alone_N, space.ngram_N
+    cell_N = alone_N, space.ngram_N
     match_share, looped = (realized_Z1 * (used_N * share_A[alone_N]) for share_A in (odds.found_A, odds.looped_A))
-    proposed, accepted, inside, offered = (
-        realized_Z1 * (used_N * odds_AG[place_N])
+    proposed, accepted, loop_rounds, offered = (
+        realized_Z1 * (used_N * odds_AG[cell_N])
         for odds_AG in (odds.proposed_AG, odds.accepted_AG, odds.rounds_AG, odds.offered_AG)
     )
-    drafted = expected(estimates.accepted_KZ["draft"][0][:, None], draft_N)
-    outside = (1 - looped) / (match_share + accepted + (1 - match_share) * drafted)
-    rounds = inside + outside
-    proposed = (offered + outside * proposed) / rounds
-    match_share = (inside + outside * match_share) / rounds
+    drafted = expected_tokens(estimates.accepted_KZ["draft"][0][:, None], draft_N)
+    other_rounds = (1 - looped) / (match_share + accepted + (1 - match_share) * drafted)
+    rounds = loop_rounds + other_rounds
+    proposed = (offered + other_rounds * proposed) / rounds
+    match_share = (loop_rounds + other_rounds * match_share) / rounds
     miss_share = 1 - match_share
-    # shares of passes with a match, and without one, in at least one row
+    # share of passes in which at least one row has a match, and share in which at least one row has none
     any_match = 1 - miss_share**estimates.rows
     any_miss = 1 - match_share**estimates.rows
     return Round(
@@ -212,20 +222,29 @@ def _drafted(space: PlanSpace, estimates: Estimates) -> Round:
     )
 
 
-def _retrieved(estimates: Estimates, below: Round, gamma_N: Ints) -> Round:
-    """Rounds of the retrieval tier until each row has `gamma` tokens. All rows wait for the last one."""
+def _retrieval_round(estimates: Estimates, below: Round, gamma_N: Ints) -> Round:
+    """Return the round of the retrieval tier: rounds below it until each row has `gamma` tokens.
+
+    All rows wait for the last one.
+    """
+    # The last round may give more tokens than are missing. The mean excess is assumed to be (verified - 1) / 2.
     rounds = np.maximum(1.0, (gamma_N + (below.verified - 1) / 2) / below.verified)
     tokens = rounds * below.verified
+    # A round gives 1 to `tokens` + 1 tokens; their variance is assumed to be 3/4 of the largest variance that this
+    # range and mean allow.
     spread = 0.75 * np.maximum((below.verified - 1) * (below.tokens + 1 - below.verified), 0.0)
     longest = MAX_OF_NORMALS[min(estimates.rows, len(MAX_OF_NORMALS) - 1)]
     rounds = rounds + longest * np.sqrt(rounds * spread) / below.verified
     seconds = np.stack(
-        [rounds * (below.seconds + _at(row_W, below.width + 1)) for row_W in estimates.seconds_KW["retrieval"]]
+        [
+            rounds * (below.seconds + _interpolated_seconds(row_W, below.width + 1))
+            for row_W in estimates.seconds_KW["retrieval"]
+        ]
     )
-    return Round(tokens, seconds, expected(estimates.accepted_KZ["retrieval"][..., None], tokens), tokens)
+    return Round(tokens, seconds, expected_tokens(estimates.accepted_KZ["retrieval"][..., None], tokens), tokens)
 
 
-def _at(seconds_W: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Seconds of passes over `tokens`, a mean, interpolated between whole numbers of tokens."""
+def _interpolated_seconds(seconds_W: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return the seconds of passes over `tokens`, interpolated between whole numbers, because `tokens` are means."""
     seconds: np.ndarray = np.interp(tokens, np.arange(len(seconds_W)), seconds_W)
     return seconds

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FULL, AMONG_MODELS = "full", "full among models"
-"""Names of the full tier: alone or with n-grams, and between passes of other models. Those leave their own weights in
-the processor's caches, which makes the passes of the full tier half as long again behind short prompts."""
+"""`FULL` names passes of the full tier in plain decoding or with n-grams. `AMONG_MODELS` names its passes between
+passes of draft and retrieval tiers: these tiers leave other data in the processor's caches, so after short prompts the
+full tier's passes take 1.5 times as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,45 +16,54 @@ class PlannerConfig:
 
     # Guard: see `planner.controller`.
     allowed_loss: float = 0.015
-    """Share of plain decoding's time that trials may lose: with noise, texts of 64 tokens keep .97 of the speed."""
+    """Share of plain decoding's time that speculation may lose. With `credit_tokens` 64, a text of 64 tokens may lose
+    3 %."""
     credit_tokens: float = 64.0
-    """Tokens of plain decoding whose `allowed_loss` a text may lose at its start: shorter texts have less to win."""
+    """At its start a text may lose at most `allowed_loss` times the time that plain decoding takes for `credit_tokens`
+    tokens. The number is small, because a short text has little to win."""
     max_first_factor: float = 2.0
-    """Most that the first proposal of a plan counts, in later ones: it may compile, or be interrupted."""
+    """In the account, a plan's first proposal counts as at most this number of later ones, because it may compile."""
     first_steps: float = 4.0
-    """Steps of plain decoding that stand for the later ones, where the plan made only its first proposal."""
+    """If a plan has made only one proposal, a later one is assumed to take the time of this number of steps of plain
+    decoding."""
     caution: float = 1.0
-    """Standard deviations below the mean at which a plan counts as no risk. Each loss in a text adds as many."""
+    """Distance of the lower bound of acceptance from its mean, in standard deviations. Whenever a text loses more than
+    the headroom, the bound moves down by this distance once more."""
 
     # Choice: see `planner.forecast`.
     optimism: float = 1.5
-    """Standard deviations of the upper bound above the mean, by which plans are compared: it makes them explore."""
+    """Distance of the upper bound of acceptance from its mean, in standard deviations. A score is the mean rate plus a
+    part of the distance to the rate at this bound, so that plans are explored."""
     optimism_tokens: float = 128.0
-    """Tokens still to come at which half of `optimism` counts: a trial pays by the tokens that come after it."""
+    """Half of `optimism` counts if this number of tokens is still to come, because a trial pays off in later tokens."""
     leave_gain: float = 1.15
     """Ratio of a plan's score to the rate of plain decoding at which plain decoding is left: costs are noisy."""
     switch_gain: float = 1.03
-    """Ratio of a score to that of the present tiers or budgets at which they change: less is noise, and a change has a
-    cost, as attention has to be observed first."""
+    """Ratio of scores for other tiers, and of mean rates for another budget, at which these replace the present ones:
+    smaller differences are noise. A change to a plan with the retrieval tier also has to wait for a proposal that
+    observes attention. Speculation goes on while the best score is at least `switch_gain` times the rate of plain
+    decoding."""
 
     # Acceptance: see `planner.cost_model`.
     prior_tokens: float = 8.0
-    """Draft tokens as which the prior acceptance of a tier counts."""
+    """Weight of the prior acceptance of a tier, in draft tokens."""
     history_tokens: float = 24.0
-    """Draft tokens as which earlier texts count in a new one: texts of one kind differ by about that much."""
+    """Largest weight of earlier texts in the acceptance of a new one, in draft tokens. Texts of one kind differ in
+    acceptance about as much as samples of this number of tokens."""
     history_limit: float = 400.0
     """Draft tokens of earlier texts that are kept at most, so that later ones count more."""
     text_memory: float = 100.0
-    """Proposals over which observations of a text fade: it may change, so that a tier that failed is tried again."""
+    """Proposals over which observations of a text fade. So a failed tier is tried again, as the text may change."""
     history_memory: float = 1000.0
-    """Proposals over which observations of earlier texts fade: a tier with bad luck is tried again."""
+    """Proposals over which observations of earlier texts fade. So a tier with bad luck is tried again."""
     budget_tokens: float = 32.0
-    """Draft tokens as which the acceptance with the usual budget counts for another budget."""
+    """Weight, in draft tokens, of the default budget's acceptance as the prior of another budget."""
     budget_exponent: float = 0.3
-    """Rejections go with the budget to the power of minus this (docs/results/acceptance.md)."""
+    """Rejections are assumed proportional to the budget to the power of -`budget_exponent`: see
+    docs/results/acceptance.md."""
 
     budget_gain: float = 1.04
-    """Ratio of rates at which another budget replaces the usual one: the estimate of such a gain is uncertain."""
+    """Ratio of rates at which another budget replaces the default one: the estimate of such a gain is uncertain."""
 
     # Cadence: see `planner.controller`.
     replan_ratio: float = 200.0
@@ -61,11 +71,11 @@ class PlannerConfig:
     scan_ratio: float = 100.0
     """Seconds of decoding per second of scanning for n-grams."""
     backoff_step: float = 0.5
-    """Added by each planning to the backoff, which multiplies both waits."""
+    """Increment of the backoff by each replanning. The backoff multiplies both waits."""
     max_backoff: float = 4.0
     """Largest backoff while plain decoding stays best; else it is 1. It is finite, as a text may change."""
     replan_hits: int = 8
-    """Tokens predicted by n-grams that cause a new plan at once, times the backoff where that is above 1."""
+    """Tokens predicted by n-grams at which plans are weighed at once; a backoff above 1 multiplies the number."""
     probe_every: int = 64
     """Proposals after which plain decoding is probed, where speculation promises less than twice its rate."""
     probe_proposals: int = 3
@@ -79,9 +89,10 @@ class PlannerConfig:
     pass_memory: float = 64.0
     """Passes of a kind over which old seconds fade."""
     unseen_gain: float = 0.1
-    """Optimism for a pass of twice the nearest width that ran: the share by which its expected seconds are reduced."""
-    changed_speed: float = 1.25
-    """Ratio of measured to expected seconds, either way, at which the machine's speed changes, if all tiers agree."""
+    """Optimism for passes of a kind that never ran: their expected seconds are reduced by about this share if the
+    nearest kind that ran is an octave or more away, in width, rows and keys together; by less if it is nearer."""
+    slowdown_step: float = 1.25
+    """Ratio of measured to expected seconds, either way, at which `PassCosts.slowdown` changes, if all tiers agree."""
     outlier: float = 1.5
     """Ratio of measured to expected seconds, either way, beyond which a pass counts as an outlier."""
 

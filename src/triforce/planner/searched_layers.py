@@ -1,12 +1,17 @@
 """Layers in which a retrieval tier searches the whole context. They are found while decoding, without extra passes.
 
 In most layers attention moves slowly, and the pages that the last verification attended to serve the next tokens. Heads
-that retrieve facts attend to other places for every token (retrieval heads, Wu et al. 2024, arXiv 2404.15574), which a
-budget hides. Such a layer is worth a search in every pass, and the others need less.
+that retrieve facts attend to other places for every token (retrieval heads, Wu et al. 2024, arXiv 2404.15574). Pages
+selected before do not hold these places, so a layer with such heads is worth a search in every pass.
 
-A verification measures how much attention of each layer fell outside of the selected pages. Where fewer rejections
-would pay, the layer that missed most is put on trial: it is searched in some proposals and not in others, until
-acceptance shows which is better. The choice of layers cannot change a text.
+A verification measures how much attention of each layer fell outside of the selected pages. If the rejections that a
+search might prevent outweigh its reads, the layer that missed most is put on trial: it is searched in some proposals
+and not in others, until acceptance shows which is better. Under `seeded` the choice of layers cannot change a text.
+
+`SequenceBatch` in `engine/sequence_batch.py` calls `next_layers` before a proposal with the retrieval tier, and
+`observe` after it. Every mode with this tier does so, unless an option names the layers.
+
+Number: an element of weights or KV that a pass reads. Costs are counted in numbers read, not in seconds.
 """
 
 from __future__ import annotations
@@ -16,20 +21,20 @@ from math import hypot
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.kvcache import RetrievalView
-from triforce.planner.plan import WIDE_GAMMAS, expected
+from triforce.planner.plan import WIDE_GAMMAS, expected_tokens
 from triforce.speculation import Tier
 
-# Gain: tokens per number read with the layer, over those without it. It is the least gain that a trial must promise, if
-# rejections go with the square of the missed attention.
+# Gain of a layer: ratio of tokens per number read, with a search in it to without. A trial must promise
+# `PROMISED_GAIN`, under the assumption that rejections are proportional to the square of the missed attention.
 PROMISED_GAIN = 1.12
 MIN_GAIN = 1.05  # the least measured gain of a layer that is searched from then on
-MAX_LAYERS = 4
+MAX_LAYERS = 4  # most searched layers
 MAX_NO_GAIN = 3  # layers tried without a gain, after which no further one is tried
-MIN_TOKENS = 24  # draft tokens to judge by: whether fewer rejections would pay, and what a layer gained
+MIN_TOKENS = 24  # fewest draft tokens before a trial begins, and fewest of each variant before it is judged
 MAX_TRIAL = 256  # draft tokens with a layer, after which it is judged in any case
 BLOCK = 4  # consecutive proposals of a trial with the layer, or without it
 MIN_REMAINING = 16  # fewest tokens still to come for which a layer is tried: the first search reads all keys
-TOKENS_PER_PASS = 1.8  # of a tier with another one below it, roughly
+TOKENS_PER_PASS = 1.8  # assumed tokens of a pass of the retrieval tier, if a tier below it drafts
 NUMBERS_PER_PASS = 8e6  # fixed time of a pass, as the numbers that could be read in it
 
 
@@ -41,15 +46,16 @@ Verdicts = list[int]
 class Finding:
     """Findings for texts of one size.
 
-    layers: to search. no_gain: layers tried without a gain. trial: the layer on trial. without, searching: verdicts
-    without the layer on trial, and with it. While no layer is on trial all verdicts count as `without`.
+    layers: to search. no_gain: layers tried without a gain. trial: the layer on trial. baseline_verdicts: verdicts
+    without a search in the layer on trial; all verdicts while no layer is on trial. trial_verdicts: verdicts with the
+    search.
     """
 
     layers: list[int] = field(default_factory=list)
     no_gain: list[int] = field(default_factory=list)
     trial: int | None = None
-    without: Verdicts = field(default_factory=lambda: [0, 0])
-    searching: Verdicts = field(default_factory=lambda: [0, 0])
+    baseline_verdicts: Verdicts = field(default_factory=lambda: [0, 0])
+    trial_verdicts: Verdicts = field(default_factory=lambda: [0, 0])
 
     def copy_from(self, other: Finding) -> None:
         """Copy all fields of `other` in place, so that every holder of this object has them."""
@@ -59,8 +65,8 @@ class Finding:
     def begin(self, trial: int | None) -> None:
         """Reset the verdicts and put this layer on trial; None: no layer."""
         self.trial = trial
-        self.without = [0, 0]
-        self.searching = [0, 0]
+        self.baseline_verdicts = [0, 0]
+        self.trial_verdicts = [0, 0]
 
 
 Findings = dict[str, Finding]
@@ -68,7 +74,7 @@ Findings = dict[str, Finding]
 
 
 def _rejection(verdicts: Verdicts) -> tuple[float, float]:
-    """The share of rejected tokens, with half a rejection added to one more token, and its standard error."""
+    """Return the share of rejected tokens and its standard error. The prior is one token with half a rejection."""
     count = sum(verdicts) + 1
     share = (verdicts[1] + 0.5) / count
     return share, (share * (1 - share) / count) ** 0.5
@@ -96,18 +102,18 @@ class SearchedLayers:
         """Whether a trial recorded verdicts, so that the findings are to be saved."""
 
     def next_layers(self, length: int, remaining_tokens: int) -> frozenset[int]:
-        """The layers to search in the next proposal.
+        """Return the layers to search in the next proposal.
 
-        length: tokens of the longest text. remaining_tokens: the most that are still to come in one text.
+        length: tokens of the longest text. remaining_tokens: upper bound of the tokens still to come in one text.
         """
         if length.bit_length() != self._bits:
-            self._set_length_bucket(length.bit_length())
+            self._set_size(length.bit_length())
         finding = self._finding
         self._length = length
         self._remaining_tokens = remaining_tokens
         self._old_verdicts = self._verdicts()
         if self._trial_proposals % BLOCK == 0:
-            self._searching = sum(finding.searching) <= sum(finding.without)
+            self._searching = sum(finding.trial_verdicts) <= sum(finding.baseline_verdicts)
         self.trying = finding.trial is not None and remaining_tokens >= MIN_REMAINING and self._searching
         return frozenset(
             finding.layers if finding.trial is None or not self.trying else [*finding.layers, finding.trial]
@@ -118,22 +124,24 @@ class SearchedLayers:
         verdicts = self._verdicts()
         old_verdicts = self._old_verdicts
         finding = self._finding
-        reads_much = self._length < 2 * self.tier.cache.budget(self._length)
-        if verdicts == old_verdicts or reads_much:  # no verdict: another tier drafted
+        reads_most = self._length < 2 * self.tier.cache.budget(self._length)
+        # If there are no new verdicts, another tier drafted. A tier that reads most of the context misses little in any
+        # layer.
+        if verdicts == old_verdicts or reads_most:
             return
-        totals = finding.searching if self.trying else finding.without
+        totals = finding.trial_verdicts if self.trying else finding.baseline_verdicts
         totals[:] = [total + new - old for total, new, old in zip(totals, verdicts, old_verdicts, strict=True)]
         self._trial_proposals = self._trial_proposals + 1
         self.changed = self.changed or finding.trial is not None
         if finding.trial is not None:
             self._judge_trial(finding, finding.trial)
-        elif sum(finding.without) >= MIN_TOKENS:
+        elif sum(finding.baseline_verdicts) >= MIN_TOKENS:
             self._trial_proposals = 0
-            finding.begin(self._next_trial(finding, _rejection(finding.without)[0]))
+            finding.begin(self._next_trial(finding, _rejection(finding.baseline_verdicts)[0]))
             self._keep_resident()
 
-    def _set_length_bucket(self, bits: int) -> None:
-        """Continue with the finding for lengths of `bits` bits."""
+    def _set_size(self, bits: int) -> None:
+        """Continue with the finding for texts of this size: `bits` bits in their token count."""
         self._bits = bits
         self._trial_proposals = 0
         finding = self.findings.get(self._finding_key(bits))
@@ -141,7 +149,7 @@ class SearchedLayers:
             shorter = self.findings.get(self._finding_key(bits - 1), Finding())
             finding = Finding([*shorter.layers], [*shorter.no_gain])
         shared_finding = self._ranks.broadcast(finding)
-        # One object for all batches, as on rank 0: a batch that goes on after another one has its findings as well.
+        # All batches share one object, so a batch that runs beside another one uses the other's findings as well.
         self._finding = self.findings.setdefault(self._finding_key(bits), shared_finding)
         self._finding.copy_from(shared_finding)
         self._keep_resident()
@@ -155,42 +163,46 @@ class SearchedLayers:
         return [int(counters.accepted_B.sum()), int(counters.rejected_B.sum())]
 
     def _next_trial(self, finding: Finding, rejection: float) -> int | None:
-        """The layer that misses most attention, if it promises enough at this rejection; None: no layer does."""
+        """Return the layer that misses most attention, if it promises enough at this rejection; None: no layer does."""
         view = self.tier.cache
         config = self.tier.cache.full.pool.config
         offloaded = view.full.pool.offloaded  # layers that are not resident as a whole would be read from their store
-        max_layers = min(MAX_LAYERS, config.layers - 1, offloaded.whole_layers if offloaded else MAX_LAYERS)
+        max_layers = min(MAX_LAYERS, config.layers - 1, offloaded.max_resident_layers if offloaded else MAX_LAYERS)
         complete = len(finding.layers) >= max_layers or len(finding.no_gain) >= MAX_NO_GAIN
         if complete or self._gain(rejection, 0.0) < PROMISED_GAIN:
             return None
         missed = self._ranks.broadcast(self._missed_attention())
         tried = {*finding.layers, *finding.no_gain}
-        # Layers with a window see all of it anyway.
+        # A layer with a window reads its whole window anyway.
         candidates = [layer for layer, window in enumerate(config.windows) if not window and layer not in tried]
         if not (candidates and missed):
             return None
         layer = max(candidates, key=missed.__getitem__)
-        left_out = sum(missed[candidate] ** 2 for candidate in candidates)
-        promised = rejection * (1 - missed[layer] ** 2 / left_out) if left_out else rejection
-        return layer if self._gain(rejection, promised) >= PROMISED_GAIN and self._saves(rejection, promised) else None
+        sum_of_squares = sum(missed[candidate] ** 2 for candidate in candidates)
+        new_rejection = rejection * (1 - missed[layer] ** 2 / sum_of_squares) if sum_of_squares else rejection
+        pays = self._gain(rejection, new_rejection) >= PROMISED_GAIN and self._saves(rejection, new_rejection)
+        return layer if pays else None
 
     def _missed_attention(self) -> list[float]:
-        """Share of attention outside of the selections, by layer: the mean over rows that have one; [] if none has."""
+        """Return the share of attention outside of the selections, by layer: the mean over rows with a selection.
+
+        Returns [] if no row has one.
+        """
         view = self.tier.cache
         observed = [missed_L for b in range(len(view.selections)) if (missed_L := view.missed(b)) is not None]
         return [sum(layer_shares) / len(observed) for layer_shares in zip(*observed, strict=True)]
 
     def _judge_trial(self, finding: Finding, layer: int) -> None:
         """End the trial of `layer` if its verdicts suffice, and search it from then on or not."""
-        if min(sum(finding.without), sum(finding.searching)) < MIN_TOKENS:
+        if min(sum(finding.baseline_verdicts), sum(finding.trial_verdicts)) < MIN_TOKENS:
             return
-        base_rejection, base_error = _rejection(finding.without)
-        trial_rejection, trial_error = _rejection(finding.searching)
+        base_rejection, base_error = _rejection(finding.baseline_verdicts)
+        trial_rejection, trial_error = _rejection(finding.trial_verdicts)
         margin = 2 * hypot(base_error, trial_error)
         best_gain, gain, worst_gain = (
             self._gain(base_rejection, trial_rejection + shift) for shift in (-margin, 0.0, margin)
         )
-        trial_over = sum(finding.searching) >= MAX_TRIAL
+        trial_over = sum(finding.trial_verdicts) >= MAX_TRIAL
         adopted = gain >= MIN_GAIN and (worst_gain >= 1 or trial_over)
         if adopted or best_gain < MIN_GAIN or trial_over:
             (finding.layers if adopted else finding.no_gain).append(layer)
@@ -198,31 +210,37 @@ class SearchedLayers:
             self._keep_resident()
 
     def _gain(self, rejection: float, new_rejection: float) -> float:
-        """Factor of tokens per number read, if one more layer is searched and `rejection` becomes `new_rejection`."""
+        """Return the ratio of tokens per number read after to before one more search.
+
+        The search turns `rejection` into `new_rejection`.
+        """
         searched = len(self._finding.layers)
         return self._rate(new_rejection, searched + 1) / self._rate(rejection, searched)
 
     def _saves(self, rejection: float, new_rejection: float) -> bool:
-        """Whether the rest of the text saves more reads of numbers than the first search of all keys takes."""
+        """Whether search saves more reads in the rest of the text than the first search adds, which reads all keys."""
         searched = len(self._finding.layers)
         config = self.tier.cache.full.pool.config
         saved = 1 / self._rate(rejection, searched) - 1 / self._rate(new_rejection, searched + 1)
         return self._remaining_tokens * saved > config.kv_size / config.layers * self._length
 
     def _rate(self, rejection: float, searched: int) -> float:
-        """Tokens per number read, at the best gamma. Not per second: no text of a seed may depend on the clock."""
+        """Return tokens per number read, at the best gamma.
+
+        No clock is read: under `rejection` and `block` the choice of layers changes the text of a seed.
+        """
         view = self.tier.cache
         length = self._length
         config = view.full.pool.config
         drafted = TOKENS_PER_PASS if self.tier.below else 1.0
-        full = NUMBERS_PER_PASS + config.weights_read + config.kv_read(length)
-        of_layers = config.windows.count(0) * config.kv_size // config.layers  # of the layers without a window
-        lower = full - of_layers * (length - view.keys(length, searched))
+        full = NUMBERS_PER_PASS + config.weights_read + config.kv_numbers_read(length)
+        unwindowed_kv = config.windows.count(0) * config.kv_size // config.layers  # of the layers without a window
+        lower = full - unwindowed_kv * (length - view.keys_read(length, searched))
         accepted = 1 - min(1.0, max(0.0, rejection))
-        return max(float(expected(accepted, gamma)) / (gamma / drafted * lower + full) for gamma in WIDE_GAMMAS)
+        return max(float(expected_tokens(accepted, gamma)) / (gamma / drafted * lower + full) for gamma in WIDE_GAMMAS)
 
     def _keep_resident(self) -> None:
-        """Have offloading keep the searched layers on the device."""
+        """Ask for the searched layers, and the layer on trial, to be resident where KV is offloaded."""
         layers = [*self._finding.layers, *([] if self._finding.trial is None else [self._finding.trial])]
         if (offloaded := self.tier.cache.full.pool.offloaded) and layers:
             offloaded.prefer(layers)

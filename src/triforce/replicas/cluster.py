@@ -54,8 +54,8 @@ def start_replicas(
     """Start replicas of LLM(**settings). Returns the frontend that parses requests, and the client of the replicas.
 
     address: of a Ray cluster; None starts one. name: of the Ray application; replicas that an earlier server left under
-    this name are replaced. ranks: processes that share the model in each replica, `exact` as in `TPGroup`. Raises
-    RequestError or ModelError. After an error, and after the client is closed, no replica stays.
+    this name are replaced. ranks: number of processes that share the model in each replica. exact: see `TPGroup`.
+    Raises RequestError or ModelError. After an error, and after the client is closed, no replica stays.
     """
     connect(address)
 
@@ -96,12 +96,16 @@ def connect(address: str | None) -> None:
         ray.init(address or "local", **options)
     except (OSError, RuntimeError, ValueError) as error:
         what = f"the Ray at {address} cannot be joined" if address else "Ray cannot be started"
-        advice = "make this machine a node of it: ray start --address=HOST:6379" if address else "mend that"
+        advice = (
+            "make this machine a node of it: ray start --address=HOST:6379"
+            if address
+            else "remove the cause, or leave out --replicas"
+        )
         raise RequestError(f"{what} ({str(error).splitlines()[0]}); {advice}") from error
 
 
 def _check_reachable(address: str) -> None:
-    """Raise OSError or ValueError unless `address` accepts connections: Ray would retry for minutes and print each."""
+    """Raise OSError or ValueError unless `address` accepts connections: Ray would retry for minutes, with messages."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
 
@@ -123,8 +127,8 @@ def plan_cluster(nodes: Sequence[Mapping[str, Any]], count: int, device: str, ra
         need = "a GPU and a processor" if gpus else "a processor"
         share_text = "each" if ranks == 1 else f"for each of their {ranks} ranks"
         raise RequestError(
-            f"{count} replicas need {need} {share_text}, and this Ray has them for {replica_capacity(ranks)}; give "
-            "that many with --replicas, or start Ray on more machines"
+            f"{count} replicas need {need} {share_text}, and this Ray has room for {replica_capacity(ranks)}; "
+            "lower --replicas, or start Ray on more machines"
         )
     return ClusterPlan(count, sufficient_cpus[-1], gpus, ranks)
 
@@ -150,8 +154,8 @@ def _wait_until_running(name: str, on_wait: OnWait) -> None:
         if status == "RUNNING":
             return
         if status == "DEPLOY_FAILED":
-            raise RequestError(f"the replicas do not start ({message}); triforce[ray] of one version must be installed "
-                               "on all machines of this Ray, and the model be there")  # fmt: skip
+            raise RequestError(f"the replicas do not start ({message}); each machine of this Ray needs the model, and "
+                               "the same version of triforce[ray]")  # fmt: skip
         sleep(POLL_SECONDS)
 
 

@@ -32,7 +32,7 @@ class ReplicaMessage:
 
 @dataclass(frozen=True)
 class ReplicaFrontend:
-    """The members of LLM that parse requests, a `ServedModel`."""
+    """The members of LLM that the parsing of requests needs (see `ServedModel`)."""
 
     path: Path
     config: ModelConfig
@@ -47,10 +47,12 @@ class ReplicaFrontend:
     def of(cls, llm: LLM) -> ReplicaFrontend:
         """Return the frontend of a model. Raises ModelError for one without a tokenizer."""
         if llm.tokenizer is None:
-            raise ModelError("this model has no tokenizer, and a server of text needs one; put it into its folder")
+            raise ModelError(
+                "this model has no tokenizer, and a server of text needs one; put it into the model's folder"
+            )
         rope = llm.target.config.rope
-        # The process that unpickles it may have no such device. A new Rope drops the cached tables.
-        config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF.cpu(), rope.scale))
+        # The frontend is pickled. A new Rope drops cached tables.
+        config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF, rope.scale))
         model_facts = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
         return cls(llm.target.path, config, llm.tokenizer, *model_facts)
 

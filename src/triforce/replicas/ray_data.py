@@ -23,18 +23,21 @@ from triforce.server.batch import LIMITS, Answers, BatchLine, post
 from triforce.server.engine_thread import Worker
 
 RETRIES = 1
-"""Retries of a line whose actor died: among other lines, then alone, as the line may be the cause."""
+"""Retries of a line whose actor died, in each of two runs: the first with other lines, the second with this line alone.
+
+The second run tells whether the line is the cause.
+"""
 
 Row = dict[str, Any]
-Model = tuple[dict[str, Any], str, bool]
+EngineSettings = tuple[dict[str, Any], str, bool]
 """Settings of LLM, the model's name in answers, and `exact` as in `TPGroup`."""
 
 
 class BatchActor:
-    """An actor, the first of `ranks` ranks. Its answers report an error in the settings."""
+    """An actor, which runs the first of `ranks` ranks. If the settings are faulty, each of its answers says so."""
 
-    def __init__(self, model: Model, ranks: int) -> None:
-        settings, name, exact = model
+    def __init__(self, engine_settings: EngineSettings, ranks: int) -> None:
+        settings, name, exact = engine_settings
         self._settings_error = ""
         try:
             llm = load(settings, LIMITS, ranks, exact)
@@ -44,7 +47,7 @@ class BatchActor:
 
     async def __call__(self, row: Row) -> Row:
         response = b"" if self._settings_error else json.dumps(await post(self._app, row["url"], row["body"])).encode()
-        return {"place": row["place"], "response": response, "mistake": self._settings_error}
+        return {"place": row["place"], "response": response, "settings_error": self._settings_error}
 
 
 def answer(
@@ -59,8 +62,8 @@ def answer(
 ) -> None:
     """Answer the missing lines with `count` engines LLM(**settings) on the Ray at `address`; None starts one.
 
-    ranks: processes that share the model in each engine, `exact` as in `TPGroup`. Raises RequestError. After any error
-    the answers so far stay in the output.
+    ranks: number of processes that share the model in each engine. exact: see `TPGroup`. Raises RequestError. After an
+    error the answers so far stay in the output.
     """
     missing = list(answers.missing(source))
     lines = {place: line for place, line in enumerate(missing) if line.error is None}
@@ -70,41 +73,45 @@ def answer(
     if lines:
         connect(address)
         try:
-            for engines, at_once in (min(count, len(lines)), LIMITS.rows), (1, 1):
+            for engines, concurrency in (min(count, len(lines)), LIMITS.rows), (1, 1):
                 plan = plan_cluster(ray.nodes(), engines, settings["device"], ranks)
-                _run_lines(lines, plan, at_once, (settings, name, exact), answers)
+                _run_lines(lines, plan, concurrency, (settings, name, exact), answers)
         finally:
             ray.shutdown()
     for line in lines.values():
-        replica_error = "each engine that made this died, the last ones with nothing else to make; ask for less"
+        replica_error = "each engine that ran this request died, the last one with this request alone; ask for less"
         answers.add(replace(line, error=replica_error, code="replica_lost"))
 
 
-def _run_lines(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model, answers: Answers) -> None:
+def _run_lines(
+    lines: dict[int, BatchLine], plan: ClusterPlan, concurrency: int, engine_settings: EngineSettings, answers: Answers
+) -> None:
     """Add answers as they arrive, and remove their lines from `lines`. Raises RequestError."""
     if not lines:
         return
     _configure_ray_data()
-    dataset = _answer_dataset(lines, plan, at_once, model)
+    dataset = _answer_dataset(lines, plan, concurrency, engine_settings)
     try:
         for batch in dataset.iter_batches(batch_size=None, prefetch_batches=0, batch_format="pyarrow"):
             for row in batch.to_pylist():
-                if row["mistake"]:
-                    raise RequestError(row["mistake"])
+                if row["settings_error"]:
+                    raise RequestError(row["settings_error"])
                 answers.add(lines.pop(row["place"]), json.loads(row["response"]))
     except RayError as error:
         what = f"Ray gave up ({str(error).strip().splitlines()[-1]})"
-        advice = "triforce[ray] of one version must be on all machines of this Ray, and the model; then start it again"
+        advice = "each machine of this Ray needs the model, and the same version of triforce[ray]; then start it again"
         raise RequestError(f"{what}; {advice}") from error
 
 
-def _answer_dataset(lines: dict[int, BatchLine], plan: ClusterPlan, at_once: int, model: Model) -> ray.data.Dataset:
+def _answer_dataset(
+    lines: dict[int, BatchLine], plan: ClusterPlan, concurrency: int, engine_settings: EngineSettings
+) -> ray.data.Dataset:
     rows = [{"place": place, "url": line.url, "body": line.body} for place, line in lines.items()]
     return ray.data.from_items(rows, override_num_blocks=len(rows)).map(
         BatchActor,
-        fn_constructor_args=(model, plan.ranks),
+        fn_constructor_args=(engine_settings, plan.ranks),
         compute=ray.data.ActorPoolStrategy(
-            size=plan.count, max_tasks_in_flight_per_actor=at_once, max_concurrent_calls_per_actor=at_once
+            size=plan.count, max_tasks_in_flight_per_actor=concurrency, max_concurrent_calls_per_actor=concurrency
         ),
         num_cpus=plan.cpus,
         num_gpus=plan.gpus,

@@ -12,8 +12,8 @@ def prepare(address: str | None) -> None:
     # Lifetime of cached queue lengths. Only this process sends to the replicas, so its counts stay exact.
     os.environ["RAY_SERVE_QUEUE_LENGTH_CACHE_TIMEOUT_S"] = "1e9"
     if address is None:
-        # Despite its name it works on Linux: nodes are then known as 127.0.0.1, and nothing listens elsewhere.
+        # Despite its name this variable works on Linux: nodes are known as 127.0.0.1, and nothing listens elsewhere.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        # Other users of this machine reach loopback, too, and access to Ray runs any code. Children inherit the token.
+        # Other users of this machine reach loopback, too, and Ray runs any code. Children inherit the token.
         os.environ["RAY_AUTH_MODE"] = "token"
         os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)

@@ -23,8 +23,8 @@ from triforce.server.engine_client import EngineLoad, Event, GenerationRequest
 from triforce.server.errors import QueueFull, ReplicaLost, ShuttingDown
 
 TRIES = 3
-"""Maximal number of replicas that a request is sent to. It is resent if a replica dies before the first token, and
-bounded, as the request may be the cause."""
+"""Maximal number of replicas that one request is sent to. A request is sent again if its replica dies before the first
+token. The number is bounded, as the request may be the cause."""
 POLL_SECONDS = 2.0
 """Seconds between two counts of the replicas."""
 
@@ -66,7 +66,7 @@ class _Answer:
             end = await self._run_with_retries()
         except Exception as error:
             end = error
-        self._done(self)  # removed before its reader gets the end
+        self._done(self)  # removed before the reader gets the last event
         self.put(end)
 
     async def _run_with_retries(self) -> RequestOutput:
@@ -109,7 +109,7 @@ class _Answer:
 
 
 class Replicas:
-    """Engine of replicas.
+    """The engine of a server with replicas: it sends each request to one of them.
 
     handle: Ray Serve's handle for streaming calls. max_requests: prompts that run or wait. running: returns the number
     of running replicas, called from a thread. release: deletes the replicas, and may take long.
@@ -185,7 +185,11 @@ MAX_PREFIXES = 1 << 16
 
 
 class PrefixRouter(RequestRouter):  # type: ignore[misc]  # Ray publishes no types
-    """Routes by shared prefix. Recorded lengths double, so a match covers at least half of what two prompts share."""
+    """Routes a request to the replica that last had a prompt with the same prefix.
+
+    The prefixes recorded for a prompt have MIN_PREFIX_TOKENS, twice, four times ... as many tokens. So the longest
+    recorded prefix that two prompts share covers at least half of what they share.
+    """
 
     def initialize_state(self) -> None:
         """Initialize the router's state; Ray calls it in place of a constructor."""

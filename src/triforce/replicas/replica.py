@@ -28,8 +28,9 @@ LOOPBACK = "127.0.0.1"
 class Replica:
     """A replica. It uses `rows` and `kv_tokens` of the limits; prompts wait in the server.
 
-    It is the first of `ranks` ranks, `exact` as in `TPGroup`, which share its processors and GPUs. `frontend` returns
-    an error in the settings: if a constructor raises, Ray prints a traceback and tries again.
+    ranks: number of processes that share the model, and the processors and GPUs of the replica. This process is
+    the first. exact: see `TPGroup`. `frontend` returns an error in the settings: if a constructor raises, Ray prints a
+    traceback and tries again.
     """
 
     def __init__(self, settings: dict[str, Any], limits: Limits, ranks: int = 1, exact: bool = True) -> None:

@@ -28,7 +28,8 @@ _RUN = "from triforce.replicas.tp_workers import run; run()"
 def start_ranks(settings: dict[str, Any], limits: Limits, count: int, exact: bool, threads: int) -> dict[str, Any]:
     """Start ranks 1 to `count` - 1 and join them as rank 0. Returns the settings of LLM that change.
 
-    threads: of each rank. limits: the other ranks use the limits of `TPMirror`. Raises RankError or RequestError.
+    limits: of the server; ranks use the ones that `TPMirror` names. threads: number of threads of each rank. Raises
+    RankError or RequestError.
     """
     lifeline, _ = os.pipe()  # the write end closes when this process ends
     payload = pickle.dumps((settings, limits, exact, threads))

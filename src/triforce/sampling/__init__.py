@@ -1,6 +1,5 @@
-"""Logits to probabilities (`LogitsProcessor`), tokens that may follow a text (`Constraint`), and a seed's `Noise`."""
+"""Constraints on the tokens that may follow a text, and checks of biases and logits."""
 
-from triforce.sampling.logits import Constraint, LogitsProcessor
-from triforce.sampling.rng import Noise
+from triforce.sampling.logits import Constraint, check_bias, non_finite_logits
 
-__all__ = ["Constraint", "LogitsProcessor", "Noise"]
+__all__ = ["Constraint", "check_bias", "non_finite_logits"]

@@ -14,7 +14,7 @@ from triforce.errors import RequestError
 from triforce.user_files import NotTextError, decode, read_file
 
 KEYS_VARIABLE = "TRIFORCE_API_KEYS"
-KEY_FILE = "give a text file with one key a line"
+KEY_FILE_ADVICE = "give a text file with one key per line"
 _SHORTEST_KEY = 16
 _HOST = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?(\.[A-Za-z0-9_]([A-Za-z0-9_-]*[A-Za-z0-9_])?)*\.?")
 _ORIGIN = re.compile(
@@ -30,12 +30,12 @@ def read_keys(file: str | None) -> list[str]:
     Lines that begin with # are comments.
     """
     try:
-        lines = decode(read_file(file, KEY_FILE)).splitlines() if file else []
+        lines = decode(read_file(file, KEY_FILE_ADVICE)).splitlines() if file else []
     except NotTextError as error:
         raise RequestError(f"{file} {error}") from error
     placed_keys = [(f"line {n} of {file}", line.strip()) for n, line in enumerate(lines, 1) if line.strip()[:1] != "#"]
     if file and not any(key for _, key in placed_keys):
-        raise RequestError(f"the key file {file} has no key in it; write one a line")
+        raise RequestError(f"the key file {file} has no key in it; write one key per line")
     listed = os.environ.get(KEYS_VARIABLE, "").split(",")
     placed_keys += [(f"key {n} of {KEYS_VARIABLE}", key.strip()) for n, key in enumerate(listed, 1)]
     for place, key in placed_keys:
@@ -60,8 +60,8 @@ def require_hosts(names: Iterable[str]) -> None:
     for name in names:
         if not _HOST.fullmatch(name) and not is_address(name):
             raise RequestError(
-                f"{name!r} is no name of a host; give --allowed-host one without scheme, port and *, such as "
-                "gpu.example.org, once for each"
+                f"{name!r} is no name of a host; give --allowed-host once for each name, without scheme, port and *, "
+                "such as gpu.example.org"
             )
 
 
@@ -83,8 +83,8 @@ def checked_origins(origins: Iterable[str]) -> list[str]:
         normal_origin = "*" if origin == "*" else as_browsers_send(origin)
         if normal_origin is None:
             raise RequestError(
-                f"{origin!r} is no origin of pages; give --cors-origin a scheme and a host without * in it, such "
-                "as https://example.org, once for each, or * alone for all"
+                f"{origin!r} is no origin of pages; give --cors-origin once for each origin: a scheme and "
+                "a host without *, such as https://example.org. The value * alone allows all origins"
             )
         normal_origins.append(normal_origin)
     return normal_origins

@@ -11,7 +11,7 @@ from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.engine import OutputChunk
 from triforce.interface.explain import TierStats, total
 from triforce.interface.outputs import Logprob, RequestOutput, TokenLogprobs
-from triforce.interface.repeated_grams import repeated
+from triforce.interface.repeated_grams import repeated_share
 from triforce.server.engine_client import Event
 
 DONE = b"data: [DONE]\n\n"
@@ -32,11 +32,15 @@ class TextLogprobs:
     def add(self, ids: Sequence[int], entries: Sequence[TokenLogprobs | None]) -> dict[str, Any]:
         """Return the entries of the next tokens. The first token of a prompt has the entry None."""
         offsets = []
-        for token_id in ids:
-            offsets.append(self._offset)
-            self._offset += len(self._stream.step(token_id))
+        texts = [self._tokenizer.text_of(token_id) for token_id in ids]
+        for token_id, text in zip(ids, texts, strict=True):
+            new_text = self._stream.step(token_id)
+            # U+FFFD of an incomplete character comes with the next token, in front of that token's own text.
+            earlier_characters = len(new_text) - len(text) if new_text.endswith(text) else 0
+            offsets.append(self._offset + earlier_characters)
+            self._offset += len(new_text)
         return {
-            "tokens": [self._tokenizer.text_of(token_id) for token_id in ids],
+            "tokens": texts,
             "token_logprobs": [entry and _finite_logprob(entry.chosen.logprob) for entry in entries],
             "top_logprobs": [entry and self._alternatives(entry) for entry in entries],
             "text_offset": offsets,
@@ -44,7 +48,10 @@ class TextLogprobs:
 
     def _alternatives(self, entry: TokenLogprobs) -> dict[str, float]:
         logprob_by_text: dict[str, float] = {}
-        for alternative in (*entry.top, entry.chosen):  # best first: the best of tokens with one text is listed
+        for alternative in (
+            *entry.top,
+            entry.chosen,
+        ):  # best first, so equal texts are listed once, with their best value
             logprob_by_text.setdefault(alternative.text, _finite_logprob(alternative.logprob))
         return logprob_by_text
 
@@ -67,30 +74,33 @@ def chat_logprobs(tokenizer: Tokenizer, entries: Sequence[TokenLogprobs]) -> dic
 
 
 def usage(
-    outputs: Sequence[RequestOutput], tiers: bool, names: Sequence[str] = ("prompt", "completion")
+    outputs: Sequence[RequestOutput], with_tiers: bool, prefixes: Sequence[str] = ("prompt", "completion")
 ) -> dict[str, Any]:
-    """Return the numbers of prompt and new tokens. tiers: whether to add counts by tier and repetition by text."""
+    """Return the numbers of prompt and new tokens.
+
+    with_tiers: whether to add counts by tier and repetition by text. prefixes: beginnings of the names of both counts.
+    """
     prompt_tokens = sum(o.prompt_tokens for o in outputs)
     new_tokens = sum(o.completion_tokens for o in outputs)
     counts: dict[str, Any] = {
-        f"{names[0]}_tokens": prompt_tokens,
-        f"{names[1]}_tokens": new_tokens,
+        f"{prefixes[0]}_tokens": prompt_tokens,
+        f"{prefixes[1]}_tokens": new_tokens,
         "total_tokens": prompt_tokens + new_tokens,
     }
     details = {"cached_tokens": sum(o.cached_tokens for o in outputs)}
-    counts |= {f"{names[0]}_tokens_details": details}
-    if tiers:
+    counts |= {f"{prefixes[0]}_tokens_details": details}
+    if with_tiers:
         completions = [choice for output in outputs for choice in output.outputs]
         counts |= {
             "tiers": _tiers(total(choice.tiers for choice in completions)),
             "reread": [o.reread for o in outputs],
         }
-        counts["repeated_8_grams"] = [round(repeated(choice.token_ids), 4) for choice in completions]
+        counts["repeated_8_grams"] = [round(repeated_share(choice.token_ids), 4) for choice in completions]
     return counts
 
 
 def without_text(event: Event) -> Event:
-    """Return an event without the token of an answer of no tokens, which the engine draws in any case."""
+    """Return an event without its new token: the engine samples at least one, even if the request asks for none."""
     empty_fields = dict[str, Any](text="", token_ids=[], origins=[])
     if isinstance(event, OutputChunk):
         finish = event.finish_reason and "length"

@@ -19,12 +19,11 @@ from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
 from triforce.server import completions as server_completions
 from triforce.server import errors, playground
-from triforce.server import errors as server_errors
 from triforce.server.body_parser import JsonRoute
 from triforce.server.chat import ChatWriter
 from triforce.server.completions import CompletionWriter
 from triforce.server.engine_client import EngineClient, ServedModel
-from triforce.server.errors import ApiError, HeadAsGet
+from triforce.server.errors import ApiError, HeadAsGet, TrailingSlashes
 from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
@@ -49,7 +48,7 @@ def create_app(
     origins: Sequence[str] = (),
     watched: CacheFolder | None = None,
 ) -> FastAPI:
-    """Return the application that serves `llm` as the model `name`, with texts of `engine`.
+    """Return the application that serves `llm` as the model `name`; `engine` generates the texts.
 
     keys: accepted API keys; without any, no key is needed. hosts: names that a Host header may have. origins: of pages
     whose scripts may send requests (CORS). watched: a disk cache whose documents the page offers. Raises ModelError for
@@ -74,7 +73,7 @@ def create_app(
     app.include_router(playground.router)
     errors.install_handlers(app)
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
-    server_errors.install_advice(app, [path for path in paths if "{" not in path])
+    errors.install_advice(app, [path for path in paths if "{" not in path])
     _add_layers(app, limits, keys, hosts, origins)
     return app
 
@@ -97,6 +96,7 @@ def _add_layers(
         )
     app.add_middleware(PreflightAdvice, origins=origins)
     app.add_middleware(HeadAsGet)
+    app.add_middleware(TrailingSlashes)
     app.add_middleware(HostCheck, names=hosts)
     app.add_middleware(AccessLog)
 
@@ -105,7 +105,7 @@ def _add_layers(
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
     service = _service(request, body.model)
-    generations = await service.parsed(request, service.parser.completion, body)
+    generations = await service.run_parser(request, service.parser.completion, body)
     write = partial(CompletionWriter, body, generations, service)
     writer = await asyncio.to_thread(write) if body.echo else write()  # an echo decodes prompts of token ids
     return await service.answer(request, generations, writer, body)
@@ -115,7 +115,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def chat(body: ChatBody, request: Request) -> Response:
     """Return the next turn of a conversation, `n` times."""
     service = _service(request, body.model)
-    generations = await service.parsed(request, service.parser.chat, body)
+    generations = await service.run_parser(request, service.parser.chat, body)
     return await service.answer(request, generations, ChatWriter(body, generations, service), body)
 
 
@@ -123,7 +123,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Return the answer to a conversation."""
     service = _service(request, body.model)
-    generations = await service.parsed(request, service.parser.response, body)
+    generations = await service.run_parser(request, service.parser.response, body)
     return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
 
 
@@ -145,14 +145,14 @@ async def model(name: str, request: Request) -> JSONResponse:
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a text or a conversation, as in a prompt. Raises ApiError."""
     service = _service(request, body.model)
-    return await service.parsed(request, partial(server_completions.tokenize, service.parser), body)
+    return await service.run_parser(request, partial(server_completions.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids, without special tokens."""
     service = _service(request, body.model)
-    return await service.parsed(request, partial(server_completions.detokenize, service.parser), body)
+    return await service.run_parser(request, partial(server_completions.detokenize, service.parser), body)
 
 
 @router.get("/ping")
@@ -177,7 +177,7 @@ async def metrics(request: Request) -> Response:
 
 
 def system_fingerprint(llm: ServedModel) -> str:
-    """Return a digest of triforce's version and of `llm.fingerprint`, on which the text of a seed depends."""
+    """Return a digest of triforce's version and `llm.fingerprint`. Under equal digests a seed gives one text."""
     return f"fp_{blake2b(f'{__version__} {llm.fingerprint}'.encode(), digest_size=8).hexdigest()}"
 
 

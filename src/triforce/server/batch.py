@@ -30,40 +30,40 @@ from triforce.whole_file import whole_file
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
 
-Name = str | int
-"""Identity of a line: its custom_id, or its line number without one."""
+LineName = str | int
+"""Name of a line: its custom_id, or its line number without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
     """A line of the input: a request, or its error."""
 
-    name: Name
+    name: LineName
     url: str = ""
     body: bytes = b""
     error: str | None = None
     code: str = "invalid_line"
 
-    def digest(self, model: str) -> str | None:
-        """Return a hex digest of the request and of the model's identity; None for an invalid line."""
-        request = "\n".join([model, self.url, ""]).encode() + self.body
+    def digest(self, identity: str) -> str | None:
+        """Return a hex digest of the request and of `identity` (see `Answers`); None for an invalid line."""
+        request = "\n".join([identity, self.url, ""]).encode() + self.body
         return None if self.error is not None else blake2b(request, digest_size=16).hexdigest()
 
 
 def batch_lines(file: BinaryIO) -> Iterator[BatchLine]:
     """Yield the non-blank lines of an input. A repeated custom_id makes the later line invalid."""
-    numbers: dict[Name, int] = {}
+    numbers: dict[LineName, int] = {}
     for number, text in enumerate(file, 1):
         if text.strip():
-            line = _parsed(number, text)
+            line = _parse_line(number, text)
             if line.name in numbers:
-                error = f"custom_id {line.name!r} stands in line {numbers[line.name]} already; give each its own"
+                error = f"custom_id {line.name!r} is already that of line {numbers[line.name]}; give each line its own"
                 line = BatchLine(number, error=error)
             numbers[line.name] = number
             yield line
 
 
-def _parsed(number: int, text: bytes) -> BatchLine:
+def _parse_line(number: int, text: bytes) -> BatchLine:
     try:
         request = json.loads(decode(text.rstrip()))
     except NotTextError as error:
@@ -72,7 +72,7 @@ def _parsed(number: int, text: bytes) -> BatchLine:
         return BatchLine(number, error=f"line {number} is not JSON: {_json_reason(error)}")
     name = request.get("custom_id") if isinstance(request, dict) else None
     if not isinstance(name, str) or not name:
-        return BatchLine(number, error=f"line {number} is no JSON object with a custom_id, which is a text")
+        return BatchLine(number, error=f"line {number} must be a JSON object whose custom_id is a text")
     body = request.get("body")
     url = request.get("url")
     if request.get("method") != "POST" or url not in PATHS:
@@ -118,10 +118,11 @@ class Tally:
         if self.refused == 1:
             return f"The reason: {self._first_reasons[kind]}"
         which = "the commonest" if other_kinds else "one"
-        return f"{line_count:,} line{'s' * (line_count > 1)} for {which} reason, the first: {self._first_reasons[kind]}"
+        lines = f"{line_count:,} line{'s were' if line_count > 1 else ' was'} refused for {which} reason"
+        return f"{lines}; the first of them: {self._first_reasons[kind]}"
 
 
-_BEGINNING = b'{"id": "batch_req_'
+_ANSWER_PREFIX = b'{"id": "batch_req_'
 
 OUTPUT_ADVICE = "name another file with -o"
 
@@ -131,7 +132,7 @@ Response = dict[str, Any]
 class EarlierAnswers(NamedTuple):
     """Answers that an output already holds."""
 
-    digests: dict[Name, str | None]
+    digests: dict[LineName, str | None]
     """Digest of each answer (see `BatchLine.digest`), or None without one, by the name of its line."""
     needs_rewrite: bool
     """Whether the output also holds refusals, superseded answers, or a truncated last line."""
@@ -140,7 +141,7 @@ class EarlierAnswers(NamedTuple):
 class Comparison(NamedTuple):
     """Comparison of the lines of an input with the answers of an output."""
 
-    stale: frozenset[Name]
+    stale: frozenset[LineName]
     """Names of lines whose answers belong to another request, another model or other settings."""
     undigested_count: int
     """Number of answers without a digest, which stay valid."""
@@ -153,13 +154,13 @@ def earlier_answers(output: Path | None) -> EarlierAnswers:
 
     Raises RequestError for a file that is no output of a batch.
     """
-    lines, needs_rewrite = _lines(output) if output and output.is_file() else ({}, False)
+    lines, needs_rewrite = _answer_lines(output) if output and output.is_file() else ({}, False)
     return EarlierAnswers({name: json.loads(line).get("digest") for name, line in lines.items()}, needs_rewrite)
 
 
-def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison:
-    """Compare the lines of an input with the answers of an output. model: see `Answers`."""
-    stale = set[Name]()
+def compare(earlier: EarlierAnswers, source: BinaryIO, identity: str) -> Comparison:
+    """Compare the lines of an input with the answers of an output. identity: see `Answers`."""
+    stale = set[LineName]()
     undigested_count = 0
     unanswered_count = 0
     for line in batch_lines(source):
@@ -168,20 +169,21 @@ def compare(earlier: EarlierAnswers, source: BinaryIO, model: str) -> Comparison
         elif line.error is None:
             digest = earlier.digests[line.name]
             undigested_count += digest is None
-            if digest not in (None, line.digest(model)):
+            if digest not in (None, line.digest(identity)):
                 stale.add(line.name)
     return Comparison(frozenset(stale), undigested_count, unanswered_count)
 
 
-def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes], bool]:
+def _answer_lines(output: Path, with_refusals: bool = False) -> tuple[dict[LineName, bytes], bool]:
     """Return the answers of an output by the name of the input line, and whether the output holds other lines.
 
     Of several answers to one line the last one is returned, at the position of the first. with_refusals: whether
     refusals count as answers. Raises RequestError.
     """
-    answers: dict[Name, bytes | None] = {}
+    answers: dict[LineName, bytes | None] = {}
     count = 0
     truncated_line = b""
+    is_batch_output = True
     try:
         with output.open("rb") as file:
             while line := read_line(file, str(output), OUTPUT_ADVICE):
@@ -194,9 +196,9 @@ def _lines(output: Path, with_refusals: bool = False) -> tuple[dict[Name, bytes]
     except OSError as error:
         raise _unwritable(output, error) from error
     except (ValueError, TypeError, KeyError, RecursionError):
-        truncated_line = b"not ours"
-    if not truncated_line.startswith(_BEGINNING[: len(truncated_line)]):
-        raise RequestError(f"{output} holds something else than answers of a batch; {OUTPUT_ADVICE}")
+        is_batch_output = False
+    if not (is_batch_output and truncated_line.startswith(_ANSWER_PREFIX[: len(truncated_line)])):
+        raise RequestError(f"{output} holds lines that are not answers of a batch; {OUTPUT_ADVICE}")
     lines = {name: line for name, line in answers.items() if line}
     return lines, bool(truncated_line) or len(lines) < count
 
@@ -251,14 +253,14 @@ def _locked(lock: Path) -> int:
 
 
 def _unwritable(output: Path, error: OSError) -> RequestError:
-    advice = f"make room or {OUTPUT_ADVICE}, and run the command again: what is answered stays"
+    advice = f"make room or {OUTPUT_ADVICE}, and run the command again: earlier answers are kept"
     return RequestError(f"{output} cannot be written ({error.strerror}); {advice}")
 
 
-def _parse_answer(line: bytes) -> tuple[Name, bool]:
+def _parse_answer(line: bytes) -> tuple[LineName, bool]:
     """Return the name of the input line of an output line, and whether the output line is a successful answer."""
     answer = json.loads(line)
-    name: Name = answer["custom_id"] or answer["error"]["line"]
+    name: LineName = answer["custom_id"] or answer["error"]["line"]
     return name, bool(answer["response"] and _succeeded(answer["response"]))
 
 
@@ -272,19 +274,19 @@ class Answers(AbstractContextManager["Answers"]):
     def __init__(
         self,
         path: Path | None,
-        model: str,
+        identity: str,
         on_line: Callable[[], object],
         earlier: EarlierAnswers | None = None,
-        stale: frozenset[Name] = frozenset(),
+        stale: frozenset[LineName] = frozenset(),
     ) -> None:
         """Write to the file `path`, or to stdout for None. Nothing is written before `__enter__`.
 
-        model: identity of everything beside the request that changes texts. on_line: called once for each line of the
-        input. earlier: the answers of the file. stale: names of the earlier answers to replace.
+        identity: a text that names the model and each setting on which answers depend. on_line: called once for each
+        line of the input. earlier: the answers of the file. stale: names of the earlier answers to replace.
         """
         self.tally = Tally()
         self._path = path
-        self._model = model
+        self._identity = identity
         self._on_line = on_line
         self._earlier = earlier or EarlierAnswers({}, False)
         self._stale = stale
@@ -320,12 +322,12 @@ class Answers(AbstractContextManager["Answers"]):
 
     def add(self, line: BatchLine, response: Response | None = None) -> None:
         """Write the answer to a line; `response` is None for an invalid line. Raises RequestError."""
-        named = isinstance(line.name, str)
+        has_custom_id = isinstance(line.name, str)
         error = None
         if line.error is not None:
-            error = {"code": line.code, "message": line.error} | ({} if named else {"line": line.name})
-        head = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.name if named else None}
-        answer = head | {"response": response, "error": error, "digest": line.digest(self._model)}
+            error = {"code": line.code, "message": line.error} | ({} if has_custom_id else {"line": line.name})
+        head = {"id": f"batch_req_{uuid4().hex}", "custom_id": line.name if has_custom_id else None}
+        answer = head | {"response": response, "error": error, "digest": line.digest(self._identity)}
         try:
             self._file.write(json.dumps(answer, allow_nan=False) + "\n")
             self._file.flush()
@@ -344,7 +346,7 @@ class Answers(AbstractContextManager["Answers"]):
 
 def _rewrite(path: Path, with_refusals: bool = False) -> None:
     """Rewrite an output with exactly one line for each answer. with_refusals: refusals stay, too. Raises OSError."""
-    lines, _ = _lines(path, with_refusals)
+    lines, _ = _answer_lines(path, with_refusals)
     with whole_file(path) as partial:
         partial.write_bytes(b"".join(lines.values()))
 

@@ -15,16 +15,16 @@ from fastapi.routing import APIRoute
 from triforce.sandbox import ChildProcess
 from triforce.server import json_reader
 from triforce.server.errors import ApiError, not_json, retryable
-from triforce.server.json_reader import parsed
+from triforce.server.json_reader import parse
 from triforce.server.limits import LARGE_INPUT, MAX_CONTAINERS, MAX_VALUES
 from triforce.server.service import Service, key_of, unless_disconnected
 
 PARSE_SECONDS = 60
-"""Time limit of a parser process in seconds. With a free processor it takes about one."""
+"""Time limit of a parser process in seconds. A parser with a processor of its own takes about one second."""
 
 
 class JsonRoute(APIRoute):
-    """A route that parses the body within the bounds before its endpoint runs."""
+    """A route that parses the body, within the limits of `limits`, before the endpoint runs."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -34,7 +34,7 @@ class JsonRoute(APIRoute):
             if body and "json" in request.headers.get("content-type", ""):
                 if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
                     raise _encoding_error(ascii(coding[:20])[1:-1])
-                outcome = await _parsed_apart(request, body) if len(body) > LARGE_INPUT else parsed(body)
+                outcome = await _parse_in_child(request, body) if len(body) > LARGE_INPUT else parse(body)
                 request = _ParsedRequest(request, body, _value(*outcome))
             return await handle(request)
 
@@ -53,8 +53,8 @@ class _ParsedRequest(Request):
         return self._value
 
 
-async def _parsed_apart(request: Request, body: bytes) -> tuple[str, Any]:
-    """Return the outcome of `json_reader.parsed` in a child process. Raises ApiError or ClientDisconnected."""
+async def _parse_in_child(request: Request, body: bytes) -> tuple[str, Any]:
+    """Return the outcome of `json_reader.parse` in a child process. Raises ApiError or ClientDisconnected."""
     service: Service = request.app.state.service
     child = ChildProcess([sys.executable, "-I", "-S", json_reader.__file__, str(MAX_CONTAINERS), str(MAX_VALUES)])
     work = partial(child.run, body, PARSE_SECONDS)
@@ -72,22 +72,21 @@ def _value(outcome: str, value: Any) -> Any:
         case "compressed":
             raise _encoding_error("gzip or zstd")
         case "encoding":
-            raise not_json(f"byte {value:,} of it, counted from 0, is not UTF-8; encode it so (Latin-1 is another "
-                           "encoding)")  # fmt: skip
+            raise not_json(f"the byte at offset {value:,} is not UTF-8; encode the body as UTF-8, not as Latin-1")
         case "containers":
             raise ApiError(400, f"the body holds {value:,} objects and arrays; at most {MAX_CONTAINERS:,} are taken, "
                            "so send fewer messages, parts or prompts")  # fmt: skip
         case "values":
             raise ApiError(400, f"the body holds {value:,} values; at most {MAX_VALUES:,} are taken, "
-                           "so send texts in place of token ids, or fewer of them")  # fmt: skip
+                           "so send texts in place of token ids, or fewer token ids")  # fmt: skip
         case "syntax":
             raise not_json(value)
         case "unreadable":
-            raise not_json("it is no text, nested too deeply, or has a number of too many digits")
+            raise not_json("it is not text, is nested too deeply, or has a number with too many digits")
     return value
 
 
 def _encoding_error(coding: str) -> ApiError:
     """Return the error for a compressed body."""
-    text = f"the body is compressed ({coding}), and is not unpacked here; send it as it is, without Content-Encoding"
+    text = f"the body is compressed ({coding}), which is not supported; send plain JSON, without Content-Encoding"
     return ApiError(415, text, headers={"Accept-Encoding": "identity"})

@@ -101,7 +101,7 @@ class CompletionWriter:
 async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Response:
     """Return the token ids of a text or a conversation. Raises ApiError."""
     if (body.prompt is None) == (body.messages is None):
-        raise field_error("prompt", "send prompt or messages, one of them")
+        raise field_error("prompt", "send either prompt or messages")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
         ids = await parser.conversation(body.messages, key, thinking=body.thinking_switch)
@@ -109,7 +109,7 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MAX_VALUES:
         raise field_error(
-            field, f"the text has {len(ids):,} tokens; at most {MAX_VALUES:,} are told, so send it in parts"
+            field, f"the text has {len(ids):,} tokens; at most {MAX_VALUES:,} are returned, so send it in parts"
         )
 
     def write_answer() -> Response:

@@ -39,11 +39,11 @@ class PrefillProgress:
 
 
 Event = OutputChunk | RequestOutput | PrefillProgress
-"""An event of a request: progress, then chunks of the `n` texts, then the whole output, as `LLM.stream` yields them."""
+"""An event of a request. Progress comes first, then chunks of the `n` texts, then the whole output."""
 
 
 class ServedModel(Protocol):
-    """The members of LLM that parse requests."""
+    """The members of LLM that the parsing of requests needs."""
 
     @property
     def target(self) -> PromptSource: ...

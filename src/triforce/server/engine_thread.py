@@ -37,11 +37,11 @@ class TPMirror:
 
     def __init__(self, llm: LLM, limits: Limits) -> None:
         self.llm = llm
-        self.engine = llm.open(limits.rows, limits.room(llm.target.config.context), max_itl=limits.max_itl)
+        self.engine = llm.open(limits.rows, limits.kv_capacity(llm.target.config.context), max_itl=limits.max_itl)
         self._grammars = GrammarQueue(llm)
         self._requests: dict[int, Request] = {}
         self._numbers: dict[Request, int] = {}
-        self._progress: dict[int, PrefillProgress] = {}  # not yet reported, by number
+        self._progress: dict[int, PrefillProgress] = {}  # progress that is not yet reported, by number
         self._places: dict[int, int] = {}
         """Last reported queue position by number, of requests that ask for progress."""
 
@@ -111,15 +111,17 @@ class TPMirror:
         return request
 
     def _note_progress(self, number: int, tokens: int, _: int) -> None:
-        """Record the progress of a prompt. The last token is fed with the first proposal, so it counts as processed.
+        """Record the prefill progress of a prompt's first choice. Further choices copy its KV.
 
-        Further choices copy the KV of the first.
+        The prefill leaves out the last token of the prompt, which is fed with the first proposal. That token counts as
+        processed from the start, so the count reaches the total when the prefill ends.
         """
         request = self._requests[number]
         total = len(request.prompt)
         start = request.started or perf_counter()
         processed = min(tokens + 1, total)
-        progress = PrefillProgress(total, request.groups[0].cached, processed, int(1000 * (perf_counter() - start)))
+        milliseconds = int(1000 * (perf_counter() - start))
+        progress = PrefillProgress(total, request.groups[0].cached_prompt_tokens, processed, milliseconds)
         self._progress[number] = progress
 
     def _note_places(self) -> None:
@@ -265,7 +267,7 @@ class Worker:
                 self._end(number, ReplicaLost())
 
     def _wait_for_answers(self) -> list[_Answer]:
-        """Block until there is an unfinished answer. Returns all of them, or none at shutdown."""
+        """Block until there is an unfinished answer. Returns all unfinished answers, or none at shutdown."""
         self.mirror.write_behind(lambda: self._answers or not self._open)
         with self._changed:
             self._changed.wait_for(lambda: self._answers or not self._open)

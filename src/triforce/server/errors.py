@@ -20,7 +20,7 @@ from triforce.interface.sampling_params import SamplingParams
 
 
 def validation_depth(error: dict[str, Any]) -> tuple[int, list[int]]:
-    """Return how far validation got before an error, for comparison: the depth of its place, and its list indices."""
+    """Return how far validation got before an error, for comparison: depth and list indices of the error's place."""
     place = place_of(error)
     return len(place), [int(part) for part in place if part.isdecimal()]
 
@@ -79,7 +79,7 @@ def text_of(error: dict[str, Any]) -> str:
 
 
 RETRY_SECONDS = 5
-UNKNOWN = "unknown_field"
+UNKNOWN_FIELD = "unknown_field"
 """Type of validation errors that carry advice. They take precedence over all others."""
 FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
 """Python arguments that are also fields of requests. All others are options of the server."""
@@ -151,12 +151,16 @@ def _request_error(error: RequestError, field: str | None = None, fields: Mappin
         return _as_sent(names[name], value) if name in names else as_field(name, value)
 
     param = next((names.get(name, name) for name in error.arguments if name in FIELDS), field)
-    return field_error(param, error.worded(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None)
+    return field_error(
+        param, error.message_text(field_text), TOO_LONG if isinstance(error, ContextLengthError) else None
+    )
 
 
 def timeout_error(seconds: float) -> ApiError:
     text = f"not done after {seconds:g} seconds; ask for fewer tokens, or start the server with a longer --timeout"
-    return ApiError(408, text, code="timeout", headers={"x-should-retry": "false"})  # OpenAI's clients obey it
+    return ApiError(
+        408, text, code="timeout", headers={"x-should-retry": "false"}
+    )  # a header that OpenAI's clients obey
 
 
 def internal_error() -> ApiError:
@@ -199,13 +203,15 @@ def refusal_for(error: Exception) -> ApiError | None:
         case RequestError():
             return _request_error(error)
         case TriforceError():  # such as a model that cannot be run
-            return ApiError(500, error.worded(as_field), code="model")
+            return ApiError(500, error.message_text(as_field), code="model")
         case QueueFull():
             return retryable(429, f"the queue is full: {error.waiting} requests wait in it", code="queue_full")
         case ShuttingDown():
             return retryable(503, "the server is stopping; send the request again when it is back", code="stopping")
         case ReplicaLost():
-            return retryable(503, "what was making this text is gone; send the request again", code="replica_lost")
+            return retryable(
+                503, "the engine that generated this text has failed; send the request again", code="replica_lost"
+            )
         case RequestValidationError():
             return _schema_error(error)
         case HTTPException():
@@ -232,7 +238,7 @@ def _schema_error(error: RequestValidationError) -> ApiError:
     # A union reports an error for each of its types. Precedence: an error with advice, then a list that is too long,
     # then the error that validation reached last.
     candidates = [e for e in errors if place_of(e)[:1] == place[:1]]
-    advice_error = next((e for e in candidates if e["type"] == UNKNOWN), None)
+    advice_error = next((e for e in candidates if e["type"] == UNKNOWN_FIELD), None)
     if advice_error:
         field = ".".join(filter(None, (field_of(error.body, advice_error), advice_error["ctx"]["field"])))
         return field_error(field, f"{field}: {advice_error['ctx']['advice']}")
@@ -241,7 +247,7 @@ def _schema_error(error: RequestValidationError) -> ApiError:
     candidates = [e for e in candidates if e["type"] == "too_long"] or candidates
     field = field_of(error.body, farthest_error := max(candidates, key=validation_depth))
     if farthest_error["type"] != "missing" and is_null(error.body, field):
-        return field_error(field, f"{field}: it is required, and null says nothing; send a value")
+        return field_error(field, f"{field}: it is required, and null counts as missing; send a value")
     texts = dict.fromkeys(text_of(e) for e in candidates if field_of(error.body, e) == field)
     return field_error(field, f"{field}: {', or '.join(texts)}")
 
@@ -250,28 +256,29 @@ def _http_error(error: HTTPException) -> ApiError:
     return ApiError(error.status_code, f"{error.detail}; send a JSON object", headers=error.headers)
 
 
-ELSEWHERE = {
+OTHER_SERVICES = {
     "audio": "audio is not made or read here",
     "conversations": "conversations are not kept here; send the whole one to /v1/responses",
     "batches": "files of requests are answered by `triforce batch`",
     "embeddings": "embeddings are not made here",
-    "api": "Ollama's own interface is not here, and OpenAI's is at /v1",
+    "api": "Ollama's own interface is not here; OpenAI's is, at /v1",
     "files": "no files are kept here; `triforce batch` answers a file of requests",
     "fine_tuning": "no models are trained here",
     "images": "pictures are not made here",
+    "input_tokens": "/tokenize counts the tokens of a prompt or of messages",
     "messages": "Anthropic's interface is not here; /v1/chat/completions takes conversations",
-    "moderations": "texts are not judged here",
-    "rerank": "texts are not ranked here",
-    "score": "texts are not ranked here",
+    "moderations": "there is no moderation here",
+    "rerank": "there is no reranking here",
+    "score": "there is no reranking here",
 }
 """Advice on addresses of other services, by a part of the address."""
-NOT_KEPT = "answers are not kept here, to be fetched, cancelled or deleted; send the whole conversation each time"
+NOT_KEPT = "answers are not kept here, so none can be fetched or deleted; send the whole conversation each time"
 _LONGEST = 100
 """Length to which an address is truncated for comparison, in characters."""
 
 
 def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
-    """Answer requests to unknown addresses, and with wrong methods, with advice. addresses: the known ones."""
+    """Answer with advice if the address or the method of a request is unknown. addresses: the known addresses."""
 
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
         return ApiError(404, _not_found_text(request.url.path, addresses)).response()
@@ -289,23 +296,39 @@ def _not_found_text(path: str, addresses: Iterable[str]) -> str:
     """Return the message of a 404 at `path`."""
     parts = path.strip("/").split("/")
     similar_address = _similar_address(path, addresses)
-    reason = next((text for part in parts if (text := ELSEWHERE.get(part))), None)
+    reason = next((text for part in parts if (text := OTHER_SERVICES.get(part))), None)
     if {"completions", "responses"} & set(parts[:-1]):
-        reason = NOT_KEPT
+        reason = reason or NOT_KEPT
     if reason and not similar_address:
-        return f"{reason}; /openapi.json lists what there is"
+        return f"{reason}; /openapi.json lists the addresses"
     if parts == ["v1"]:
         return "this is the base of other addresses, such as /v1/models; /openapi.json lists them"
     nearest = f" (did you mean {similar_address}?)" if similar_address else suggest(path[:_LONGEST], addresses)
-    return f"there is nothing at this address{nearest}; /openapi.json lists what there is"
+    return f"there is nothing at this address{nearest}; /openapi.json lists the addresses"
 
 
 def _similar_address(path: str, addresses: Iterable[str]) -> str:
-    """Return the address that equals `path` except for a missing or additional base; empty if there is none."""
+    """Return the address that equals `path` except for a missing or additional base; empty if there is none.
+
+    An additional base may be an address itself, as in /v1/completions/chat/completions.
+    """
     address_end = f"/{path.strip('/')}"[:_LONGEST]
-    longer_addresses = [address for address in addresses if address.endswith(address_end)]
+    ends = [address_end, *(address_end.removeprefix(base) for base in addresses if address_end.startswith(f"{base}/"))]
+    longer_addresses = [address for address in addresses if address.endswith(tuple(ends))]
     shorter_addresses = [address for address in addresses if address_end.endswith(address)]
     return min(longer_addresses, key=len, default="") or max(shorter_addresses, key=len, default="")
+
+
+class TrailingSlashes:
+    """Removes slashes from the ends of addresses, where base URLs of clients often have one."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope["path"] = scope["path"].rstrip("/") or "/"
+        await self.app(scope, receive, send)
 
 
 class HeadAsGet:

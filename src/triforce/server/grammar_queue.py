@@ -1,4 +1,4 @@
-"""GrammarQueue: requests with a grammar. All ranks compile it in a thread, and start the request when all have it.
+"""GrammarQueue: requests with a grammar. Each rank compiles the grammar in a thread; all then start the request.
 
 A compiled grammar cannot be sent to another process, so each rank compiles it. Ranks synchronize in each step: a rank
 that compiled between two steps would stop all texts.
@@ -27,7 +27,7 @@ CompilingGrammar = Future[CompiledGrammar]
 
 
 class GrammarQueue:
-    """Compiles grammars of requests, by number, one at a time on this rank.
+    """Compiles the grammars of numbered requests, one at a time on this rank.
 
     All ranks make the same calls of `put`, `cancel` and `take` between the same steps.
     """
@@ -36,7 +36,7 @@ class GrammarQueue:
         self._llm = llm
         self._thread = ThreadPoolExecutor(1, "triforce-grammars")
         self._waiting: dict[int, tuple[GenerationRequest, CompilingGrammar]] = {}
-        # `prepare` holds the interpreter's lock, a second for a large vocabulary, so it runs before there are texts.
+        # `prepare` holds the GIL, for a large vocabulary about a second, so it runs before any text is generated.
         self._thread.submit(lambda: llm.grammars.prepare())
 
     def put(self, number: int, generation: GenerationRequest) -> None:
@@ -91,20 +91,20 @@ T = TypeVar("T")
 class SharedSlots:
     """A bounded number of slots for one kind of work, which are shared fairly among keys.
 
-    work_name: shown in errors. portion: share of the processors, at least one. share: pieces of work of one key
-    that may run or wait at a time. One event loop at a time may use it.
+    work_name: shown in errors. cpu_share: number of slots as a share of the processors; there is at least one slot.
+    max_per_key: pieces of work of one key that may run or wait at a time. One event loop at a time may use the slots.
     """
 
-    def __init__(self, work_name: str, portion: float, share: int) -> None:
+    def __init__(self, work_name: str, cpu_share: float, max_per_key: int) -> None:
         self._work_name = work_name
-        self._share = share
-        self._free_slots = max(1, int((os.cpu_count() or 1) * portion))
+        self._max_per_key = max_per_key
+        self._free_slots = max(1, int((os.cpu_count() or 1) * cpu_share))
         self._counts: Counter[str] = Counter()
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
         """Waiting pieces of work by key, in the order of the keys' turns."""
 
     async def run(self, key: str, work: Callable[[], T], cancel: Callable[[], None] = lambda: None) -> T:
-        """Run `work` in a thread once there is a slot, and return its result. Raises ApiError beyond the key's share.
+        """Run `work` in a thread once there is a slot, and return its result. Raises ApiError beyond `max_per_key`.
 
         A thread cannot be stopped: on cancellation `cancel` is called, and the slot stays taken until `work` returns.
         """
@@ -119,8 +119,8 @@ class SharedSlots:
 
     @asynccontextmanager
     async def _slot(self, key: str) -> AsyncIterator[None]:
-        if self._counts[key] >= self._share:
-            text = f"{self._share} {self._work_name} of yours are being worked on or wait"
+        if self._counts[key] >= self._max_per_key:
+            text = f"{self._max_per_key} {self._work_name} of this client run or wait already, the limit for one client"
             raise retryable(429, text, code="share_used_up")
         self._counts[key] += 1
         try:
@@ -159,19 +159,19 @@ class SharedSlots:
         self._free_slots += 1
 
 
-PORTION = 1 / 4
+CPU_SHARE = 1 / 4
 """Share of the processors that compile grammars."""
 
 
 class GrammarPool:
-    """Compiles grammars for one model. share: grammars of one key that compile or wait at a time."""
+    """Compiles grammars for one model. max_per_key: grammars of one key that compile or wait at a time."""
 
-    def __init__(self, compiler: GrammarCompiler, share: int) -> None:
+    def __init__(self, compiler: GrammarCompiler, max_per_key: int) -> None:
         self._compiler = compiler
-        self._slots = SharedSlots("grammars", PORTION, share)
+        self._slots = SharedSlots("grammars", CPU_SHARE, max_per_key)
 
     async def compile(self, grammar: Grammar, key: str) -> CompiledGrammar:
-        """Return the compiled grammar, from the cache if possible. Raises RequestError, or ApiError (the share)."""
+        """Return the compiled grammar, cached if possible. Raises RequestError, or ApiError beyond `max_per_key`."""
         if compiled := self._compiler.cached(grammar):
             return compiled
         trial = GrammarTrial(grammar)

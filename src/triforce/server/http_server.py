@@ -34,7 +34,7 @@ _ABORT_SECONDS = 1.0
 """Seconds in which answers end after a second signal has cancelled them."""
 PAUSE_SECONDS = 0.1
 """Seconds that accepting pauses where no connection can be freed."""
-_NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_RESOURCE_ERRNOS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
 class Connection(H11Protocol):
@@ -46,7 +46,7 @@ class Connection(H11Protocol):
         self._limits = limits
         self.progress_time = self.loop.time()
         """Time of the last progress."""
-        self._unsent = 0
+        self._unsent_bytes = 0
 
     def on_response_complete(self) -> None:
         self.progress_time = self.loop.time()
@@ -63,15 +63,15 @@ class Connection(H11Protocol):
     def missed_deadline(self) -> str | None:
         """Return the name of the missed deadline, or None. Called once a second.
 
-        During an answer the client only has to read. Where the answer adds no bytes to the send buffer, the buffer
-        must shrink.
+        While an answer is produced, there is no deadline. If the answer is complete or paused, and bytes are still in
+        the send buffer, the buffer must shrink: the client has to read.
         """
         loop_time = self.loop.time()
         unsent = self.transport.get_write_buffer_size()
         is_producing = not (self._answered or self.flow.write_paused or self.transport.is_closing())
-        if is_producing or unsent < self._unsent:
+        if is_producing or unsent < self._unsent_bytes:
             self.progress_time = loop_time
-        self._unsent = unsent
+        self._unsent_bytes = unsent
         if unsent:
             return "answer_not_read" if loop_time - self.progress_time > self._limits.stall_seconds else None
         return "headers_late" if loop_time - self.progress_time > self._limits.header_seconds else None
@@ -79,7 +79,7 @@ class Connection(H11Protocol):
     def send_400_response(self, msg: str) -> None:
         """Answer invalid HTTP with an error in the common format, unless an answer is being sent, and close."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(_NO_HTTP)
+            self.transport.write(_INVALID_HTTP)
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -104,14 +104,14 @@ class Connections:
         metrics.connections.set_function(lambda: len(open_connections))
 
     def is_full(self, address: str | None = None) -> bool:
-        """Return whether the limit of connections, or that of one address, is reached."""
+        """Return whether `address` is at its limit of connections; None: whether the server is."""
         limit = self._limits.connections if address is None else self._limits.connections_of_one_address
         return len(self._from_address(address)) >= limit
 
     def close_idle(self, address: str | None = None) -> bool:
         """Close the connection that has been idle longest. Returns whether there is one.
 
-        It leaves the set at the next iteration of the event loop.
+        The closed connection leaves the set at the next iteration of the event loop.
         """
         oldest = min((c for c in self._from_address(address) if c.is_idle), key=lambda c: c.progress_time, default=None)
         if oldest is not None:
@@ -144,8 +144,8 @@ class Connections:
 def network(host: str) -> str:
     """Return the address by which connections are limited: an IPv4 address, or the /64 of an IPv6 address.
 
-    A /64 is the smallest IPv6 network of a customer or machine, so one client has its 2**64 addresses. IPv4 addresses
-    on an IPv6 socket (::ffff:192.0.2.1) count as IPv4.
+    A /64 is the smallest IPv6 network of a customer or machine, so one client may use all of its 2**64 addresses.
+    IPv4 addresses on an IPv6 socket (::ffff:192.0.2.1) count as IPv4.
     """
     address = ip_address(host.partition("%")[0])
     if isinstance(address, IPv6Address):
@@ -165,7 +165,7 @@ async def accept(sock: socket.socket, connections: Connections, protocol: Callab
         try:
             client, (host, *_) = await loop.sock_accept(sock)
         except OSError as error:
-            if error.errno in _NO_RESOURCES:
+            if error.errno in _RESOURCE_ERRNOS:
                 connections.count_event("no_descriptors")
                 await _free_connection(connections)
             else:  # an error of one client before it was accepted
@@ -201,7 +201,7 @@ async def _free_connection(connections: Connections) -> None:
 
 
 def _refuse(client: socket.socket) -> None:
-    """Answer without a request. Pending bytes are read, as a reset with unread bytes loses the answer."""
+    """Send a refusal before a request is parsed. Pending bytes are read: a close with unread bytes loses the answer."""
     with client:
         client.send(_TOO_MANY_CONNECTIONS)
         with suppress(BlockingIOError):
@@ -209,26 +209,26 @@ def _refuse(client: socket.socket) -> None:
 
 
 def raw_response(refusal: ApiError) -> bytes:
-    """Return the bytes of an error response without a request. The connection closes after it."""
+    """Return the bytes of an error response, for use before a request is parsed. The connection closes after it."""
     response = refusal.response()
     lines = [b"HTTP/1.1 %d %s" % (refusal.status, HTTPStatus(refusal.status).phrase.encode()), b"connection: close"]
     lines += [b"%s: %s" % header for header in response.raw_headers]
     return b"\r\n".join([*lines, b"", bytes(response.body)])
 
 
-_NO_HTTP = raw_response(
+_INVALID_HTTP = raw_response(
     ApiError(
         400,
-        "this is no request of HTTP/1.1 (TLS, no Host header or two, or a wrong Content-Length, say); send plain HTTP, "
-        "or put a proxy that has TLS in front",
+        "this is no valid request of HTTP/1.1; send plain HTTP, with one Host header and the right Content-Length, or "
+        "put a TLS proxy in front of the server",
     )
 )
 _HEADERS_LATE = raw_response(ApiError(408, "the request's headers did not arrive in time; send it again"))
 _TOO_MANY_CONNECTIONS = raw_response(
     ApiError(
         429,
-        "your address has all the connections open that it may have, each with a request; close some, or start the "
-        "server with a larger --max-connections-per-address",
+        "your address has reached its limit of connections, and none is idle; close some, or start the server with a "
+        "larger --max-connections-per-address",
         code="too_many_connections",
         headers={"Retry-After": str(RETRY_SECONDS)},
     )
@@ -237,14 +237,14 @@ _TOO_MANY_CONNECTIONS = raw_response(
 
 _SHUTDOWN_SLACK = 5
 """Seconds beyond the shutdown timeout in which cancelled answers reach their clients."""
-INTERRUPT_HINT = "requests that run are answered first; press Ctrl-C again to end at once"
+INTERRUPT_HINT = "running requests are finished first; press Ctrl-C again to end at once"
 SAME_SIGNAL_SECONDS = 0.5
 """Seconds within which two signals count as one: a service manager may signal a process and its parent, which forwards
 it."""
 
 
 def serve(app: FastAPI, engine: EngineClient, sock: socket.socket, shutdown_timeout: float) -> None:
-    """Serve until SIGTERM, SIGHUP or SIGINT. Running requests then have `shutdown_timeout` seconds, and none starts.
+    """Serve until SIGTERM, SIGHUP or SIGINT. Running requests then have `shutdown_timeout` seconds to end.
 
     Raises the error that ended the engine, if there is one.
     """

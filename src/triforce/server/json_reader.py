@@ -1,5 +1,5 @@
-"""A program that parses JSON outside of the server's process, as the parser holds the interpreter's lock and may create
-any number of objects.
+"""A program that parses JSON outside of the server's process, as the parser holds the GIL and may create any number of
+objects.
 
 Arguments: the maximal number of objects and arrays, and of values. It counts both before it parses. It imports nothing
 of triforce, so it starts fast.
@@ -23,7 +23,7 @@ COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
 """Magic numbers of gzip and zstd."""
 
 
-def parsed(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any]:
+def parse(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any]:
     """Return an outcome and its argument: `value` and the parsed value, or a kind of error and its details.
 
     limits: the maximal number of objects and arrays, and of values; None counts neither. Errors: `compressed`,
@@ -54,9 +54,9 @@ def _excess(text: str, most_containers: int, most_values: int) -> tuple[str, int
 
 
 def main() -> None:
-    """Parse JSON from stdin, and write the result of `parsed` to stdout, serialized by `marshal`."""
+    """Parse JSON from stdin, and write the result of `parse` to stdout, serialized by `marshal`."""
     os.nice(NICENESS)
-    outcome = parsed(sys.stdin.buffer.read(), (int(sys.argv[1]), int(sys.argv[2])))
+    outcome = parse(sys.stdin.buffer.read(), (int(sys.argv[1]), int(sys.argv[2])))
     sys.stdout.buffer.write(marshal.dumps(outcome))
 
 

@@ -6,7 +6,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
-from triforce.engine import MAX_ITL, MOST_ROWS
+from triforce.engine import MAX_ITL, MAX_ROWS
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import MAX_LOGPROBS
 from triforce.server.request_base import MAX_PROMPTS
@@ -18,7 +18,7 @@ ANSWER_TOKENS = 2048
 MIN_KV_TOKENS = 65_536
 """Minimum of the default KV capacity in tokens, for models with a short context."""
 LARGE_INPUT = 2**18
-"""Bytes of a body, and characters of a text, up to which they are parsed and tokenized at once. Longer ones queue."""
+"""Size of the largest body in bytes, or text in characters, that is read without waiting for a slot."""
 MAX_CONTAINERS = 10_000
 """Maximal number of objects and arrays in a body longer than `LARGE_INPUT`."""
 MAX_VALUES = 500_000
@@ -70,17 +70,17 @@ class Limits:
     seconds: float = 600.0
     """Seconds from the body to the last token, including time in the queue."""
     waiting: int = 64
-    """Prompts in the queue, beyond one for each row."""
-    rows: int = MOST_ROWS
+    """Prompts that may wait in the queue. Prompts in rows are not counted."""
+    rows: int = MAX_ROWS
     """Sequences decoded at a time."""
     max_itl: float = MAX_ITL
-    """Inter-token latency in seconds, up to which prompts are prefilled between two steps of texts."""
+    """Limit of the inter-token latency in seconds, while prompts of other requests are prefilled."""
     grammars: int = 32
-    """Grammars of one key that compile or wait for it."""
+    """Grammars of one key that are being compiled, or wait for it."""
     prompts: int = MAX_PROMPTS
     """Prompts of one request."""
     kv_tokens: int | None = None
-    """KV capacity in tokens, which also bounds the rows of one prompt; None: see `room`."""
+    """KV capacity in tokens, which also bounds the rows of one prompt; None: see `kv_capacity`."""
     n: int = 16
     logprobs: int = MAX_LOGPROBS
     stop_characters: int = 1000
@@ -91,7 +91,7 @@ class Limits:
     def connections_of_one_address(self) -> int:
         return self.connections_per_address or max(1, self.connections // 2)
 
-    def room(self, context: int) -> int:
+    def kv_capacity(self, context: int) -> int:
         """Return the KV capacity in tokens for a model with this context."""
         return self.kv_tokens or max(context, MIN_KV_TOKENS)
 

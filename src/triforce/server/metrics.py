@@ -1,4 +1,7 @@
-"""Prometheus metrics, with vLLM's names where vLLM has the metric, else with the prefix `triforce:`."""
+"""Prometheus metrics, with vLLM's names where vLLM has the metric, else with the prefix `triforce:`.
+
+A help text begins with the unit of its metric. docs/reference/metrics.md is made of these texts.
+"""
 
 from __future__ import annotations
 
@@ -25,37 +28,57 @@ class Metrics:
     def __init__(self, engine: EngineClient, model: str) -> None:
         self.registry = CollectorRegistry()
         self._model = model
-        self._gauge("vllm:num_requests_running", "Requests that tokens are made for").set_function(
+        self._gauge("vllm:num_requests_running", "Prompts in prefill or decoding").set_function(
             lambda: engine.load().running
         )
-        self._gauge("vllm:num_requests_waiting", "Requests in the queue").set_function(lambda: engine.load().waiting)
-        self._gauge("triforce:kv_tokens", "Tokens whose K and V are held").set_function(lambda: engine.load().kv_tokens)
+        self._gauge("vllm:num_requests_waiting", "Prompts in the queue").set_function(lambda: engine.load().waiting)
+        self._gauge("triforce:kv_tokens", "Tokens in the KV cache of running prompts").set_function(
+            lambda: engine.load().kv_tokens
+        )
         self.connections = self._gauge("triforce:connections", "Connections that are open")
         self.connection_events = self._counter(
-            "triforce:connection_events", "What bounds on connections have brought about", "event"
+            "triforce:connection_events", "Events of connections at a limit or a deadline", "event"
         )
-        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens read")
-        self.new_tokens = self._counter("vllm:generation_tokens", "Tokens made")
-        self.finished = self._counter("vllm:request_success", "Texts finished", "finished_reason")
+        self.prompt_tokens = self._counter("vllm:prompt_tokens", "Tokens of finished prompts, cached ones included")
+        self.new_tokens = self._counter("vllm:generation_tokens", "Tokens generated for finished prompts")
+        self.finished = self._counter("vllm:request_success", "Texts that finished", "finished_reason")
         self._kv_dtype = Gauge(
-            "triforce:kv_cache_dtype", "1: the type of keys and values", ["model_name", "dtype"], registry=self.registry
+            "triforce:kv_cache_dtype",
+            "1 for each type of keys and values that finished prompts had",
+            ["model_name", "dtype"],
+            registry=self.registry,
         )
-        self.cancelled = self._counter("triforce:request_cancelled", "Requests given up half-way")
-        self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Waiting", _SECONDS)
-        self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Reading the prompt", _SECONDS)
-        self.decode_time = self._histogram("vllm:request_decode_time_seconds", "Making tokens", _SECONDS)
-        self.first_token = self._histogram("vllm:time_to_first_token_seconds", "Until the first token", _SECONDS)
-        self.request_time = self._histogram("vllm:e2e_request_latency_seconds", "Until the last token", _SECONDS)
+        self.cancelled = self._counter("triforce:request_cancelled", "Requests that a disconnect or --timeout ended")
+        self.queue_time = self._histogram("vllm:request_queue_time_seconds", "Seconds in the queue", _SECONDS)
+        self.prefill_time = self._histogram("vllm:request_prefill_time_seconds", "Seconds of prefill", _SECONDS)
+        self.decode_time = self._histogram("vllm:request_decode_time_seconds", "Seconds of decoding", _SECONDS)
+        self.first_token = self._histogram(
+            "vllm:time_to_first_token_seconds", "Seconds from submission to the first token (TTFT)", _SECONDS
+        )
+        self.request_time = self._histogram(
+            "vllm:e2e_request_latency_seconds", "Seconds from submission to the last token", _SECONDS
+        )
         self.per_token = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "Per token after the first", _PER_TOKEN
+            "vllm:request_time_per_output_token_seconds", "Seconds per token after the first (TPOT)", _PER_TOKEN
         )
         self.prompt_length = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt", _TOKENS)
-        self.new_length = self._histogram("vllm:request_generation_tokens", "Tokens made for a request", _TOKENS)
-        self.drafted = self._counter("vllm:spec_decode_num_draft_tokens", "Tokens the full tier was to verify")
-        self.accepted = self._counter("vllm:spec_decode_num_accepted_tokens", "Of these, tokens that it kept")
-        self.tier_proposed = self._counter("triforce:tier_proposed_tokens", "Tokens handed to the tier above", "tier")
-        self.tier_accepted = self._counter("triforce:tier_accepted_tokens", "Of these, tokens that it kept", "tier")
-        self.tier_passes = self._counter("triforce:tier_passes", "Passes of a tier", "tier")
+        self.new_length = self._histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a prompt, in all of its texts", _TOKENS
+        )
+        self.drafted = self._counter(
+            "vllm:spec_decode_num_draft_tokens", "Tokens that the highest tier below the full one proposed"
+        )
+        self.accepted = self._counter(
+            "vllm:spec_decode_num_accepted_tokens",
+            "Tokens of the highest tier below the full one that the full tier accepted",
+        )
+        self.tier_proposed = self._counter(
+            "triforce:tier_proposed_tokens", "Tokens that a tier proposed to the tier above", "tier"
+        )
+        self.tier_accepted = self._counter(
+            "triforce:tier_accepted_tokens", "Tokens of a tier that the tier above accepted", "tier"
+        )
+        self.tier_passes = self._counter("triforce:tier_passes", "Passes of a tier in decoding", "tier")
 
     def text(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
@@ -99,7 +122,7 @@ class Metrics:
             (self.new_length, new_tokens),
         ):
             histogram.labels(self._model).observe(value)
-        if new_tokens > 1:  # later prompts of a request arrive in bursts, hence the maximum
+        if new_tokens > 1:  # chunks of later prompts of a request are read in one burst, hence the maximum
             seconds_per_token = max(
                 (end_time - first_token_time) / (new_tokens - 1), output.decode_seconds / new_tokens
             )

@@ -78,7 +78,7 @@ async def document(name: str, request: Request) -> PlainTextResponse:
     watched_documents = await asyncio.to_thread(_watched, request)
     requested_document = next((entry for entry in watched_documents if entry.id == name), None)
     if requested_document is None:
-        raise ApiError(404, "there is no such document here; /documents lists those there are")
+        raise ApiError(404, "there is no such document here; /documents lists the documents")
     return PlainTextResponse(await asyncio.to_thread(requested_document.text))
 
 

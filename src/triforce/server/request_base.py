@@ -25,7 +25,7 @@ Biases = Annotated[dict[str, Any], Field(max_length=MAX_BIASES)]
 Texts = Annotated[list[str], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 Batches = Annotated[list[Ids], Field(max_length=MAX_PROMPTS, fail_fast=True)]
 
-HARMLESS = {
+NEUTRAL_FIELDS = {
     "user",
     "keep_alive",
     "metadata",
@@ -35,57 +35,60 @@ HARMLESS = {
     "service_tier",
 }
 """Fields that change no answer in any server, with any value. They are ignored silently."""
-IGNORED = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
+IGNORED_FIELDS = {"include", "prediction", "reasoning", "reasoning_effort", "store", "verbosity"}
 """Fields that common clients always send and that no model here supports. The answer's `HEADER` names them."""
 HEADER = "X-Triforce-Ignored"
 EMPTY_VALUES: tuple[object, ...] = ([], {})
 
-NO_LOGPROBS = "log-probabilities are told in chats and texts only; leave it out"
-_CONTINUED = "texts are continued as they are; chats and responses take it"
-_TOOLS = "functions are called through tools and tool_choice of chats and responses; leave it out"
-UNSUPPORTED: dict[str, tuple[tuple[object, ...], str]] = {
-    "add_generation_prompt": ((True,), "a conversation always awaits its answer here; leave it out"),
+NO_LOGPROBS = "only chats and text completions have log-probabilities; leave it out"
+_CHAT_ONLY = "this is a field of chats and responses; a text completion has no chat template"
+_TOOLS_ADVICE = "use tools and tool_choice, in chats and responses; leave it out"
+UNSUPPORTED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
+    "add_generation_prompt": (
+        (True,),
+        "the prompt of a conversation always ends where the answer begins; leave it out",
+    ),
     "audio": ((), "this is a text model; leave it out"),
-    "background": ((False,), "nothing is kept here; leave it out"),
+    "background": ((False,), "responses are not stored; leave it out"),
     "best_of": ((1,), "leave it out; n gives that many choices"),
     "cache_prompt": ((True,), "is called cache here; send cache: false"),
-    "chat_template_kwargs": (({}, {"enable_thinking": False}), _CONTINUED),
-    "conversation": ((), "nothing is kept here; send the whole conversation as input"),
-    "function_call": (("none", "auto"), _TOOLS),
-    "functions": (([],), _TOOLS),
+    "chat_template_kwargs": (({}, {"enable_thinking": False}), _CHAT_ONLY),
+    "conversation": ((), "conversations are not stored; send the whole conversation as input"),
+    "function_call": (("none", "auto"), _TOOLS_ADVICE),
+    "functions": (([],), _TOOLS_ADVICE),
     "max_completion_tokens": ((), "is called max_tokens here, and in responses max_output_tokens"),
     "max_output_tokens": ((), "is called max_tokens here, and in chats max_completion_tokens"),
     "max_tokens": ((), "is called max_output_tokens here"),
-    "max_tool_calls": ((), "functions are called by you, and you may stop when you like; leave it out"),
+    "max_tool_calls": ((), "your program calls the functions and decides when to stop; leave it out"),
     "min_tokens": ((0,), "leave it out; with ignore_eos: true a text goes on up to its limit"),
     "modalities": ((["text"],), "this is a text model; leave it out"),
-    "parallel_tool_calls": ((True, False), _TOOLS),
-    "previous_response_id": ((), "nothing is kept here; send the whole conversation as input"),
-    "prompt": ((), "prompts are not kept here; send their text"),
-    "reasoning_format": (("none",), "what a model thinks is a part of its text here; leave it out"),
+    "parallel_tool_calls": ((True, False), _TOOLS_ADVICE),
+    "previous_response_id": ((), "responses are not stored; send the whole conversation as input"),
+    "prompt": ((), "prompts are not stored; send the text as input"),
+    "reasoning_format": (("none",), "the thoughts of a model are part of its text here; leave it out"),
     "response_format": (({"type": "text"},), "is called text.format here"),
-    "skip_special_tokens": ((True,), "marks of the model are never part of a text here; leave it out"),
+    "skip_special_tokens": ((True,), "special tokens are never part of a text here; leave it out"),
     "structured_outputs": (({},), "is called response_format here, and in responses text.format"),
-    "suffix": (("",), "nothing can be inserted before a suffix; leave it out"),
+    "suffix": (("",), "text before a suffix cannot be generated; leave it out"),
     "text": (({}, {"format": {"type": "text"}}), "is called response_format here"),
-    "thinking": (({"type": "disabled"},), _CONTINUED),
-    "tool_choice": (("none", "auto"), _TOOLS),
-    "tools": (([],), _TOOLS),
+    "thinking": (({"type": "disabled"},), _CHAT_ONLY),
+    "tool_choice": (("none", "auto"), _TOOLS_ADVICE),
+    "tools": (([],), _TOOLS_ADVICE),
     "top_logprobs": ((0,), NO_LOGPROBS),
-    "truncation": (("disabled",), "prompts are not cut here; shorten it yourself and leave this out"),
-    "web_search_options": ((), "nothing is searched here; leave it out"),
+    "truncation": (("disabled",), "prompts are never truncated; shorten the prompt and leave this out"),
+    "web_search_options": ((), "there is no web search here; leave it out"),
 }
 """Fields of OpenAI and of other servers: the only accepted values, and advice for any other value."""
 
-_FORM = "the form of an answer is sent as response_format here, and in responses as text.format"
-_BESIDE = "send its fields beside the others"
+_FORMAT_ADVICE = "the format of an answer is called response_format here, and in responses text.format"
+_UNWRAP_ADVICE = "send its fields as fields of the request"
 FIELD_ADVICE: dict[str, str] = {
     **dict.fromkeys(("n_predict", "num_predict", "max_new_tokens"), "is called max_tokens here"),
-    **dict.fromkeys(("format", "grammar", "json_schema"), _FORM),
-    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORM),
-    **dict.fromkeys(("extra_body", "options"), _BESIDE),
+    **dict.fromkeys(("format", "grammar", "json_schema"), _FORMAT_ADVICE),
+    **dict.fromkeys(("guided_choice", "guided_grammar", "guided_json", "guided_regex"), _FORMAT_ADVICE),
+    **dict.fromkeys(("extra_body", "options"), _UNWRAP_ADVICE),
     "repeat_penalty": "is called repetition_penalty here",
-    "think": 'is called thinking here, of chats and responses: {"type": "disabled"} or {"type": "enabled"}',
+    "think": 'is called thinking here, in chats and responses: {"type": "disabled"} or {"type": "enabled"}',
 }
 """Advice on fields of other servers that have another name here."""
 
@@ -94,10 +97,10 @@ class Body(BaseModel):
     """A JSON object in which every field has a meaning. A null counts as a missing field."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    called: ClassVar[Mapping[str, str]] = {}
+    field_advice: ClassVar[Mapping[str, str]] = {}
     """Advice by field, for fields that belong elsewhere or have another name in this body."""
     skipped: ClassVar[Collection[str]] = ()
-    """Fields that are ignored and named in `HEADER`: additions of clients to earlier answers, and hints."""
+    """Fields that are ignored and named in `HEADER`: hints, and what clients add to earlier answers."""
     example: ClassVar[str] = ""
     """Example for the error of a value that is no object."""
     is_request: ClassVar[bool] = False
@@ -131,11 +134,11 @@ class Body(BaseModel):
             return handler(data)
         required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
         unknown_names = {name for name in data.keys() - required.keys() if data[name] is not None}
-        ignorable_names = {*cls.skipped, *(IGNORED if cls.is_request else ())}
-        for name in sorted(unknown_names - ignorable_names - (HARMLESS if cls.is_request else set())):
-            neutral, advice = UNSUPPORTED.get(name, ((), "")) if cls.is_request else ((), "")
+        ignorable_names = {*cls.skipped, *(IGNORED_FIELDS if cls.is_request else ())}
+        for name in sorted(unknown_names - ignorable_names - (NEUTRAL_FIELDS if cls.is_request else set())):
+            neutral, advice = UNSUPPORTED_FIELDS.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
-                advice = cls.called.get(name) or advice or (cls.is_request and FIELD_ADVICE.get(name)) or ""
+                advice = cls.field_advice.get(name) or advice or (cls.is_request and FIELD_ADVICE.get(name)) or ""
                 raise unknown_field(name, advice or _unknown(name, required))
         stated_fields = {
             name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
@@ -159,11 +162,11 @@ def unknown_field(name: str, advice: str) -> PydanticCustomError:
 
 
 class CacheFields(Body):
-    """Fields that control the reuse of a prompt's KV. Extensions of triforce's."""
+    """Fields that control the reuse of a prompt's KV. They are extensions of triforce."""
 
-    cache: bool | None = Field(None, description="false: start from nothing that was read before, and leave nothing")
+    cache: bool | None = Field(None, description="false: neither reuse cached prompts nor cache this one")
     cache_salt: Annotated[str, Field(max_length=MAX_SALT)] | None = Field(
-        None, description="Share what was read with requests of the same salt only, among those of a key"
+        None, description="Reuse only cached prompts of requests with the same API key and the same salt"
     )
 
     def scope(self, key: str) -> str | None:
@@ -174,4 +177,4 @@ class CacheFields(Body):
 
 
 def _unknown(name: str, field_names: Iterable[str]) -> str:
-    return f"there is no such field here{suggest(name[:MAX_SALT], field_names)}; leave it out"
+    return f"unknown field{suggest(name[:MAX_SALT], field_names)}; remove it"

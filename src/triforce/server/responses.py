@@ -16,7 +16,7 @@ from triforce.server.service import Service
 from triforce.server.tools import Call, ToolCallParser, parser_of
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""Name of an event without the prefix `response.`, and its fields. Serialize it before requesting the next event."""
+"""Name of an event without the prefix `response.`, and its fields. The next event may change these fields."""
 
 
 class ResponsesWriter:
@@ -162,9 +162,9 @@ def _status(outputs: Sequence[RequestOutput]) -> str:
 
 def _tools(body: ResponsesBody) -> dict[str, Any]:
     """Return the tool fields of the request for its answer."""
-    choice = body.tool_choice or ("auto" if body.tools else "none")
+    choice = body.tool_choice or "auto"
     return {
         "tools": [tool.model_dump() for tool in body.tools or () if tool],
         "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
-        "parallel_tool_calls": bool(body.tools) and body.parallel_tool_calls is not False,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
     }

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Discriminator, Field, ModelWrapValidatorHan
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
-from triforce.interface.messages import ROLES, TEXTS
+from triforce.interface.messages import REPLAYED_FIELDS, ROLES, TEXT_PART_TYPES
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import (
     NO_LOGPROBS,
@@ -42,14 +42,12 @@ MAX_ARGUMENTS = 2**18
 """Maximal length of a call's arguments in characters."""
 Part = dict[str, Any]
 """A part of a turn's content. Only text parts are supported."""
-REPLAYED = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
-"""Fields that clients store with an answer and send back."""
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 Arguments = Annotated[
     str,
-    Field(description="A JSON object; an empty text is one without arguments", max_length=MAX_ARGUMENTS),
+    Field(description="A JSON object; an empty text stands for an object without fields", max_length=MAX_ARGUMENTS),
     AfterValidator(lambda text: text if text.strip() else "{}"),
 ]
 
@@ -72,17 +70,17 @@ class ToolCall(Body):
 class Message(Body):
     """A turn of a conversation. Fields of this server's own answers are accepted."""
 
-    called: ClassVar[Mapping[str, str]] = {
+    field_advice: ClassVar[Mapping[str, str]] = {
         "audio": "this is a text model; leave it out",
-        "function_call": 'a call stands in tool_calls here: [{"id": ..., "type": "function", '
-        '"function": {...}}], and what it gave in a turn of role tool',
-        "refusal": "send what was said as content",
-        "thinking": "it belongs beside messages, not into one",
+        "function_call": 'send a call in tool_calls: [{"id": ..., "type": "function", '
+        '"function": {...}}], and its result in a turn of role tool',
+        "refusal": "send its text as content",
+        "thinking": "send it beside messages, as a field of the request",
     }
-    skipped: ClassVar[Collection[str]] = REPLAYED
+    skipped: ClassVar[Collection[str]] = REPLAYED_FIELDS
     role: str = Field(description=", ".join(ROLES))
-    content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXTS)}")
-    annotations: list[Any] | None = None
+    content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXT_PART_TYPES)}")
+    annotations: list[Any] | None = Field(default=None, description="Ignored, as a part of an earlier answer")
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
     @model_validator(mode="after")
@@ -97,9 +95,11 @@ class Message(Body):
 class ChatMessage(Message):
     """A turn of a chat. Tool calls and their results are turns too."""
 
-    content: str | Parts | None = None  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = None
-    tool_call_id: str | None = None
+    content: str | Parts | None = Field(default=None, description="A text, or parts of it")  # type: ignore[assignment]
+    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = Field(
+        default=None, description="Calls of an assistant's turn"
+    )
+    tool_call_id: str | None = Field(default=None, description="The call that a turn of role tool answers")
     name: str | None = Field(default=None, description="Of the speaker or the function; a template may show it")
 
     @model_validator(mode="after")
@@ -115,8 +115,8 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 class ItemMeta(Body):
     """Fields of an answer's item that are ignored when the item is sent back."""
 
-    id: str | None = None
-    status: str | None = None
+    id: str | None = Field(default=None, description="Ignored")
+    status: str | None = Field(default=None, description="Ignored")
 
 
 class Item(Message, ItemMeta):
@@ -170,13 +170,13 @@ def messages_of(instructions: str | None, items: str | Sequence[Item | CallItem 
         if isinstance(item, Item):
             messages.append(item)
         elif isinstance(item, CallItem):
-            _call(messages, item)
+            _add_call(messages, item)
         else:
             messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
     return messages
 
 
-def _call(messages: list[Message], item: CallItem) -> None:
+def _add_call(messages: list[Message], item: CallItem) -> None:
     """Add a call to the last assistant message, or as a new message where the last one has another role."""
     call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
     assistant_message = messages[-1] if messages and messages[-1].role == "assistant" else None
@@ -214,27 +214,32 @@ class TextFormat(Body):
 class JsonFormat(Body):
     """Any JSON object."""
 
-    called: ClassVar[Mapping[str, str]] = {"schema": "type json_schema takes it, as json_schema.schema"}
+    field_advice: ClassVar[Mapping[str, str]] = {
+        "schema": "send type json_schema, with the schema in json_schema.schema"
+    }
     type: Literal["json_object"]
 
 
-_NAMED = '{"type": "json_schema", "name": ..., "schema": {...}}'
-_NESTED = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
-_WORDS = (
+_FLAT_EXAMPLE = '{"type": "json_schema", "name": ..., "schema": {...}}'
+_NESTED_EXAMPLE = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
+_SCHEMA_KEYWORDS = (
     *("$defs", "$ref", "$schema", "additionalProperties", "allOf", "anyOf", "const", "definitions", "enum", "items"),
     *("oneOf", "properties", "required", "title", "type"),
 )
-"""Keywords of JSON schemas, which a body holds where the schema is not in its field."""
+"""Keywords of JSON schemas. A body holds them if a client sends a schema in the wrong place."""
 
 
 class JsonSchemaSpec(Body):
     """A JSON schema. It is always enforced, with any value of `strict`.
 
-    `additional_properties: true` is an extension: an object schema that lists properties, without
-    `additionalProperties`, accepts any others, as in the standard. Otherwise it accepts the listed ones only.
+    `additional_properties` is an extension for object schemas that list properties and have no `additionalProperties`.
+    With true they accept other properties, as in the standard; else the listed properties only. An object that
+    requires a property that it does not list stays open.
     """
 
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NESTED}")
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        _SCHEMA_KEYWORDS, f"send the JSON schema in schema: {_NESTED_EXAMPLE}"
+    )
     name: str | None = None
     description: str | None = None
     strict: bool | None = None
@@ -245,8 +250,8 @@ class JsonSchemaSpec(Body):
 class SchemaFormat(Body):
     """JSON that a schema describes, in the form of chats."""
 
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("description", "name", "schema", "strict", *_WORDS), f"it stands in json_schema here: {_NESTED}"
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("description", "name", "schema", "strict", *_SCHEMA_KEYWORDS), f"send it in json_schema: {_NESTED_EXAMPLE}"
     )
     type: Literal["json_schema"]
     json_schema: JsonSchemaSpec
@@ -255,9 +260,9 @@ class SchemaFormat(Body):
 class FlatSchemaFormat(JsonSchemaSpec):
     """JSON that a schema describes, in the form of responses."""
 
-    called: ClassVar[Mapping[str, str]] = {
-        **dict.fromkeys(_WORDS, f"a JSON schema stands in schema here: {_NAMED}"),
-        "json_schema": f"its fields stand beside type here: {_NAMED}",
+    field_advice: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(_SCHEMA_KEYWORDS, f"send the JSON schema in schema: {_FLAT_EXAMPLE}"),
+        "json_schema": f"send its fields beside type: {_FLAT_EXAMPLE}",
     }
     type: Literal["json_schema"]
 
@@ -270,7 +275,7 @@ class GrammarFormat(Body):
 
 
 class RegexFormat(Body):
-    """A text that a regular expression matches as a whole. An extension of triforce's."""
+    """A text that a regular expression matches as a whole. This format is an extension of triforce."""
 
     type: Literal["regex"]
     regex: str
@@ -305,11 +310,11 @@ class ModelField(Body):
     """A request to a model. model: the served model's name, or null."""
 
     is_request: ClassVar[bool] = True
-    model: str | None = None
+    model: str | None = Field(None, description="Name of the served model, as in /v1/models; it may be left out")
 
 
 class SamplingFields(CacheFields, ModelField):
-    """Sampling parameters. Fields after `stream` are extensions of triforce's."""
+    """Sampling parameters. Fields after `stream` are extensions of triforce."""
 
     prompt_field: ClassVar[str] = "prompt"
     """Name of the field that holds the prompt."""
@@ -318,13 +323,13 @@ class SamplingFields(CacheFields, ModelField):
     temperature: float | None = None
     top_p: float | None = None
     seed: int | None = None
-    stream: bool | None = None
+    stream: bool | None = Field(None, description="Stream the answer as server-sent events")
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
-    mode: str | None = Field(None, description="Which tiers: a value of --mode")
+    mode: str | None = Field(None, description="The tiers to use: a value of --mode")
     tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
 
     @property
@@ -345,8 +350,8 @@ class SamplingFields(CacheFields, ModelField):
 
 class StreamOptions(Body):
     example: ClassVar[str] = '{"include_usage": true}'
-    include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_usage: bool | None = Field(None, description="Send a last chunk with usage, in chats and completions")
+    include_obfuscation: Literal[False] | None = Field(None, description="No padding is ever sent")
 
 
 class Thinking(Body):
@@ -366,8 +371,8 @@ class TemplateKeywords(Body):
 class ThinkingField(Body):
     """Fields of a request whose turns a chat template formats."""
 
-    thinking: Thinking | None = None
-    chat_template_kwargs: TemplateKeywords | None = None
+    thinking: Thinking | None = Field(None, description="Whether the model thinks before it answers")
+    chat_template_kwargs: TemplateKeywords | None = Field(None, description="Another way to send thinking")
 
     @property
     def thinking_switch(self) -> tuple[str, bool | None]:
@@ -378,7 +383,13 @@ class ThinkingField(Body):
         return "chat_template_kwargs", keywords.enable_thinking if keywords else None
 
 
-CUT = "A text ends with the context, whatever is asked for: finish_reason length"
+TOOL_CHOICE = (
+    "auto (default): the model decides whether to call; required, or one function: the answer consists of calls"
+)
+"""Description of `tool_choice`."""
+PARALLEL_CALLS = "false: one call at most, where calls are required"
+"""Description of `parallel_tool_calls`."""
+CONTEXT_NOTE = "A text also ends where the context is full, with finish_reason length"
 """Description of the field that limits an answer."""
 LOGPROBS = "message.output_text.logprobs"
 """Name of log-probabilities in `include` of responses."""
@@ -388,10 +399,10 @@ class TextOptions(Body):
     """`text` of responses."""
 
     skipped: ClassVar[Collection[str]] = ("verbosity",)
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("grammar", "json_schema", "name", "regex", "schema", "strict", "type"), "it stands in format here"
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("grammar", "json_schema", "name", "regex", "schema", "strict", "type"), "send it in format"
     )
-    format: FlatResponseFormat | None = None
+    format: FlatResponseFormat | None = Field(None, description="Constraint on the text")
 
 
 class CompletionFields(SamplingFields):
@@ -402,11 +413,17 @@ class CompletionFields(SamplingFields):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: Biases | None = Field(None, description="Token id to the bias of its logit")
-    max_tokens: int | None = Field(None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}. {CUT}")
-    response_format: ResponseFormat | None = None
-    stream_options: StreamOptions | None = None
-    trace: bool | None = Field(None, description="Stream the state of decoding and token lengths (triforce's)")
-    return_progress: bool | None = Field(None, description="Stream the progress of the prefill (llama.cpp's)")
+    max_tokens: int | None = Field(
+        None, description=f"Default: {COMPLETION_TOKENS}, in a chat {ANSWER_TOKENS}. {CONTEXT_NOTE}"
+    )
+    response_format: ResponseFormat | None = Field(None, description="Constraint on the text")
+    stream_options: StreamOptions | None = Field(None, description="Needs stream")
+    trace: bool | None = Field(
+        None, description="Stream the state of decoding and token lengths (extension of triforce)"
+    )
+    return_progress: bool | None = Field(
+        None, description="Stream the progress of the prefill (extension of llama.cpp)"
+    )
 
     @property
     def output_format(self) -> str | None:
@@ -416,10 +433,13 @@ class CompletionFields(SamplingFields):
 class CompletionBody(CompletionFields):
     """POST /v1/completions."""
 
-    called: ClassVar[Mapping[str, str]] = {"messages": "/v1/chat/completions takes it; send prompt here"}
+    field_advice: ClassVar[Mapping[str, str]] = {
+        "messages": "/v1/chat/completions takes it; send prompt here",
+        "top_logprobs": "send logprobs: 5 for five alternatives at each token",
+    }
     min_token_limit: ClassVar[int] = 0  # to score the prompt
-    prompt: str | Ids | Texts | Batches
-    echo: bool | None = None
+    prompt: str | Ids | Texts | Batches = Field(description="A text, its token ids, or a list of prompts")
+    echo: bool | None = Field(None, description="Begin each text with its prompt")
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
 
     @property
@@ -434,15 +454,17 @@ class CompletionBody(CompletionFields):
 class ChatBody(ToolFields, ThinkingField, CompletionFields):
     """POST /v1/chat/completions."""
 
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
     prompt_field: ClassVar[str] = "messages"
-    messages: Messages
+    messages: Messages = Field(description="The whole conversation")
     max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
     logprobs: bool | None = Field(None, description="Whether to return log-probabilities of new tokens")
     top_logprobs: int | None = Field(None, description="Alternatives listed at each new token")
-    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | OneTool | None = None
-    parallel_tool_calls: bool | None = None
+    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the answer may call"
+    )
+    tool_choice: Literal["none", "auto", "required"] | OneTool | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
 
     @property
     def sent_as(self) -> Mapping[str, str]:
@@ -464,16 +486,18 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     """POST /v1/responses. The server stores nothing between requests."""
 
-    called: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
+    field_advice: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
     prompt_field: ClassVar[str] = "input"
-    input: str | InputItems
-    instructions: str | None = None
-    text: TextOptions | None = None
-    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CUT}")
-    stream_options: StreamOptions | None = None
-    tools: Annotated[list[FlatTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = None
-    parallel_tool_calls: bool | None = None
+    input: str | InputItems = Field(description="A text, or the whole conversation as items")
+    instructions: str | None = Field(None, description="System message in front of the input")
+    text: TextOptions | None = Field(None, description="Options of the text")
+    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CONTEXT_NOTE}")
+    stream_options: StreamOptions | None = Field(None, description="Without effect: every stream ends with usage")
+    tools: Annotated[list[FlatTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the answer may call"
+    )
+    tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -505,15 +529,15 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 class TokenizeBody(ThinkingField, ModelField):
     """POST /tokenize: a text or a conversation."""
 
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("content", "input", "text"), "is called prompt here")
-    prompt: str | None = None
-    messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    return_token_strs: bool | None = None
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("content", "input", "text"), "is called prompt here")
+    prompt: str | None = Field(None, description="A text; send prompt or messages")
+    messages: Messages | None = Field(None, description="A conversation, laid out by the chat template")
+    add_special_tokens: bool | None = Field(None, description="false: no special tokens around prompt (default: true)")
+    return_token_strs: bool | None = Field(None, description="Return the text of each token too")
 
 
 class DetokenizeBody(ModelField):
     """POST /detokenize."""
 
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "prompt", "token_ids"), "is called tokens here")
-    tokens: Ids
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("ids", "prompt", "token_ids"), "is called tokens here")
+    tokens: Ids = Field(description="Token ids")

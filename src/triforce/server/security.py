@@ -196,8 +196,9 @@ class PreflightAdvice:
                 text = f"pages of {shown} may not ask this server; start it with --cors-origin {shown} to let them"
                 if as_browsers_send(origin) != origin:
                     text = (
-                        f"a page has no origin that could be let in ({shown}) where it was opened from a file, say; "
-                        "serve it, from http://localhost:3000, say, and start this server with that --cors-origin"
+                        f"the origin of this page ({shown}) cannot be allowed; if the page was opened from a file, "
+                        "serve it at an address such as http://localhost:3000, and start this server with "
+                        "--cors-origin and that address"
                     )
                 return await ApiError(403, text).response()(scope, receive, send)
         await self.app(scope, receive, send)

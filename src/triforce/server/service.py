@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import Prompt, known, one_of, one_or_many
-from triforce.engine.tier_builder import DRAFTED
+from triforce.engine.tier_builder import DRAFT_MODES
 from triforce.errors import ContextLengthError, RequestError, argument
 from triforce.interface.grammar import Grammar
 from triforce.interface.outputs import RequestOutput
@@ -100,35 +100,35 @@ def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
         raise field_error(field, text)
     raise field_error(
         field,
-        f"{text}, and {NO_LIMIT} is no word for any length here; leave it out, or send {context}, "
-        "the context, which ends a text anyway",
+        f"{text}, and {NO_LIMIT} does not stand for an unlimited text here; leave it out, or send {context}, "
+        "the size of the context",
     )
 
 
 def fit_to_kv(
-    params: SamplingParams, body: SamplingFields, prompt: int, context: int, limits: Limits
+    params: SamplingParams, body: SamplingFields, prompt_tokens: int, context: int, limits: Limits
 ) -> SamplingParams:
-    """Return the parameters for a prompt of `prompt` tokens. Without a requested limit, max_tokens is what KV allows.
+    """Return the parameters for a prompt of `prompt_tokens`. Without a requested limit, KV bounds max_tokens.
 
     Raises ApiError or ContextLengthError where prompt and answer exceed the KV capacity.
     """
     rows = min(params.n, limits.rows)
-    answer_tokens = min(params.max_tokens, context - prompt)
-    kv_tokens = limits.room(context)
-    if rows * (prompt + answer_tokens) <= kv_tokens:
+    answer_tokens = min(params.max_tokens, context - prompt_tokens)
+    kv_tokens = limits.kv_capacity(context)
+    if rows * (prompt_tokens + answer_tokens) <= kv_tokens:
         return params
-    server = f"the {kv_tokens} tokens that this server has room for (--max-kv-tokens)"
-    if prompt >= kv_tokens:
-        text = f"the prompt of {prompt} tokens and an answer need more than {server}; shorten it"
+    capacity_text = f"the {kv_tokens} tokens that this server has room for (--max-kv-tokens)"
+    if prompt_tokens >= kv_tokens:
+        text = f"the prompt of {prompt_tokens} tokens and an answer need more than {capacity_text}; shorten it"
         raise ContextLengthError(text)
     field = body.sent_as.get("max_tokens", "max_tokens")
-    remaining_tokens = kv_tokens // rows - prompt
+    remaining_tokens = kv_tokens // rows - prompt_tokens
     if getattr(body, field) is None and remaining_tokens > 0:
         return replace(params, max_tokens=remaining_tokens)
     if rows > 1:
-        text = f"{rows} texts of {prompt} + {answer_tokens} tokens need more than {server}; lower n"
+        text = f"{rows} texts of {prompt_tokens} + {answer_tokens} tokens need more than {capacity_text}; lower n"
         raise field_error("n", f"{text} or {field}" if remaining_tokens > 0 else text)
-    text = f"{prompt} + {answer_tokens} tokens need more than {server}"
+    text = f"{prompt_tokens} + {answer_tokens} tokens need more than {capacity_text}"
     raise field_error(field, f"{text}; lower {field} to {remaining_tokens}, or leave it out")
 
 
@@ -138,8 +138,8 @@ def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Lim
     if logprob_count > MAX_ECHOED:
         raise field_error(
             "logprobs",
-            f"an echo of {tokens} tokens and {params.prompt_logprobs} alternatives to each tells {logprob_count} "
-            f"log-probabilities; {MAX_ECHOED} are the most. Send less, or lower logprobs",
+            f"an echo of {tokens} tokens with {params.prompt_logprobs} alternatives each has {logprob_count} "
+            f"log-probabilities; the maximum is {MAX_ECHOED}. Send less, or lower logprobs",
         )
     if (max_characters := limits.body_bytes) < characters * params.n:
         raise field_error(
@@ -149,8 +149,8 @@ def check_echo(tokens: int, characters: int, params: SamplingParams, limits: Lim
 
 def mode_of(name: str, modes: Sequence[str]) -> str:
     """Return `name` if it is a mode that the models can run. Raises RequestError."""
-    if name in DRAFTED and name not in modes:
-        raise RequestError(f"{argument('mode')} {name!r} needs a draft model, which this server has none of; "
+    if name in DRAFT_MODES and name not in modes:
+        raise RequestError(f"{argument('mode')} {name!r} needs a draft model, and this server has none; "
                            f"choose from {', '.join(modes)}")  # fmt: skip
     return known(argument("mode"), name, modes)
 
@@ -167,7 +167,7 @@ def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
     return {int(key): value for key, value in token_biases.items()}
 
 
-LARGE_PORTION = 1 / 2
+LARGE_CPU_SHARE = 1 / 2
 """Share of the processors for large bodies, texts and answers."""
 _COPIED_FIELDS = (
     *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
@@ -182,7 +182,7 @@ class RequestParser:
         self.llm = llm
         self.tokenizer = tokenizer
         self.limits = limits
-        self.large_slots = SharedSlots("large requests", LARGE_PORTION, limits.waiting + limits.rows)
+        self.large_slots = SharedSlots("large requests", LARGE_CPU_SHARE, limits.waiting + limits.rows)
         self._grammars = GrammarPool(llm.grammars, limits.grammars)
 
     @property
@@ -195,7 +195,7 @@ class RequestParser:
         prompts = one_or_many(body.prompt)
         if not prompts:
             raise field_error("prompt", "the prompt is empty; give at least one token of text")
-        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # those in rows do not wait
+        max_prompts = min(self.limits.prompts, self.limits.waiting + self.limits.rows)  # prompts in rows do not wait
         if len(prompts) > max_prompts:
             raise field_error("prompt", f"{len(prompts)} prompts; send at most {max_prompts} in one request")
         if body.echo and body.stream and body.logprobs is not None:
@@ -218,7 +218,7 @@ class RequestParser:
 
     async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
         """Return the request for a conversation. Raises ApiError."""
-        if body.top_logprobs is not None and not body.logprobs:
+        if body.top_logprobs and not body.logprobs:
             raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
         max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
         tools = self.tools(body)
@@ -276,7 +276,7 @@ class RequestParser:
             self._check_length(length)
         thinking_field, thinks = thinking
         if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise field_error(thinking_field, "this model's chat template has no thinking to turn on; leave it out")
+            raise field_error(thinking_field, "this model's chat template has no thinking switch; leave it out")
 
         def encode() -> list[int]:
             template_messages = [message_dict(message) for message in messages]
@@ -405,7 +405,7 @@ B = TypeVar("B")
 T = TypeVar("T")
 
 INLINE_ENTRIES = 4096
-"""Tokens, including alternatives, up to which an answer is serialized in the event loop; more take a thread."""
+"""Maximal number of tokens, with alternatives, of an answer that is serialized in the event loop, not in a thread."""
 
 
 def key_of(request: Request) -> str:
@@ -444,7 +444,7 @@ class Service:
     metrics: Metrics
     limits: Limits
 
-    async def parsed(self, request: Request, parse: Callable[[B, str], Coroutine[Any, Any, T]], body: B) -> T:
+    async def run_parser(self, request: Request, parse: Callable[[B, str], Coroutine[Any, Any, T]], body: B) -> T:
         """Return the result of `parse` for a body and the request's key. Raises its errors, or ClientDisconnected."""
         return await unless_disconnected(request.receive, parse(body, key_of(request)))
 

@@ -44,12 +44,12 @@ class ToolCallParser:
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """Format of calls: a JSON object with the function's name, and its arguments under the key `arguments`.
+    """Format of calls: a JSON object with the name of a function, and its arguments under the key `arguments_key`.
 
     tagged: whether a call stands between tags, so that an answer may have several.
     """
 
-    arguments: str
+    arguments_key: str
     tagged: bool
 
     def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
@@ -59,7 +59,7 @@ class CallFormat:
         rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, (place, function) in enumerate(functions.items()):
-            prefix = f'{opening}"name": "{function.name}", "{self.arguments}": '
+            prefix = f'{opening}"name": "{function.name}", "{self.arguments_key}": '
             rules.append(f"call_{i}: {json.dumps(prefix)} arguments_{i} {json.dumps(closing)}")
             try:
                 arguments = closed_objects(function.parameters or NO_PARAMETERS) | {"type": "object"}
@@ -72,14 +72,14 @@ class CallFormat:
         if len(source) > MAX_CHARACTERS:
             raise field_error(
                 "tools",
-                f"the tools are too long together ({len(source)} characters of a grammar; "
-                f"{MAX_CHARACTERS} are the most); send fewer, or simplify their parameters",
+                f"the tools together are too long ({len(source)} characters of a grammar; the "
+                f"maximum is {MAX_CHARACTERS}); send fewer, or simplify their parameters",
             )
         return Grammar.lark(source)
 
     @staticmethod
     def function_at(line: int) -> int:
-        """Return the index of the function of a line of the grammar: two lines each, after the first two."""
+        """Return the index of the function of a line of the grammar. A function has two lines, after the first two."""
         return (line - 3) // 2
 
     def parser(self, names: Collection[str]) -> ToolCallParser:
@@ -91,7 +91,7 @@ class CallFormat:
         try:
             written = json.loads(text)
             name = written["name"]
-            arguments = written[self.arguments]
+            arguments = written[self.arguments_key]
             if isinstance(arguments, dict) and name in names:
                 return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
         except (ValueError, TypeError, KeyError, RecursionError):
@@ -101,7 +101,7 @@ class CallFormat:
 
 def unusable_parameters(place: str, function: Function, reason: str) -> ApiError:
     """Return the error of parameters, at a place in the body, that cannot be compiled to a grammar."""
-    text = f"the parameters of {function.name} cannot be kept to: {reason}; change or simplify them"
+    text = f"the parameters of {function.name} cannot be enforced: {reason}; change or simplify them"
     return field_error(place, text)
 
 
@@ -169,7 +169,7 @@ MAX_LEVELS = 128
 MAX_PARTS_OF_SCHEMA = 10_000
 """Maximal number of values of a schema."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
-_INSIDE = 'it stands in function here: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
+_FUNCTION_ADVICE = 'send it in function: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
@@ -206,8 +206,8 @@ def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
 class Function(Body):
     """A function. `parameters` is a JSON schema of an object. It is always enforced, with any value of `strict`."""
 
-    called: ClassVar[Mapping[str, str]] = {
-        "function": 'its fields stand beside type here: {"type": "function", "name": ..., "parameters": {...}}'
+    field_advice: ClassVar[Mapping[str, str]] = {
+        "function": 'send its fields beside type: {"type": "function", "name": ..., "parameters": {...}}'
     }
     name: Name
     description: str | None = None
@@ -216,7 +216,9 @@ class Function(Body):
 
 
 class Tool(Body):
-    called: ClassVar[Mapping[str, str]] = dict.fromkeys(("description", "name", "parameters", "strict"), _INSIDE)
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("description", "name", "parameters", "strict"), _FUNCTION_ADVICE
+    )
     type: Literal["function"]
     function: Function
 
@@ -228,8 +230,8 @@ class FlatTool(Function):
 
 
 class FunctionName(Body):
-    called: ClassVar[Mapping[str, str]] = {
-        "function": 'its name stands beside type here: {"type": "function", "name": ...}'
+    field_advice: ClassVar[Mapping[str, str]] = {
+        "function": 'send its name beside type: {"type": "function", "name": ...}'
     }
     name: str
 
@@ -237,8 +239,8 @@ class FunctionName(Body):
 class OneTool(Body):
     """Choice of the function to call."""
 
-    called: ClassVar[Mapping[str, str]] = {
-        "name": 'it stands in function here: {"type": "function", "function": {"name": ...}}'
+    field_advice: ClassVar[Mapping[str, str]] = {
+        "name": 'send it in function: {"type": "function", "function": {"name": ...}}'
     }
     type: Literal["function"]
     function: FunctionName
@@ -260,12 +262,12 @@ class ToolFields(Body):
         if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
             return handler(data)
         if chosen_kind := _unsupported_kind(data.get("tool_choice")):
-            raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are called here")
+            raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are supported")
         skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool))}
         # None in place of skipped tools keeps the indices, which errors name
         functions = [None if _unsupported_kind(tool) else tool for tool in tools]
         if skipped_kinds and not any(functions):
-            advice = "none of them is a function, and only functions are called here; leave them out"
+            advice = "none of them is a function, and only functions are supported; leave them out"
             raise unknown_field("tools", advice)
         body = handler(data | {"tools": functions} if skipped_kinds else data)
         body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped_kinds)]
@@ -273,7 +275,7 @@ class ToolFields(Body):
 
 
 def _unsupported_kind(tool: Any) -> str | None:
-    """Return the type of a tool that is no function, or None. Types that are invalid in a header do not count."""
+    """Return the type of a tool that is no function; None for a function, and for a type that no header can hold."""
     kind = tool.get("type") if isinstance(tool, dict) else None
     return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
 
@@ -297,7 +299,7 @@ class ToolChoice:
         """Return the error of a request whose `grammar` does not compile. It names the faulty parameters."""
         if error.line is None:
             return field_error(
-                "tools", f"the parameters of these tools cannot be kept to: {error.reason}; simplify them"
+                "tools", f"the parameters of these tools cannot be enforced: {error.reason}; simplify them"
             )
         place, function = list((self.forced or {}).items())[self.form.function_at(error.line)]
         return unusable_parameters(place, function, error.reason)
@@ -327,16 +329,16 @@ def choose_tools(
     """Return the tools that the model may call, or None. Raises ApiError.
 
     functions: by the place of their parameters in the body. several: whether an answer may have several calls.
-    calls_field: the field of the turns, where they contain calls or results of calls. output_format: the field that
-    holds the answer to a format.
+    calls_field: the field of the turns, if turns contain calls or results of calls. output_format: the field that
+    requires a format of the answer, if there is one.
     """
     form = call_format(template)
     choice = choice or "auto"
     if form is None and (field := "tools" if functions else calls_field):
         raise field_error(
             field,
-            "this model's chat template has no calls of tools that can be read here (as Llama 3 or Qwen write them); "
-            "leave them out",
+            "this model's chat template has no known format of tool calls, such as that of Llama 3 or Qwen; leave "
+            "out tools and calls",
         )
     if choice not in ("none", "auto") and not functions:
         raise field_error("tool_choice", "tool_choice needs tools to choose from")
@@ -345,14 +347,14 @@ def choose_tools(
     if output_format:
         raise field_error(
             output_format,
-            f'an answer is held to {output_format} or may call tools; send one of them, or tool_choice: "none"',
+            f'{output_format} and tools exclude each other; send one of them, or tool_choice: "none"',
         )
     if len({function.name for function in functions.values()}) < len(functions):
-        raise field_error("tools", "two tools have one name; give each its own")
+        raise field_error("tools", "two tools have the same name; give each its own")
     if form.tagged and choice == "auto" and not several:
         raise field_error(
             "parallel_tool_calls",
-            "a model that may call is free to call again; leave it out, or send "
+            "without a required call, an answer may have several calls; leave out parallel_tool_calls, or send "
             'tool_choice: "required" or the name of a function',
         )
     if isinstance(choice, FunctionName):

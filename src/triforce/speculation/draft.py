@@ -13,10 +13,9 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from triforce.ragged import Bools, Ints, columns, rows, to_device
+from triforce.arrays import Array, namespace, on_device_of
+from triforce.ragged import Bools, Ints, columns, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,7 @@ class SequenceState:
         B, width = draft.tokens_BK.shape
         if width == 0:
             return self
-        # Padding beyond the capacity of a row is written to the last column, which is scratch: a text never uses its
-        # whole capacity (see engine/sequence_batch.py).
+        # Padding that would lie beyond the last column is written to it: that column is scratch, as no text reaches it.
         column_BK = np.minimum(self.lengths_B[:, None] + np.arange(width), self.ids_BS.shape[1] - 1)
         self.ids_BS[np.arange(B)[:, None], column_BK] = draft.tokens_BK
         return SequenceState(self.ids_BS, self.lengths_B + draft.counts_B)
@@ -57,7 +55,7 @@ class Draft:
     """
 
     tokens_BK: Ints
-    probs_BKV: Tensor
+    probs_BKV: Array
     origins_BK: Ints
     counts_B: Ints
 
@@ -66,7 +64,7 @@ class Draft:
     def empty(count: int, probs_size: int) -> Draft:
         """Return a draft without tokens for `count` rows. The object is shared, as no code writes to a draft."""
         nothing_BK = np.zeros((count, 0), dtype=np.int64)
-        probs_BKV = torch.zeros(count, 0, probs_size, dtype=torch.float64)
+        probs_BKV = np.zeros((count, 0, probs_size))
         return Draft(nothing_BK, probs_BKV, nothing_BK, np.zeros(count, dtype=np.int64))
 
     def extend(self, step: Draft, live_B: Bools) -> Draft:
@@ -95,11 +93,11 @@ def _put(cells_BK: Ints, column_BJ: Ints, values_BJ: Ints) -> Ints:
     return cells_BK
 
 
-def _join_probs(old_BKV: Tensor, new_BJV: Tensor, column_BJ: Ints) -> Tensor:
-    joined_BKV = torch.cat((old_BKV.to(new_BJV.device), new_BJV), 1)
+def _join_probs(old_BKV: Array, new_BJV: Array, column_BJ: Ints) -> Array:
+    joined_BKV = namespace(new_BJV).concat([on_device_of(old_BKV, new_BJV), new_BJV], axis=1)
     if joined_BKV.shape[2]:
-        column_BJ1 = to_device(column_BJ, joined_BKV.device)[..., None]
-        joined_BKV.scatter_(1, column_BJ1.expand_as(new_BJV), new_BJV)
+        row_B1, column_BJ = (on_device_of(index, new_BJV) for index in (rows(len(column_BJ)), column_BJ))
+        joined_BKV[row_B1, column_BJ] = new_BJV
     return joined_BKV
 
 
@@ -109,9 +107,10 @@ MAX_PASSES = 4096  # passes whose seconds are kept until `new_passes` takes them
 class Counters:
     """Counts of a tier by row: draft tokens proposed, draft tokens that the tier above accepted, passes, seconds.
 
-    accepted_BN: number of proposals with 0, 1, ... accepted tokens. rejected_B: number of proposals with a rejected
-    token, or without any token. verdicts_B3: tokens accepted, proposals rejected, and tokens proposed, since the last
-    call of `new_verdicts`. seconds_B: of the passes that the row took part in.
+    accepted_BN: number of proposals with 0, 1, ... accepted tokens. rejected_B: number of proposals that did not lead
+    to further draft tokens: some token was rejected, or there was none. verdicts_B3: tokens accepted, proposals
+    rejected, and tokens proposed, since the last call of `new_verdicts`. seconds_B: seconds of the passes that the row
+    took part in.
     """
 
     def __init__(self, rows: int) -> None:
@@ -130,7 +129,10 @@ class Counters:
     def record_passes(
         self, live_B: Bools, seconds: float, width: int = 1, passes: int = 1, continued: bool = False
     ) -> None:
-        """Record `passes` passes of `width` columns for the live rows. continued: they add to the latest record."""
+        """Record `passes` passes of `width` columns for the live rows.
+
+        continued: the passes belong to the proposal of the latest record, and are added to that record.
+        """
         self.passes_B += passes * live_B
         self.seconds_B += seconds * live_B
         tokens = width * passes
@@ -178,7 +180,7 @@ class Counters:
             setattr(self, name, np.concatenate((getattr(self, name), getattr(other, name))))
 
     def swap_out(self, b: int) -> dict[str, Any]:
-        """Return the counts of a row, for `swap_in`. Verdicts are left out: they are taken before the row leaves."""
+        """Return the counts of a row for `swap_in`. `SequenceBatch.keep` gives the verdicts to the planner."""
         return {name: getattr(self, name)[b].copy() for name in self._row_fields if name != "verdicts_B3"}
 
     def swap_in(self, b: int, counts: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""NgramProposer: draft tokens copied from the text itself, from behind the longest earlier occurrence of its end.
+"""NgramProposer: finds an earlier occurrence of the longest repeated suffix, and proposes the tokens after it.
 
-The idea is prompt lookup decoding (Saxena 2023), with longer proposals behind longer matches as in SuffixDecoding
-(Oliaro et al. 2024, arXiv 2411.04975). The distribution of such a token is a point mass, so all couplings stay exact.
+The idea is prompt lookup decoding (Saxena 2023), with longer proposals after longer matches as in SuffixDecoding
+(Oliaro et al. 2024, arXiv 2411.04975). The distribution of a copied token is a point mass: all couplings stay exact.
 Shape suffixes: B rows, S tokens of a text, K drafted tokens, V vocabulary.
 """
 
@@ -12,7 +12,6 @@ from time import perf_counter
 from typing import Any, Self
 
 import numpy as np
-import torch
 
 from triforce.ragged import Bools, Ints, ints
 from triforce.speculation.draft import Counters, Draft, SequenceState
@@ -20,15 +19,19 @@ from triforce.speculation.protocols import Grant, TokenSampler, grant_all
 from triforce.speculation.tier import Tier
 
 MIN_MATCH_ALONE, MIN_MATCH_ABOVE_DRAFT = 3, 5
-"""Tokens of the shortest match that pays. By `python -m benchmarks.lookup` the target gives the token after a match of
-1 to 5 tokens the probability 0.11, 0.29, 0.47, 0.56 and 0.77. Of the draft's tokens it would accept 0.61 at the places
-of a match of 1 token, 0.55 of 4 tokens, 0.42 of 5. Without a draft a draft token costs a column of a pass, no less."""
+"""Tokens of the shortest match that pays, without and with a draft model below.
+
+Measured with `python -m benchmarks.lookup`: after a match of 1, 2, 3, 4 or 5 tokens, the target gives the copied token
+a probability of 0.11, 0.26, 0.44, 0.56 or 0.75. Where the match has 1, 4 or 5 tokens, the target would accept 0.62,
+0.51 or 0.42 of the draft model's tokens. So above a draft model n-grams pay from a match of 5 tokens on. Without a
+draft model a rejected token costs only one more column of a pass, so that shorter matches pay."""
 
 PRIOR_COUNT = 4.0  # prior of the accepted tokens, and of the rejected proposals
-MAX_LAG = 64  # tokens that a draft may be behind the text and catch up in one pass of all rows; else row by row
-STRIDE, PROMPT_TAIL = 8, 64  # hindsight: tokens between two places, and tokens at the end of the prompt it starts with
+MAX_LAG = 64  # most tokens by which a draft may lag and still catch up in one pass of all rows; else row by row
+STRIDE = 8  # tokens between two places that `hindsight` evaluates
+PROMPT_TAIL = 64  # tokens before the end of the prompt, from where `hindsight` begins
 MAX_MATCH = 64  # tokens of a match that are compared beyond the n-gram
-_BACK = np.arange(1, MAX_MATCH + 1)
+_MATCH_OFFSETS = np.arange(1, MAX_MATCH + 1)
 OCCURRENCES = 16  # latest occurrences that are compared: a frequent n-gram has thousands in a long text
 
 
@@ -67,10 +70,11 @@ class NgramIndex:
                 self._latest_places[gram] = previous_place
 
     def match(self, text_S: Ints) -> tuple[int, int]:
-        """Find the longest end of a text that occurred earlier in it, of at least n tokens; the latest of equals.
+        """Find the longest suffix of a text, of at least n tokens, that occurred earlier in the text.
 
-        The text is a prefix of the text read so far. Only the latest `OCCURRENCES` are compared. Returns the length of
-        the match and the place behind it; (0, 0) without a match.
+        The text is a prefix of the text read so far. Only the latest `OCCURRENCES` places of the text's last n-gram are
+        compared, and of equally long matches the latest one counts. Returns the length of the match and the place after
+        the earlier occurrence; (0, 0) without a match.
         """
         places = list[int]()
         end = len(text_S) - self.n
@@ -81,8 +85,8 @@ class NgramIndex:
         if not places:
             return 0, 0
         place_O1 = np.array(places)[:, None]  # all at once, as a call of numpy costs more than its computation
-        end_L, place_OL = (text_S[np.maximum(start - _BACK, 0)] for start in (end, place_O1))
-        differ_OL = (end_L != place_OL) | (place_O1 < _BACK)
+        end_L, place_OL = (text_S[np.maximum(start - _MATCH_OFFSETS, 0)] for start in (end, place_O1))
+        differ_OL = (end_L != place_OL) | (place_O1 < _MATCH_OFFSETS)
         length_O = np.where(differ_OL.any(1), differ_OL.argmax(1), MAX_MATCH)
         best = int(length_O.argmax())
         return self.n + int(length_O[best]), places[best] + self.n
@@ -91,10 +95,11 @@ class NgramIndex:
 class NgramProposer:
     """Proposes tokens from the text where it repeats itself. Elsewhere the draft below proposes, if there is one.
 
-    A proposal is half as long as the match, which is about the number of tokens that is accepted, and at most `gamma`
-    tokens. It may overlap its own source, as copies do in LZ77. Where the draft's tokens have better odds of being
-    accepted, a match has to be longer by the ratio of odds. So n-grams back off in a text where they do not pay, and
-    come back when it repeats itself. min_match: tokens of the shortest match; 0: the constant that fits `below`.
+    A proposal has half as many tokens as the match, because about that many are accepted; it has at most `gamma`. It
+    may overlap its own source, as copies do in LZ77. The odds of a proposer are its accepted tokens per rejected
+    proposal. If the draft's odds are better than those of n-grams, the shortest match that is used is `min_match` times
+    the ratio of the odds. So n-grams propose less in a text where they do not pay, and more once it repeats itself.
+    min_match: tokens of the shortest match; 0: the constant that fits `below`.
     """
 
     name = "ngram"
@@ -115,27 +120,27 @@ class NgramProposer:
         return self._min_match or (MIN_MATCH_ABOVE_DRAFT if self.below else MIN_MATCH_ALONE)
 
     @staticmethod
-    def reach(match: int) -> int:
-        """Draft tokens that are proposed behind a match of `match` tokens."""
+    def proposal_length(match: int) -> int:
+        """Return the number of draft tokens that are proposed after a match of `match` tokens."""
         return max(1, match // 2)
 
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose tokens for the live rows, from n-grams or else by the draft below. A row may get none."""
         started = perf_counter()
-        guesses = [
-            self.guess(prefix, b, min_match)
+        draft_rows = [
+            self.draft_row(prefix, b, min_match)
             for b, min_match in enumerate(np.where(live_B, self._min_matches_B(), np.inf))
         ]
-        counts_B = ints([len(guess) for guess in guesses])
+        counts_B = ints([len(row) for row in draft_rows])
         probs_size = sampling.probs_size
-        ngram_draft = Draft.empty(len(guesses), probs_size)
+        ngram_draft = Draft.empty(len(draft_rows), probs_size)
         if counts_B.any():  # rare in most texts
-            tokens_BK = np.zeros((len(guesses), counts_B.max()), dtype=np.int64)
-            for row, guess in zip(tokens_BK, guesses, strict=True):
-                row[: len(guess)] = guess
-            probs_BKV = torch.zeros(*tokens_BK.shape, probs_size, dtype=torch.float64)
+            tokens_BK = np.zeros((len(draft_rows), counts_B.max()), dtype=np.int64)
+            for cells_K, row in zip(tokens_BK, draft_rows, strict=True):
+                cells_K[: len(row)] = row
+            probs_BKV = np.zeros((*tokens_BK.shape, probs_size))
             if probs_size:
-                probs_BKV.scatter_(2, torch.from_numpy(tokens_BK)[..., None], 1.0)
+                np.put_along_axis(probs_BKV, tokens_BK[..., None], 1.0, axis=2)
             ngram_draft = Draft(tokens_BK, probs_BKV, np.full_like(tokens_BK, self.level), counts_B)
         self.counters.record_passes(live_B, perf_counter() - started)
         rest_B = live_B & (counts_B == 0)
@@ -144,22 +149,22 @@ class NgramProposer:
         self.below.catch_up(prefix, rest_B & (prefix.lengths_B - self.below.cache.lengths_B > MAX_LAG))
         return ngram_draft.extend(self.below.propose(prefix, sampling, rest_B), rest_B)
 
-    def record_verdict(self, guess: Draft, accepted_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, draft: Draft, accepted_B: Ints, live_B: Bools) -> None:
         """Record the accepted tokens for the proposer of each row: n-grams or the draft below."""
-        ngram_B = live_B & (guess.origins_BK[:, :1] == self.level).any(1) if self.below else live_B
-        self.counters.record_verdict(guess.counts_B, accepted_B, ngram_B)
+        ngram_B = live_B & (draft.origins_BK[:, :1] == self.level).any(1) if self.below else live_B
+        self.counters.record_verdict(draft.counts_B, accepted_B, ngram_B)
         if self.below:
-            self.below.record_verdict(guess, accepted_B, live_B & ~ngram_B)
+            self.below.record_verdict(draft, accepted_B, live_B & ~ngram_B)
 
     def rewind(self, prefix: SequenceState) -> None:
-        """Forget all tokens from the last one on, which may differ from the one that was read there."""
+        """Forget the last token of each text and all after it: the index may hold a rejected token at its place."""
         for index, length in zip(self.indexes, prefix.lengths_B.tolist(), strict=True):
             index.forget(length - 1)
         if self.below:
             self.below.rewind(prefix)
 
     def prefill(self, prefix: SequenceState, b: int, length: int, *, grant: Grant = grant_all) -> Iterator[int]:
-        """Read row b up to `length` tokens: 128K take 0.25 s. A row without prefill is read when it is needed."""
+        """Index the first `length` tokens of row b. A row without prefill is indexed when n-grams first propose."""
         started = perf_counter()
         self.indexes[b].read(prefix.ids_BS[b, :length])
         self._hindsight_places[b] = max(1, length - PROMPT_TAIL), length
@@ -167,7 +172,7 @@ class NgramProposer:
         yield length
 
     def swap_out(self, b: int) -> tuple[Any, ...]:
-        """Return the state of row b, for `swap_in`. The draft below has its own call."""
+        """Return the state of row b, for `swap_in`, without that of the draft below."""
         return self.indexes[b], self._hindsight_places[b], self.counters.swap_out(b)
 
     def swap_in(self, b: int, swapped_row: tuple[Any, ...]) -> None:
@@ -188,10 +193,11 @@ class NgramProposer:
         self.counters.join(other.counters)
 
     def hindsight(self, prefix: SequenceState, b: int, compared_tokens: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (tokens of the match, hits, place is behind the prompt) for each new place of row b.
+        """Compare past tokens of row b with what n-grams would have proposed, so that the planner can rate n-grams.
 
-        hits: tokens behind the place that the match predicts, up to the first wrong one. A place is evaluated once
-        `compared_tokens` tokens stand behind it. The text is read up to the last such place.
+        Yields (tokens of the match, hits, whether the place is after the prompt) for each new place. hits: number of
+        tokens that a proposal at the place gets right before its first wrong one. A place is evaluated once
+        `compared_tokens` tokens follow it. The text is indexed up to the last place.
         """
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
         index = self.indexes[b]
@@ -204,19 +210,22 @@ class NgramProposer:
             match, match_end = index.match(text_S[:place])
             hits = 0
             if match:
-                # Tokens copied from `place` on are those of the proposal itself, if all before them are right.
+                # A proposal that runs past `place` copies tokens of its own. Up to its first wrong token these equal
+                # the text's, so the text stands in for them.
                 wrong = text_S[match_end : match_end + compared_tokens] != text_S[place : place + compared_tokens]
                 hits = int(wrong.argmax()) if wrong.any() else compared_tokens
             yield match, hits, place >= prompt_length
 
-    def guess(self, prefix: SequenceState, b: int, min_match: float) -> Ints:
+    def draft_row(self, prefix: SequenceState, b: int, min_match: float) -> Ints:
         """Return the draft tokens of row b; none without a match of `min_match` tokens."""
         text_S = prefix.ids_BS[b, : prefix.lengths_B[b]]
         if min_match == np.inf:
             return text_S[:0]
         self.indexes[b].read(text_S)
         length, match_end = self.indexes[b].match(text_S)
-        return np.resize(text_S[match_end:], min(self.gamma, self.reach(length)) if length >= min_match else 0)
+        if length < min_match:
+            return text_S[:0]
+        return np.resize(text_S[match_end:], min(self.gamma, self.proposal_length(length)))
 
     def _min_matches_B(self) -> np.ndarray:
         """Tokens of the shortest match that is used, by row: (B,)."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, Self
 
-from torch import Tensor
-
+from triforce.arrays import Array
 from triforce.ragged import Bools, Ints
 from triforce.speculation.draft import Counters, Draft, SequenceState
 from triforce.speculation.verification import Verification
@@ -28,7 +27,8 @@ class Cache(Protocol):
     def resume(self, length: int) -> tuple[int, int]:
         """Return the next tokens [start, stop) to feed until `length` tokens are cached. For a view of one row.
 
-        Tokens before `start` count as cached from then on. start == stop: nothing is left to feed.
+        If the view skips tokens before `start`, because it will never read them, they count as cached. start == stop:
+        nothing is left to feed.
         """
 
     def row(self, b: int) -> Self:
@@ -51,7 +51,7 @@ class Cache(Protocol):
 
 
 Grant = Callable[[str, int], int]
-"""Takes the name of a tier and the tokens that its next prefill pass could have. Returns the tokens it may have."""
+"""Takes the name of a tier, and the largest size of its next prefill pass in tokens. Returns the granted size."""
 
 
 def grant_all(tier: str, tokens: int) -> int:
@@ -73,7 +73,7 @@ class Proposer(Protocol):
     def propose(self, prefix: SequenceState, sampling: TokenSampler, live_B: Bools) -> Draft:
         """Propose tokens that may follow the texts of the live rows."""
 
-    def record_verdict(self, guess: Draft, accepted_B: Ints, live_B: Bools) -> None:
+    def record_verdict(self, draft: Draft, accepted_B: Ints, live_B: Bools) -> None:
         """Record that the tier above accepted the first `accepted_B` tokens of a proposal."""
 
     def rewind(self, prefix: SequenceState) -> None: ...
@@ -102,7 +102,7 @@ class TokenSampler(Protocol):
     def probs_size(self) -> int:
         """Number of probabilities that a draft keeps of a token (see `Draft.probs_BKV`): 0 or the vocabulary's size."""
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
+    def verify(self, draft: Draft, logits_BJV: Array, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
         """Return the accepted draft tokens and one more, as samples of `logits_BJV`. Column j follows j draft tokens.
 
         Raises ModelError if logits are not finite.

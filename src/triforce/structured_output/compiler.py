@@ -1,4 +1,4 @@
-"""GrammarCompiler: grammars of `SamplingParams.grammar` in the tokens of one tokenizer, by llguidance."""
+"""GrammarCompiler: compiles grammars of `SamplingParams.grammar` for the tokens of one tokenizer, with llguidance."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from triforce.sandbox import Trial, TrialError, TrialLimitError
 from triforce.structured_output.matcher import Matcher, NumberLimits
 
 NO_FORCING = '%llguidance {"no_forcing": true}\n'
-"""Without forced tokens: otherwise a text with only one continuation would have to have one tokenization only."""
+"""Option that switches forced tokens off.
+
+With forced tokens, a text with only one possible continuation could have only one tokenization.
+"""
 JSON_OPTIONS = {"whitespace_pattern": r" |\n {0,20}", "lenient": False}
 """JSON may be indented, with a bounded count of spaces; a keyword that is not supported is refused."""
 
-LARGEST = 2**63 - 1
-ONE_OF = "oneOf is kept to only where its alternatives cannot overlap, by their types; write anyOf"
+LARGEST_INTEGER = 2**63 - 1
+ONE_OF = "oneOf is supported only where the types of its alternatives cannot overlap; write anyOf"
 
 
 class Vocabulary:
@@ -59,7 +62,7 @@ _LINE = re.compile(r"line (\d+), column \d+: ")
 
 
 def _user_error(error: str, kind: str) -> str:
-    """Return an error of llguidance in terms of the request: lines of Lark are counted without that of `NO_FORCING`."""
+    """Return an error of llguidance in terms of the request: lines of Lark count without that of `NO_FORCING`."""
     place_format = "line {}, column {}: " if kind == "lark" else ""
     error = _PLACE.sub(lambda place: place_format.format(int(place[1]) - 1, place[2]), error)
     return re.sub(r"oneOf constraints are not supported\.[^\n]*", ONE_OF, error)
@@ -77,7 +80,7 @@ def schema_grammar(schema: Any) -> str:
 def _exact_integer(digits: str) -> int:
     """Parse an integer as llguidance does, by way of float64. Raises ValueError for one that would be changed."""
     value = int(digits) if len(digits) < 20 else 2**63
-    if abs(value) > LARGEST or (int(float(value)) != value and value != LARGEST):
+    if abs(value) > LARGEST_INTEGER or (int(float(value)) != value and value != LARGEST_INTEGER):
         raise ValueError(f"the integer {digits[:30]} would be rounded; describe it as a string")
     return value
 
@@ -123,7 +126,7 @@ class CompiledGrammar:
         self._numbers = numbers
 
     def follow(self) -> Matcher:
-        """Return a constraint for one row, at the beginning of its text. Its cost is negligible."""
+        """Return a constraint for one row, at the beginning of its text. The call costs little."""
         ends = self._tokenizer.eos_ids
         size = self._tokenizer.vocab_size
         return Matcher(self._matcher.deep_copy(), ends, size, self._numbers)
@@ -143,7 +146,7 @@ class GrammarTrial:
         self._cancelled = False
 
     def run(self) -> str:
-        """Return the grammar's fault; empty if it has none. It is called once."""
+        """Return the grammar's fault; empty if it has none. Call this method once."""
         self._trial = Trial(f"{__name__}:trial", self._task)
         if self._cancelled:
             self._trial.stop()
@@ -171,12 +174,12 @@ class GrammarCompiler:
         self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         # two locks, so that a look-up does not wait for the compilation of another grammar
-        self._table = Lock()
-        self._compiling = Lock()
+        self._cache_lock = Lock()
+        self._compile_lock = Lock()
 
     def cached(self, grammar: Grammar) -> CompiledGrammar | None:
         """Return a cached grammar, or None."""
-        with self._table:
+        with self._cache_lock:
             if grammar in self._compiled:
                 self._compiled.move_to_end(grammar)
             return self._compiled.get(grammar)
@@ -193,19 +196,21 @@ class GrammarCompiler:
     def compile_tried(self, grammar: Grammar) -> CompiledGrammar:
         """Compile a grammar that has passed a trial, perhaps in another process, and return it. Raises RequestError."""
         tokenizer = self.prepare()
-        with self._compiling:
+        with self._compile_lock:
             return self.cached(grammar) or self._compile(grammar, tokenizer)
 
     def prepare(self) -> Tokenizer:
-        """Read the vocabulary for all grammars, and return the tokenizer. Raises RequestError where none fits.
+        """Read the vocabulary for all grammars, and return the tokenizer.
 
-        It takes 1 s for 262,144 tokens, and holds the interpreter's lock.
+        Raises RequestError without a tokenizer, without an end-of-sequence token, or without llguidance.
+
+        The call takes about a second for a vocabulary of 262,144 tokens, and holds the interpreter's lock.
         """
         if self._tokenizer is None:
             raise RequestError("a grammar needs a tokenizer, and this model has none")
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
-        with self._compiling:
+        with self._compile_lock:
             self._vocabulary = self._vocabulary or self._read_vocabulary(self._tokenizer)
         return self._tokenizer
 
@@ -215,7 +220,7 @@ class GrammarCompiler:
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
         compiled = CompiledGrammar(matcher, tokenizer, self._numbers if grammar.holds_json else None)
-        with self._table:
+        with self._cache_lock:
             self._compiled[grammar] = compiled
             while len(self._compiled) > CACHED_GRAMMARS:
                 self._compiled.popitem(last=False)
@@ -226,7 +231,7 @@ class GrammarCompiler:
             from llguidance import LLTokenizer
         except ImportError as error:
             raise RequestError(
-                f"{error.name} is not installed, which follows grammars; get it with: pip install 'triforce[serve]'"
+                f"{error.name} is not installed, and grammars need it; get it with: pip install 'triforce[serve]'"
             ) from error
         tokens = tokenizer.all_bytes()
         ends = sorted(tokenizer.eos_ids)
@@ -236,7 +241,10 @@ class GrammarCompiler:
 
 
 class GrammarError(RequestError):
-    """A grammar that cannot be used. reason: what is wrong. line: of Lark, counted from 1, where it is one that is."""
+    """A grammar that cannot be used.
+
+    reason: what is wrong. line: the line of the grammar with the error, counted from 1, if the grammar is in Lark.
+    """
 
     reason: str
     line: int | None

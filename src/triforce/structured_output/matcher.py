@@ -26,10 +26,10 @@ class JsonState(NamedTuple):
     length: int = 0
     """Characters of the number so far; 0 outside of numbers."""
 
-    def after(self, written: bytes) -> JsonState:
-        """Return the state after `written` more bytes."""
+    def after(self, token_bytes: bytes) -> JsonState:
+        """Return the state after the further bytes `token_bytes`."""
         quoted, escaped, length = self
-        for byte in written:
+        for byte in token_bytes:
             if quoted:
                 quoted = escaped or byte != ord('"')
                 escaped = not escaped and byte == ord("\\")
@@ -53,7 +53,9 @@ class NumberLimits:
 
 
 class Matcher:
-    """Constraint of one text. llguidance's matcher has consumed `_consumed`, and rolls back where the text differs.
+    """Constraint of one text.
+
+    llguidance's matcher has consumed the tokens `_consumed`. It rolls back where the text differs from them.
 
     matcher: an LLMatcher at the beginning of a text, for this object only. eos_ids: end-of-sequence tokens. numbers:
     limits of numbers, if the text is JSON.
@@ -76,20 +78,20 @@ class Matcher:
         error: str = self._matcher.get_error()
         return error.partition("\n")[0]
 
-    def allowed(self, text_T: Ints, guesses_K: Ints) -> Bools:
+    def allowed(self, text_T: Ints, draft_K: Ints) -> Bools:
         """Return a mask of the tokens that may follow the text and each of the draft tokens, bool (J, V)."""
-        guesses = guesses_K.tolist()
-        allowed_JV = np.ones((len(guesses) + 1, self._vocab_size), dtype=np.bool_)
+        draft = draft_K.tolist()
+        allowed_JV = np.ones((len(draft) + 1, self._vocab_size), dtype=np.bool_)
         if not self._follow(text_T.tolist()):
             return allowed_JV
-        for column_V, guess in zip(allowed_JV, [*guesses, None], strict=True):
+        for column_V, token in zip(allowed_JV, [*draft, None], strict=True):
             column_V[:] = self._next_mask()
-            if guess is None or guess in self._eos_ids or not column_V[guess] or not self._consume([guess]):
+            if token is None or token in self._eos_ids or not column_V[token] or not self._consume([token]):
                 break
         return allowed_JV
 
     def _follow(self, text: list[int]) -> bool:
-        """Bring the matcher to this text. Returns False if any token may follow it, as the text has ended."""
+        """Bring the matcher to this text. Returns False if the text has ended, so that any token may follow."""
         if not self._eos_ids.isdisjoint(text):
             return False
         common = common_prefix(self._consumed, text)

@@ -1,8 +1,10 @@
-"""Distillation of the target's distribution into consecutive guesses, each computed from the one before.
+"""Distillation of the target's distribution into consecutive draft tokens, each computed from the one before.
 
-The draft trains on its own estimates of states: after the first guess, states are its outputs (training-time test, Li
-et al. 2025, arXiv 2503.01840, section 3). Tokens are the text's, because a guess continues only after a correct one.
+The draft trains on its own estimates of states: after the first draft token, states are its outputs (training-time
+test, Li et al. 2025, arXiv 2503.01840, section 3). The tokens that it reads are those of the text, because a verified
+draft token equals the text's token.
 
+Anchor: a position of a chunk at which drafting begins.
 Shape suffixes as in eagle/head.py; B rows, T tokens of a chunk, N anchors, P = B * N.
 """
 
@@ -28,7 +30,7 @@ SLICE = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class OutputHead:
     """The target's last norm, and the rows of its head for the proposable tokens, in the dtype of the products."""
 
     norm_C: Tensor
@@ -36,8 +38,8 @@ class Head:
     rows_MC: Tensor
     cap: float = 0.0
     """Soft cap of the target's logits; 0: none."""
-    greedy: float = 0.0
-    """Share of the target's most probable proposable token in the training probabilities; the rest is `probs`."""
+    greedy_weight: float = 0.0
+    """Weight of the target's most probable proposable token in the training probabilities; the rest is `probs`."""
 
     def probs(self, final_NC: Tensor) -> Tensor:
         """Return the target's probabilities of the proposable tokens (N, M). final_NC: states after the last layer."""
@@ -47,7 +49,8 @@ class Head:
         """Return the probabilities that a draft learns (N, M): `probs` with more weight on the most probable token."""
         probs_NM = self.probs(final_NC)
         best_N1 = probs_NM.argmax(-1, keepdim=True)
-        return probs_NM.mul_(1 - self.greedy).scatter_add_(-1, best_N1, torch.full(best_N1.shape, self.greedy))
+        weights_N1 = torch.full(best_N1.shape, self.greedy_weight)
+        return probs_NM.mul_(1 - self.greedy_weight).scatter_add_(-1, best_N1, weights_N1)
 
     def logits(self, out_NC: Tensor) -> Tensor:
         """Return float32 logits (..., M) for outputs (..., C)."""
@@ -62,7 +65,7 @@ class PastEntries:
 
     def with_chunk(self, chunk_entries: Entries) -> Entries:
         """Return the past entries followed by those of a chunk."""
-        return self.entries.then(chunk_entries) if self.entries else chunk_entries
+        return self.entries.followed_by(chunk_entries) if self.entries else chunk_entries
 
     def keep_visible(self, visible_entries: Entries, sinks: int, window: int) -> None:
         """Keep the entries that the chunk after `visible_entries` may attend to."""
@@ -71,13 +74,18 @@ class PastEntries:
         self.entries = Entries(*(part[:, visible_K].detach() for part in visible_entries))
 
 
-def guesses(
-    layer: EagleHeadLayer, chunk: Chunk, past: PastEntries, anchors_N: Tensor, steps: int, later_N: Tensor | None = None
+def draft_outputs(
+    layer: EagleHeadLayer,
+    chunk: Chunk,
+    past: PastEntries,
+    anchors_N: Tensor,
+    steps: int,
+    continued_N: Tensor | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield for each consecutive guess its outputs (B, N, C) for the head, and its tokens' positions in the chunk (N).
+    """Yield for each of `steps` draft tokens its outputs (B, N, C), and the positions (N) after which it is proposed.
 
-    The first guess is computed from the entry of its anchor. later_N: indices of the anchors whose guesses continue
-    after the first; None: all. At the end `past` keeps the chunk's entries.
+    The first draft token is computed from the entry of its anchor. continued_N: indices of the anchors at which
+    drafting continues after the first draft token; None: all. At the end `past` keeps the chunk's entries.
     """
     fused_BTC = layer.fuse(chunk.states_BTX)
     visible_entries = past.with_chunk(layer.entries(fused_BTC, chunk.embeddings_BTC, chunk.slots_BT))
@@ -85,10 +93,10 @@ def guesses(
     anchor_slots_BN = chunk.slots_BT[:, anchors_N]
     chain = list[Entries]()
     for step in range(steps):
-        if step == 1 and later_N is not None:
-            anchors_N = anchors_N[later_N]
-            fused_BNC = fused_BNC[:, later_N]
-            anchor_slots_BN = anchor_slots_BN[:, later_N]
+        if step == 1 and continued_N is not None:
+            anchors_N = anchors_N[continued_N]
+            fused_BNC = fused_BNC[:, continued_N]
+            anchor_slots_BN = anchor_slots_BN[:, continued_N]
         positions_N = anchors_N + step
         embeddings_BNC = chunk.embeddings_BTC[:, positions_N]
         slots_BN = chunk.slots_BT[:, positions_N]
@@ -100,17 +108,17 @@ def guesses(
     past.keep_visible(visible_entries, layer.config.sinks, layer.config.window)
 
 
-def loss(layer: EagleHeadLayer, head: Head, chunk: Chunk, past: PastEntries, later_N: Tensor, steps: int,
+def loss(layer: EagleHeadLayer, head: OutputHead, chunk: Chunk, past: PastEntries, continued_N: Tensor, steps: int,
          decay: float) -> Tensor:  # fmt: skip
-    """Return the cross entropy of guesses and the head's training probabilities: a scalar in nats.
+    """Return the cross entropy of draft tokens and the head's training probabilities: a scalar in nats.
 
-    Guess n has weight `decay` ** n. Every token of the chunk is an anchor. Guesses continue after the first one at
-    the anchors `later_N`.
+    Draft token n has weight `decay` ** n. Every token of the chunk is an anchor. Drafting continues after the first
+    draft token at the anchors `continued_N`.
     """
     total = torch.zeros(())
     weight = 0.0
     anchors_N = torch.arange(chunk.ids_BT.shape[1])
-    for step, (out_BNC, positions_N) in enumerate(guesses(layer, chunk, past, anchors_N, steps, later_N)):
+    for step, (out_BNC, positions_N) in enumerate(draft_outputs(layer, chunk, past, anchors_N, steps, continued_N)):
         final_PC = chunk.final_BTC[:, positions_N].flatten(0, 1)
         nats: Tensor = _HeadLoss.apply(out_BNC.flatten(0, 1), head, final_PC)  # type: ignore[no-untyped-call]
         total = total + decay**step * nats / len(final_PC)
@@ -121,11 +129,11 @@ def loss(layer: EagleHeadLayer, head: Head, chunk: Chunk, past: PastEntries, lat
 class _HeadLoss(torch.autograd.Function):
     """Sum of -p log q over the proposable tokens, with its gradient, computed a slice of positions at a time.
 
-    p and q are normalized over these tokens, so the gradient with respect to a guess's logits is q - p.
+    p and q are normalized over these tokens, so the gradient with respect to a draft token's logits is q - p.
     """
 
     @staticmethod
-    def forward(ctx: Any, out_PC: Tensor, head: Head, final_PC: Tensor) -> Tensor:
+    def forward(ctx: Any, out_PC: Tensor, head: OutputHead, final_PC: Tensor) -> Tensor:
         total = torch.zeros(())
         slopes = []
         for slice_PC, finals_PC in zip(torch.split(out_PC.detach(), SLICE), torch.split(final_PC, SLICE), strict=True):
@@ -144,7 +152,7 @@ class _HeadLoss(torch.autograd.Function):
 
 
 SAMPLED_TEMPERATURE = 0.8
-"""Temperature of the seeded shares."""
+"""Temperature of `seeded_shares`."""
 STRIDE = 8
 """Step between positions at which distributions over the whole vocabulary are compared."""
 
@@ -154,12 +162,12 @@ class Subject:
     """A draft under evaluation: its layer, the head, and the tokens of the head's rows."""
 
     layer: EagleHeadLayer
-    head: Head
+    head: OutputHead
     tokens_M: Tensor
 
 
 class Heldout:
-    """Held-out texts (B, T) by kind. The target prefills them once, so greedy shares of its drafts are quick to get."""
+    """Held-out texts (B, T) by kind. The target prefills them once, for all evaluations of a draft in training."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], texts: Mapping[str, Tensor]) -> None:
         self.chunks_by_kind = {
@@ -168,11 +176,11 @@ class Heldout:
             for kind, ids_BT in texts.items()
         }  # fmt: skip
 
-    def greedy(self, subject: Subject, steps: int) -> dict[str, list[float]]:
-        """Return the shares of guesses accepted at temperature 0, by kind of text, one number a guess."""
+    def greedy_shares(self, subject: Subject, steps: int) -> dict[str, list[float]]:
+        """Return by kind of text, for each draft token, the share accepted at temperature 0."""
         means = {
             kind: torch.tensor(
-                [greedy(subject, chunk, best_1T, PastEntries(), steps) for chunk, best_1T in chunks]
+                [greedy_shares(subject, chunk, best_1T, PastEntries(), steps) for chunk, best_1T in chunks]
             ).mean(0)
             for kind, chunks in self.chunks_by_kind.items()
         }
@@ -186,22 +194,25 @@ def _with_greedy_ids(chunk: Chunk) -> tuple[Chunk, Tensor]:
 
 
 @torch.no_grad()
-def greedy(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, steps: int) -> list[float]:
-    """Return for each guess the share of positions of a chunk where it is the target's most probable token."""
+def greedy_shares(subject: Subject, chunk: Chunk, best_BT: Tensor, past: PastEntries, steps: int) -> list[float]:
+    """Return for each draft token the share of positions of a chunk where it is the target's most probable token."""
     anchors_N = torch.arange(chunk.ids_BT.shape[1] - steps + 1)
     return [
         float((subject.tokens_M[subject.head.logits(out_BNC).argmax(-1)] == best_BT[:, positions_N]).float().mean())
-        for out_BNC, positions_N in guesses(subject.layer, chunk, past, anchors_N, steps)
+        for out_BNC, positions_N in draft_outputs(subject.layer, chunk, past, anchors_N, steps)
     ]
 
 
 @torch.no_grad()
-def seeded(subject: Subject, chunk: Chunk, past: PastEntries, steps: int) -> list[float]:
-    """Return for each guess the mean probability that draft and target draw the same token at temperature 0.8."""
+def seeded_shares(subject: Subject, chunk: Chunk, past: PastEntries, steps: int) -> list[float]:
+    """Return for each draft token the mean probability that draft and target draw the same token.
+
+    The temperature is `SAMPLED_TEMPERATURE`.
+    """
     assert chunk.logits_BTV is not None
     anchors_N = torch.arange(0, chunk.ids_BT.shape[1] - steps + 1, STRIDE)
     shares = []
-    for out_BNC, positions_N in guesses(subject.layer, chunk, past, anchors_N, steps):
+    for out_BNC, positions_N in draft_outputs(subject.layer, chunk, past, anchors_N, steps):
         p_PV = (chunk.logits_BTV[:, positions_N].flatten(0, 1) / SAMPLED_TEMPERATURE).softmax(-1).double()
         q_PV = torch.zeros_like(p_PV)
         q_PV[:, subject.tokens_M] = (
@@ -228,8 +239,8 @@ def shares_at_length(
     seeded_sums = torch.zeros(steps)
     for ids_1L in torch.split(ids_BL, 1):  # one text at a time, because a chunk's logits are large
         for chunk, past in _chunks(decoder, layers, subject, ids_1L, width, tail or width):
-            greedy_sums += torch.tensor(greedy(subject, *_with_greedy_ids(chunk), copy(past), steps))
-            seeded_sums += torch.tensor(seeded(subject, chunk, past, steps))
+            greedy_sums += torch.tensor(greedy_shares(subject, *_with_greedy_ids(chunk), copy(past), steps))
+            seeded_sums += torch.tensor(seeded_shares(subject, chunk, past, steps))
     return {"0": (greedy_sums / len(ids_BL)).tolist(), f"{SAMPLED_TEMPERATURE:g}": (seeded_sums / len(ids_BL)).tolist()}
 
 
@@ -243,6 +254,6 @@ def _chunks(
     tail_1T = ids_1L[:, -tail:]
     for chunk_1T in torch.split(past_1N, width, 1) if past_1N.shape[1] else ():
         with torch.no_grad():
-            for _ in guesses(subject.layer, stream.read(chunk_1T), past, torch.zeros(1, dtype=torch.long), 1):
+            for _ in draft_outputs(subject.layer, stream.read(chunk_1T), past, torch.zeros(1, dtype=torch.long), 1):
                 pass
     yield stream.read(tail_1T, logits=True), past

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.tensors import as_tensor
 from triforce.engine.tier_builder import ModelSet, SpeculativeConfig, TierBuilder
 from triforce.errors import RequestError
 from triforce.interface.sampling_params import SamplingParams
@@ -171,24 +173,25 @@ class TargetStream:
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], rows: int, capacity: int) -> None:
         self.decoder = decoder
         self.layers = layers
-        self.view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity] * rows).full()
+        self.view = TierBuilder(ModelSet(decoder), SpeculativeConfig(), [capacity] * rows).full_view()
         self.last_B1X = torch.zeros(rows, 1, len(layers) * decoder.config.hidden_size)
 
     def read(self, ids_BT: Tensor, *, logits: bool = False) -> Chunk:
         """Feed the next tokens of each row. logits: of all tokens, too; they are many times as large as the states."""
         (B, T), start, counts_B = ids_BT.shape, int(self.view.lengths_B[0]), ints([ids_BT.shape[1]] * len(ids_BT))
-        at_BJ = None if logits else torch.full((B, 1), T - 1)  # the last layer is computed only where logits are
-        _, output = self.decoder.observe(ids_BT, counts_B, self.view, at_BJ, (*self.layers, self.decoder.config.layers))
+        at_BJ = None if logits else np.full((B, 1), T - 1)  # the last layer is computed only where logits are
+        layers = (*self.layers, self.decoder.config.layers)
+        _, output = self.decoder.observe(ids_BT.numpy(), counts_B, self.view, at_BJ, layers)
         assert output.states_SBTC is not None
-        *states, final_BTC = output.states_SBTC.float()
+        *states, final_BTC = as_tensor(output.states_SBTC).float()
         states_BTX = torch.cat(states, -1)
         past_states_BTX = torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)
         self.last_B1X = states_BTX[:, -1:]
         slots_BT = torch.arange(start, start + T).expand(B, T)
-        embeddings_BTC = self.decoder.model.embed(ids_BT.flatten()).float().view(B, T, -1)
-        return Chunk(
-            ids_BT, slots_BT, past_states_BTX, embeddings_BTC, final_BTC, output.logits_BJV if logits else None
-        )
+        embeddings_NC = as_tensor(self.decoder.model.embed(ids_BT.numpy().flatten()))
+        embeddings_BTC = embeddings_NC.float().view(B, T, -1)
+        logits_BTV = as_tensor(output.logits_BJV) if logits else None
+        return Chunk(ids_BT, slots_BT, past_states_BTX, embeddings_BTC, final_BTC, logits_BTV)
 
 
 Text = list[Chunk]
@@ -196,7 +199,7 @@ Text = list[Chunk]
 
 
 class EpisodeReader:
-    """Prefills episodes through the target and caches them for repeats. layers: whose states are returned."""
+    """Prefills episodes through the target and caches them for repeats. layers: the layers that give states."""
 
     def __init__(self, decoder: Decoder, layers: tuple[int, ...], episodes: Episodes, config: TrainingConfig) -> None:
         self.decoder = decoder

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from triforce.arrays import float32
 from triforce.backends.torch.model import norm
+from triforce.backends.torch.tensors import tensor_of
 from triforce.checkpoint.weights import NORM
 from triforce.eagle.head import EagleHeadConfig, shapes
 from triforce.engine.model_loader import Checkpoint
@@ -18,9 +20,10 @@ from triforce.model.weights import numbers
 
 
 def initial_weights(target: Checkpoint, config: EagleHeadConfig, seed: int) -> dict[str, Tensor]:
-    """Return float32 tensors by field. The draft's output is its latest input state under the target's last norm.
+    """Return float32 tensors by field.
 
-    The layer's own contribution starts at zero, so that its depth does no harm at first.
+    The draft's output is at first about the state after the last of the target's layers that the draft reads, under the
+    target's last norm. The contributions of attention and MLP start at zero, so that random weights do no harm.
     """
     generator = torch.Generator().manual_seed(seed)
     weights = {}
@@ -41,12 +44,14 @@ def initial_weights(target: Checkpoint, config: EagleHeadConfig, seed: int) -> d
 def last_norm(target: Checkpoint) -> Tensor:
     """Return the weights (C) of the target's last norm, float32, times its logit scale."""
     parts = target.config.architecture
-    norm_C = numbers(target.files.archives(packed=False)[NORM].view(NORM)).float()
+    norm_C = tensor_of(float32(numbers(target.files.archives(packed=False)[NORM].view(NORM))))
     return (norm_C + parts.norm_offset) * parts.logit_scale
 
 
 MATCH_SCORE = 10.0
-"""Mean attention score, in nats, of a nearby entry after an equal token, if its state identified the token exactly."""
+"""Mean attention score, in nats, between a token and a nearby entry whose preceding token is the same.
+
+It holds for states that identify their token exactly."""
 LOGIT_GAIN = 4.0
 """Mean increase of the logit of that entry's token, in nats, under the initial norm."""
 CHANNELS_PER_NAME = 8

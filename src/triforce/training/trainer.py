@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from triforce.arrays import to_host
+from triforce.backends.torch.tensors import as_tensor
 from triforce.eagle.head import EagleHeadWeights, shapes
 from triforce.eagle.head_files import new_config, write_atomically
 from triforce.eagle.torch_passes import EagleHeadLayer
 from triforce.errors import ModelError
 from triforce.llm import LLM
-from triforce.training.distillation import Head, Heldout, PastEntries, Subject, loss
+from triforce.training.distillation import Heldout, OutputHead, PastEntries, Subject, loss
 from triforce.training.episodes import Chunk, EpisodeReader, Episodes, Texts
 from triforce.training.initial_weights import Sample, add_induction, initial_weights, last_norm
 from triforce.training.training_config import TrainingConfig
@@ -34,7 +36,7 @@ class TrainingState:
     """Weights by field, the state of each optimizer, and the progress of a training.
 
     facts: must be equal when the training is resumed. episode: number of the next episode. seconds: time spent.
-    history: held-out shares, with the updates and seconds of each evaluation.
+    history: shares of draft tokens accepted on held-out texts, with the updates and seconds of each evaluation.
     """
 
     facts: dict[str, Any]
@@ -65,7 +67,7 @@ class TrainingState:
             raise ModelError(f"{file} is damaged; remove it to begin anew") from error
         if state.facts != facts:
             changed = ", ".join(name for name in facts if state.facts.get(name) != facts[name])
-            raise ModelError(f"{file} is a training with another {changed}; name another folder, or remove the file")
+            raise ModelError(f"{file} is of a training with other {changed}; name another folder, or remove the file")
         return state
 
 
@@ -114,11 +116,11 @@ class Trainer:
         self.state = saved_state or self._new_state(facts)
         self.weights = self._weights()
         self.optimizers = self._optimizers()
-        rows_MC = self.decoder.head_rows(self.weights.tokens_M)
+        rows_MC = as_tensor(self.decoder.head_rows(self.weights.tokens_M.numpy()))
         rows_MC = rows_MC.bfloat16() if use_bfloat16 else rows_MC
         norm_C = last_norm(llm.target)
         cap = target.architecture.logit_cap
-        self.head = Head(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
+        self.head = OutputHead(norm_C, target.norm_eps, rows_MC, cap, config.greedy)
         self._heldout: Heldout | None = None
 
     def run(self, seconds: float, report: Report = lambda state: None) -> None:
@@ -161,7 +163,7 @@ class Trainer:
     def _new_state(self, facts: dict[str, Any]) -> TrainingState:
         start = self.clock()
         seed = self.config.seed
-        tokens_M = self.texts.frequent(self.draft.choices, self.draft.vocab_size)
+        tokens_M = self.texts.frequent(self.draft.draft_vocab_size, self.draft.vocab_size)
         weights = initial_weights(self.llm.target, self.draft, seed)
         sample = self._sample(tokens_M)
         with torch_threads(self.threads):
@@ -175,8 +177,8 @@ class Trainer:
         chunks = [chunk.to(torch.float32) for text in self.reader.texts(ids_BT) for chunk in text]
         states_NX = torch.cat([chunk.states_BTX[:, 1:].flatten(0, 1) for chunk in chunks])
         embeddings_NC = torch.cat([chunk.embeddings_BTC[:, :-1].flatten(0, 1) for chunk in chunks])
-        choices_MC = self.decoder.model.embed(tokens_M).float()
-        head_MC = self.decoder.head_rows(tokens_M).float()
+        choices_MC = as_tensor(self.decoder.model.embed(tokens_M.numpy())).float()
+        head_MC = as_tensor(self.decoder.head_rows(tokens_M.numpy()))
         return Sample(states_NX, embeddings_NC, choices_MC, head_MC)
 
     def _weights(self) -> EagleHeadWeights:
@@ -185,8 +187,10 @@ class Trainer:
         return EagleHeadWeights(**trained_weights, tokens_M=self.state.tokens_M)
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        norms = [tensor for name, tensor in self.weights.trained() if name.endswith("norm_C") or "norm_S" in name]
-        matrices = [tensor for _, tensor in self.weights.trained() if not any(tensor is norm for norm in norms)]
+        norms = [
+            tensor for name, tensor in self.weights.trained_tensors() if name.endswith("norm_C") or "norm_S" in name
+        ]
+        matrices = [tensor for _, tensor in self.weights.trained_tensors() if not any(tensor is norm for norm in norms)]
         weight_optimizers = optimizers(matrices, norms)
         for optimizer, state in zip(weight_optimizers, self.state.optimizers, strict=False):
             optimizer.load_state_dict(state)
@@ -220,28 +224,29 @@ class Trainer:
         config = self.config
         generator = torch.Generator().manual_seed(config.seed * 1_000_003 + state.updates)
         position_count = chunk.ids_BT.shape[1] - config.steps + 1
-        later_N = (
+        continued_N = (
             torch.randperm(position_count, generator=generator)[: max(1, int(position_count * config.anchors))]
             .sort()
             .values
         )
         with torch_threads(self.threads):
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=self.use_bfloat16):
-                value = loss(self.subject.layer, self.head, chunk, past, later_N, config.steps, config.decay)
+                value = loss(self.subject.layer, self.head, chunk, past, continued_N, config.steps, config.decay)
             value.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained()], 1.0)
+            torch.nn.utils.clip_grad_norm_([tensor for _, tensor in self.weights.trained_tensors()], 1.0)
             step(self.optimizers, config.rate(state.updates, time_share))
         state.updates += 1
 
     def _evaluate(self) -> None:
         """Evaluate on the held-out texts and append the shares to the history."""
         with torch_threads(self.threads):
-            shares = self.heldout.greedy(self.subject, self.config.steps)
+            shares = self.heldout.greedy_shares(self.subject, self.config.steps)
         self.state.history.append({"updates": self.state.updates, "seconds": self.state.seconds, "kept": shares})
 
     def detached(self) -> EagleHeadWeights:
-        """Return the current weights without gradients, to be written to a file."""
-        return replace(self.weights, **{name: tensor.detach() for name, tensor in self.weights.trained()})
+        """Return the current weights as host arrays, to be written to a file."""
+        arrays = {name: to_host(tensor) for name, tensor in self.weights.trained_tensors()}
+        return replace(self.weights, **arrays, tokens_M=to_host(self.weights.tokens_M))
 
 
 def optimizers(matrices: list[Tensor], vectors: list[Tensor]) -> list[torch.optim.Optimizer]:
@@ -263,7 +268,10 @@ def step(weight_optimizers: list[torch.optim.Optimizer], rate: float) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Give torch `count` threads inside the context. Native kernels alternate with torch, and leave it one outside."""
+    """Give torch `count` threads inside the context.
+
+    Outside it torch has one thread, because the threads of native kernels alternate with those of torch.
+    """
     earlier_count = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

@@ -1,4 +1,4 @@
-"""Figures of a trained draft: the share of its guesses that the target accepts, by text, temperature and context."""
+"""Figures of a trained draft: the share of draft tokens that the target accepts, by text, temperature and context."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from triforce.eval.tables import Table, percent, tokens
+from triforce.tables import Table, percent, tokens
 from triforce.training.distillation import SAMPLED_TEMPERATURE, Subject, shares_at_length
 from triforce.training.trainer import Trainer, torch_threads
 
@@ -43,7 +43,7 @@ def measure(trainer: Trainer) -> dict[str, Any]:
 
 
 def _kinds(trainer: Trainer) -> list[tuple[str, int]]:
-    """Return pairs of a kind of text and its length in tokens: the width, and the longest length that is held out."""
+    """Return pairs of a kind of text and its length in tokens: the width, and the longest length of held-out texts."""
     width = trainer.config.width
     heldout_tokens = len(trainer.texts.heldout_N)
     lengths = [length for length in trainer.episodes.lengths if length <= heldout_tokens]
@@ -74,9 +74,9 @@ def _shares(
 def table(card: dict[str, Any]) -> Table:
     """Return the figures of a draft as a table."""
     note = (
-        f"Texts were held out; answers are the target's own. It proposes {card['choices']:,} tokens, which are "
-        f"{percent(card['proposed'])} of the held-out ones. Trained on {card['trained_tokens']:,} tokens in "
-        f"{card['minutes']:.0f} minutes."
+        f"Texts were held out; answers are the target's own. The draft chooses from {card['choices']:,} tokens, "
+        f"which make up {percent(card['proposed'])} of the held-out texts. Trained on {card['trained_tokens']:,} "
+        f"tokens in {card['minutes']:.0f} minutes."
     )
     return acceptance_table("Acceptance of the draft", note, card["acceptance"])
 
@@ -93,9 +93,9 @@ def acceptance_table(title: str, note: str, rows: Sequence[dict[str, Any]]) -> T
         for row in rows
     ]
     words = (
-        "Share of guesses that the target keeps, each where those before it were kept: at temperature 0, and under the "
-        f"seeded coupling at {SAMPLED_TEMPERATURE:g}. The last column is tokens for each verification of as many "
-        "guesses. "
+        "Share of first, second and later draft tokens that the target keeps, if it kept the draft tokens before: at "
+        f"temperature 0, and under the seeded coupling at {SAMPLED_TEMPERATURE:g}. The last column is the tokens that "
+        "one verification of all these draft tokens gives. "
     )
-    guesses = range(1, len(rows[0]["kept"]) + 1)
-    return Table(title, words + note, ["", "context", *map(str, guesses), "tokens"], lines)
+    draft_tokens = range(1, len(rows[0]["kept"]) + 1)
+    return Table(title, words + note, ["", "context", *map(str, draft_tokens), "tokens"], lines)

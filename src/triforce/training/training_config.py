@@ -15,17 +15,20 @@ class TrainingConfig:
     - width: tokens of each text in an update.
     - groups: an episode has `rows` * `groups` texts of `width` tokens, or fewer and longer texts.
     - deepest: length of the longest texts.
-    - again: an episode is trained on again this number of episodes later, because the target's prefill of it costs
-      more than the update.
-    - steps: consecutive guesses that are trained. decay: weight of a guess relative to that of the guess before it.
-    - anchors: share of the positions where guesses continue after the first one.
+    - again: distances, in episodes, at which a past episode is repeated for another update. Its chunks are still in
+      memory, and the target's prefill of a new episode takes longer than an update. This field keeps its name, because
+      a saved training is resumed only with the field names that it was saved with.
+    - steps: consecutive draft tokens that are trained. decay: weight of a draft token relative to that of the one
+      before it.
+    - anchors: share of the positions at which drafting continues after the first draft token.
     - greedy: share of the target's most probable token (among the proposable ones) in the training probabilities; the
       rest is the target's own distribution.
     - own_every: every `own_every`-th episode is half the target's own text.
     - temperatures: of the target's own texts, in turn.
     - choices: share of the vocabulary that the draft proposes, at least `least_choices` tokens.
     - learning_rate: after `warmup` updates. It falls linearly to `last_rate` times its value.
-    - check_every: updates between two evaluations on the held-out texts.
+    - check_every: updates between two evaluations on the held-out texts. heldout_rows: texts of each kind in them.
+    - seed: of the initial weights, the episodes and the held-out texts.
     """
 
     rows: int = 4

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.fed_text import FedText, check_cuts
 from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, pad_lists, slots, visible
-from triforce.backends.kv_rows import numbers, rounded, rounded_queries
-from triforce.model.rope import Rope, rotate
+from triforce.backends.torch.int8_rows import numbers, rounded, rounded_queries
+from triforce.backends.torch.rotation import rotate
+from triforce.backends.torch.tensors import tensor_of
+from triforce.model.rope import Rope
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -123,8 +126,8 @@ def test_written_codes_equal_rounding_by_torch(H: int, G: int, D: int, hadamard:
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
     k[3] = 0
     v[4] = 1e-20 * v[4]
-    rope = Rope(10000.0 ** (-torch.arange(0, D, 2) / D), scale=1.1)
-    table = [x[0] for x in rope.cos_sin(torch.arange(100)[None])]
+    rope = Rope((10000.0 ** (-torch.arange(0, D, 2) / D)).numpy(), scale=1.1)
+    table = [tensor_of(x) for x in rope.cos_sin(np.arange(100))]
     rotated = torch.empty(N, H, D, dtype=dtype)
     kv.pages.rope_and_write(q, k, v, *table, torch.arange(N), place_N, rotated)
     turns = tuple(x[None, :N] for x in table)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native, visible
 from triforce.backends.kernel_api import PageTable
-from triforce.backends.torch.kv import TorchKV, attend_lists
+from triforce.backends.torch.kv import TorchKV, attend_tables
+from triforce.model.rope import Rope
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -133,12 +135,16 @@ class Scene:
 
     def by_torch(self) -> tuple[Tensor, Tensor]:
         case = self.case
-        config: Any = SimpleNamespace(layers=1, windows=[0], kv_heads=case.G, row_size=case.D, kv_int8=False)
-        memory = TorchKV(config, case.pages, torch.float64)
+        rope = Rope(np.zeros(case.D // 2, np.float32), 1.0)
+        config: Any = SimpleNamespace(
+            layers=1, windows=[0], kv_heads=case.G, row_size=case.D, kv_int8=False, rope=rope,
+            attention_sink_logits_LH=None,
+        )  # fmt: skip
+        memory = TorchKV(config, case.pages, "float64")
         memory.write(0, torch.arange(len(self.k)), *(x.double().nan_to_num().transpose(0, 1) for x in (self.k, self.v)))
         lists = PageTable(self.lists, case.starts, case.counts, sinks=case.sinks, window=case.window)
         q_sinks, kv = self.q_sinks.double() if case.turned else None, memory.view(0, 0, memory.keys_LGSD.shape[2])
-        return attend_lists(self.q.double(), kv, lists, case.weigh, q_sinks)
+        return attend_tables(self.q.double(), kv, lists, case.weigh, q_sinks)
 
     @property
     def bound(self) -> float:

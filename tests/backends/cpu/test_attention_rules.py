@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, Paged, attend, by_the_book, native, visible
-from triforce.backends.kv_rows import rounded_queries
 from triforce.backends.torch import attention
+from triforce.backends.torch.int8_rows import rounded_queries
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

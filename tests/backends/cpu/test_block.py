@@ -16,8 +16,10 @@ from torch import Tensor
 
 from tests.helpers.paged_kv import native, usable
 from tests.helpers.thread_ranks import together
+from triforce.arrays import to_host
 from triforce.backends.torch import model
 from triforce.backends.torch.model import TorchLayer
+from triforce.backends.torch.tensors import tensor_of
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import Architecture
 from triforce.model.weights import Layer
@@ -235,8 +237,8 @@ def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> 
         q_proj_QC=queries, q_bias_Q=queries, gate_proj_IC=mlp, gate_bias_I=mlp, up_proj_IC=mlp, up_bias_I=mlp,
         o_proj_CQ=output_rows, o_bias_C=output_rows, down_proj_CI=output_rows, down_bias_C=output_rows,
     )  # fmt: skip
-    matrices = {name: getattr(layer, name) for name in outputs}
-    cut = replace(layer, **{name: None if (w := matrices[name]) is None else w[rows] for name, rows in outputs.items()})
+    weights = {field.name: to_host(w) for field in fields(layer) if isinstance(w := getattr(layer, field.name), Tensor)}
+    cut = replace(layer, **{name: w[outputs.get(name, slice(None))] for name, w in weights.items()})
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
         architecture=Architecture(),
@@ -253,13 +255,13 @@ def test_shard_bits_equal_whole_block(small: Small) -> None:
     heads = cut(Q // D, 1) if Q > D else (slice(0, 1),)
     parts = [part(layer, D, heads[i % len(heads)], cut(C, 7)[i], cut(M, 19)[i]) for i in range(2)]
     q, k, v = (x.unflatten(1, (-1, D)) for x in small.qkv())
-    shard_qkv = [shard.qkv(small.x_NC, ALONE) for shard in parts[: len(heads)]]
+    shard_qkv = [[*map(tensor_of, shard.qkv(to_host(small.x_NC), ALONE))] for shard in parts[: len(heads)]]
     assert torch.equal(torch.cat([queries for queries, *_ in shard_qkv], 1), q)
     assert all(torch.equal(keys, k) and torch.equal(values, v) for _, keys, values in shard_qkv)
 
     def finished(ranks: TPGroup) -> Tensor:
         x_NC = small.x_NC.clone()
-        parts[ranks.rank].finish(x_NC, small.mixed_NQ[:, cut(Q, 16)[ranks.rank]], ranks)
+        parts[ranks.rank].finish(to_host(x_NC), to_host(small.mixed_NQ[:, cut(Q, 16)[ranks.rank]]), ranks)
         return x_NC
 
     assert all(torch.equal(x_NC, small.finish()) for x_NC in together(2, finished))

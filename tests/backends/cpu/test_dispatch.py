@@ -67,16 +67,14 @@ def test_missing_extension_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) 
     assert backends_dispatch.load("torch") == (None, "")
 
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+CPU, CUDA = "cpu", "cuda"
 
 
 @pytest.mark.parametrize(
     ("requested", "device", "used"),
     [("", CPU, False), ("", CUDA, True), ("torch", CUDA, False), ("avx2", CUDA, False), ("triton", CUDA, True)],
 )
-def test_triton_is_selected_on_cuda(
-    requested: str, device: torch.device, used: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_triton_is_selected_on_cuda(requested: str, device: str, used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: True)
     assert backends_dispatch.suits_triton(requested, device) is used
     assert backends_dispatch.load("triton") == (None, "")
@@ -106,7 +104,7 @@ def test_torch_takes_no_more_threads_than_usable_cpus(monkeypatch: pytest.Monkey
     try:
         for set_threads, limited_threads in ((3, 2), (2, 2), (1, 1)):
             torch.set_num_threads(set_threads)
-            dispatch.claim_threads(shapes.decoder("30m-draft", 64).config, torch.float32, torch.device("cpu"))
+            dispatch.claim_threads(shapes.config_of("30m-draft", 64), "float32", "cpu")
             assert torch.get_num_threads() == limited_threads
     finally:
         torch.set_num_threads(default_threads)

@@ -10,9 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
+from triforce.arrays import Array, DType, float32
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 from triforce.eagle.eagle_draft import eagle_head_passes
 from triforce.eagle.head import EagleHeadConfig, EagleHeadPasses, EagleHeadWeights, shapes
@@ -26,7 +26,7 @@ from triforce.eagle.native_passes import NativeEagleHeadPasses
 
 torch.set_num_threads(1)
 C, M, PAGES, LENGTHS, FED = 48, 20, 12, [37, 20], [3, 1]
-CLOSE = {torch.float32: dict(atol=1e-4, rtol=1e-4), torch.bfloat16: dict(atol=0.15, rtol=0.1)}
+CLOSE = {"float32": dict(atol=1e-4, rtol=1e-4), "bfloat16": dict(atol=0.15, rtol=0.1)}
 """In bfloat16 the native weights have 8 bits."""
 
 
@@ -36,7 +36,7 @@ class Scene:
     published: the draft has none of this project's own parts.
     """
 
-    def __init__(self, dtype: torch.dtype, published: bool = False) -> None:
+    def __init__(self, dtype: DType, published: bool = False) -> None:
         draw = torch.Generator().manual_seed(3)
         model, target = random_model(draw, dtype, hidden=C)
         ours = not published
@@ -45,19 +45,19 @@ class Scene:
             norm_before_residual=ours, embedding_residual=ours,
         )  # fmt: skip
         named = {
-            name: 1 + 0.2 * torch.randn(shape, generator=draw) if "norm" in name
-            else torch.randn(shape, generator=draw) * shape[-1] ** -0.5
+            name: (1 + 0.2 * torch.randn(shape, generator=draw) if "norm" in name
+                   else torch.randn(shape, generator=draw) * shape[-1] ** -0.5).numpy()
             for name, shape in shapes(self.config).items()
         }  # fmt: skip
-        head_MC = torch.randn(M, C, generator=draw) * C**-0.5
-        weights = EagleHeadWeights(**named, tokens_M=torch.arange(2, 2 + M), head_MC=head_MC)
+        head_MC = (torch.randn(M, C, generator=draw) * C**-0.5).numpy()
+        weights = EagleHeadWeights(**named, tokens_M=np.arange(2, 2 + M), head_MC=head_MC)
         self.weights, self.target = weights, target
         self.native = NativeEagleHeadPasses(self.config, weights, target, dtype)
-        self.torch = TorchEagleHeadPasses(self.config, weights.to(torch.float32, "cpu"), target.embed)
-        self.ids_BT = torch.randint(V, (2, 40), generator=draw)
-        self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw)
+        self.torch = TorchEagleHeadPasses(self.config, weights, target.embed, "float32")
+        self.ids_BT = torch.randint(V, (2, 40), generator=draw).numpy()
+        self.states_SBTC = torch.randn(2, 2, 40, C, generator=draw).numpy()
 
-    def run(self, passes: EagleHeadPasses, dtype: torch.dtype, rows: list[int]) -> tuple[EagleHeadMemory, Tensor]:
+    def run(self, passes: EagleHeadPasses, dtype: DType, rows: list[int]) -> tuple[EagleHeadMemory, Array]:
         """Return what the memory holds, and the logits, after some rows record their texts and feed more tokens."""
         memory = EagleHeadMemory(self.config.layer, PAGES, dtype, "cpu")
         starts = [LENGTHS[b] for b in rows]
@@ -67,55 +67,57 @@ class Scene:
             own_N = (1 + 4 * b) * PAGE + np.arange(length)
             slots = np.arange(length), own_N, np.append(0, own_N[:-1])
             passes.record_entries(self.ids_BT[b, :length], memory, slots, b * 40 + np.arange(length), self.states_SBTC)
-        lists = torch.tensor([[*range(1 + 4 * b, 5 + 4 * b)] for b in rows], dtype=torch.int32)
-        ids_BT = torch.stack([self.ids_BT[b, LENGTHS[b] : LENGTHS[b] + 3] for b in rows])
+        lists = np.array([[*range(1 + 4 * b, 5 + 4 * b)] for b in rows], np.int32)
+        ids_BT = np.stack([self.ids_BT[b, LENGTHS[b] : LENGTHS[b] + 3] for b in rows])
         view = PageTable(lists, starts, fed, PAGE, self.config.sinks, self.config.window)
         batch = ForwardBatch(starts, [(1, view)], tables=lists.tolist())
-        at_BJ = torch.tensor([[0, count - 1] for count in fed])
+        at_BJ = np.array([[0, count - 1] for count in fed])
         return memory, passes.forward(ids_BT, memory, batch, at_BJ)
 
 
-def slots_of(b: int) -> Tensor:
+def slots_of(b: int) -> Array:
     """Return the slots of a row's tokens. Other slots have any content."""
-    return (1 + 4 * b) * PAGE + torch.arange(LENGTHS[b] + FED[b])
+    return (1 + 4 * b) * PAGE + np.arange(LENGTHS[b] + FED[b])
 
 
 @pytest.mark.parametrize("published", [False, True], ids=["ours", "published"])
-def test_native_passes_are_those_of_torch(published: bool, dtype: torch.dtype) -> None:
-    scene = Scene(dtype, published)
-    (ours, got_BJV), (theirs, wanted_BJV) = (scene.run(passes, dtype, [0, 1]) for passes in (scene.native, scene.torch))
-    torch.testing.assert_close(got_BJV, wanted_BJV, **CLOSE[dtype])
-    slots_N = torch.cat([slots_of(0), slots_of(1)])
+def test_native_passes_are_those_of_torch(published: bool, dtype_name: DType) -> None:
+    scene = Scene(dtype_name, published)
+    (ours, got_BJV), (theirs, wanted_BJV) = (
+        scene.run(passes, dtype_name, [0, 1]) for passes in (scene.native, scene.torch)
+    )
+    np.testing.assert_allclose(got_BJV, wanted_BJV, **CLOSE[dtype_name])
+    slots_N = np.concatenate([slots_of(0), slots_of(1)])
     for mine, reference in zip(ours.read(slots_N), theirs.read(slots_N), strict=True):
-        torch.testing.assert_close(mine.float(), reference.float(), **CLOSE[dtype])
+        np.testing.assert_allclose(float32(mine), float32(reference), **CLOSE[dtype_name])
     assert not ours.states_NC[:PAGE].any(), "the state before a text"
 
 
-def test_bits_of_a_row_are_its_own(dtype: torch.dtype) -> None:
-    scene = Scene(dtype)
-    memory, both_BJV = scene.run(scene.native, dtype, [0, 1])
+def test_bits_of_a_row_are_its_own(dtype_name: DType) -> None:
+    scene = Scene(dtype_name)
+    memory, both_BJV = scene.run(scene.native, dtype_name, [0, 1])
     for b in (0, 1):
-        single_memory, one_1JV = scene.run(scene.native, dtype, [b])
-        assert torch.equal(one_1JV[0], both_BJV[b])
+        single_memory, one_1JV = scene.run(scene.native, dtype_name, [b])
+        assert np.array_equal(one_1JV[0], both_BJV[b])
         for mine, batched in zip(single_memory.read(slots_of(b)), memory.read(slots_of(b)), strict=True):
-            assert torch.equal(mine, batched)
+            assert np.array_equal(mine, batched)
 
 
-def test_slots_and_memory_that_do_not_fit_raise(dtype: torch.dtype) -> None:
-    scene = Scene(dtype)
-    memory = EagleHeadMemory(scene.config.layer, PAGES, dtype, "cpu")
+def test_slots_and_memory_that_do_not_fit_raise(dtype_name: DType) -> None:
+    scene = Scene(dtype_name)
+    memory = EagleHeadMemory(scene.config.layer, PAGES, dtype_name, "cpu")
     slot = np.array([3])
     for slots, ids in (((slot, slot, slot), 0), ((slot, slot + 500, slot), 0), ((slot, slot + PAGE, slot), V)):
         with pytest.raises(ValueError, match="must"):
-            scene.native.record_entries(torch.tensor([ids]), memory, slots, slot, scene.states_SBTC)
-    narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype, "cpu")
+            scene.native.record_entries(np.array([ids]), memory, slots, slot, scene.states_SBTC)
+    narrow = EagleHeadMemory(replace(scene.config.layer, kv_heads=1), PAGES, dtype_name, "cpu")
     with pytest.raises(ValueError, match="of the draft's type and shape"):
-        scene.native.record_entries(torch.tensor([1]), narrow, (slot, slot + PAGE, slot), slot, scene.states_SBTC)
+        scene.native.record_entries(np.array([1]), narrow, (slot, slot + PAGE, slot), slot, scene.states_SBTC)
 
 
-def test_sinks_of_part_of_a_page_take_torch_passes(dtype: torch.dtype) -> None:
+def test_sinks_of_part_of_a_page_take_torch_passes(dtype_name: DType) -> None:
     """The memory of such a draft is torch's, as native kernels read whole pages."""
-    scene = Scene(dtype)
+    scene = Scene(dtype_name)
     for sinks, kind in ((16, NativeEagleHeadPasses), (4, TorchEagleHeadPasses)):
         config = replace(scene.config, sinks=sinks)
-        assert type(eagle_head_passes(config, scene.weights, scene.target, dtype, "cpu")) is kind
+        assert type(eagle_head_passes(config, scene.weights, scene.target, dtype_name, "cpu")) is kind

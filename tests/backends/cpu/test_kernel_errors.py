@@ -20,7 +20,7 @@ from torch import Tensor
 from tests.helpers.gguf_blocks import KINDS, random_blocks
 from tests.helpers.paged_kv import Paged, by_the_book, native, slots, visible
 from tests.helpers.random_tensors import normal
-from triforce.backends.token_sampler import NativeSampling, make_noise
+from tests.helpers.samplers import native_sampling, noise_for
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
 from triforce.speculation import Draft, Rejection, SequenceState
@@ -161,7 +161,8 @@ def sampling(dtype: torch.dtype) -> Tensor:
     params = [SamplingParams(temperature=t) for t in (0.3, 1.0, 1.7)]
     prefix = SequenceState(ints([0] * 6).reshape(3, 2), ints([1] * 3))
     logits_BV = 4 * normal(3, V)
-    sampler = NativeSampling(params, [1] * 3, V, Rejection(make_noise([0, 1, 2], [0, 1, 2])))
+    noise = noise_for(native_sampling, [0, 1, 2], [0, 1, 2])
+    sampler = native_sampling(params, [1] * 3, V, Rejection(noise))
     live_B = np.ones(3, dtype=np.bool_)
     law_BV = sampler.verify(Draft.empty(3, V), logits_BV[:, None], prefix, live_B, 0).probs_BKV[:, 0]
     scores_BV = (logits_BV.double() - logits_BV.double().amax(1, keepdim=True)) / torch.tensor(

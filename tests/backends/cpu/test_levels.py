@@ -20,7 +20,7 @@ from tests.helpers.gguf_blocks import KINDS, Blocks, random_blocks
 from tests.helpers.paged_kv import Paged, at_level, native, slots
 from tests.helpers.random_tensors import normal
 from tests.helpers.sampler_scenes import COUPLINGS, scene, verdict
-from triforce.backends.token_sampler import NativeSampling
+from tests.helpers.samplers import native_sampling
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -112,7 +112,7 @@ def draws(dtype: torch.dtype) -> Results:
     """Logits are float32 for every type."""
     for seed, coupling in enumerate(COUPLINGS):
         batch_scene = scene(seed, 700, rows=6)
-        verification = verdict(batch_scene, NativeSampling, coupling)
+        verification = verdict(batch_scene, native_sampling, coupling)
         yield torch.from_numpy(verification.counts_B[batch_scene.live_B])
         for b in batch_scene.live_B.nonzero()[0].tolist():
             count = int(verification.counts_B[b])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import native
 from tests.helpers.random_tensors import normal
+from triforce.arrays import to_host
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -69,6 +71,22 @@ def test_linear_nonfinite_inputs_stay_nonfinite(dtype: torch.dtype) -> None:
         x_NK[0, 3] = value
         y = linear(native.Matrix(w_MK), 16, x_NK)
         assert not y[0, 3].isfinite() and torch.equal(y[1], torch.zeros(16))
+
+
+def test_host_arrays_equal_tensors(dtype: torch.dtype) -> None:
+    """Host arrays may be read-only where they are read. An array of uint16 holds bfloat16 numbers."""
+    M, K = 40, 100
+    w_MK, x_NK = normal(M, K).to(dtype), normal(7, K, seed=1).to(dtype)
+    weight, inputs = to_host(w_MK), to_host(x_NK)
+    weight.flags.writeable = inputs.flags.writeable = False
+    outputs = np.full((7, M), np.nan, np.float32)
+    native.Matrix(weight).linear(inputs, outputs)
+    assert np.array_equal(outputs, linear(native.Matrix(w_MK), M, x_NK))
+    with pytest.raises(ValueError, match="x must be contiguous"):
+        native.Matrix(weight).linear(np.repeat(inputs, 2, axis=1)[:, ::2], outputs)
+    for wrong in (inputs.astype(np.float64), inputs.astype(np.int64), inputs.view(np.int16)):
+        with pytest.raises(ValueError, match=r"x must be (float32|bfloat16)"):
+            native.Matrix(weight).linear(wrong, outputs)
 
 
 def test_linear_bad_arguments_raise(dtype: torch.dtype) -> None:

@@ -12,13 +12,14 @@ from dataclasses import replace
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, native
+from triforce.arrays import HOST_TYPES, Array, DType, itemsize
 from triforce.backends.kernel_api import SECTOR, ForwardBatch, OffloadLayout, PageTable
-from triforce.backends.torch.model import forward_layerwise
+from triforce.backends.layerwise import forward_layerwise
 from triforce.errors import CacheError
 
 if native is None:
@@ -39,7 +40,7 @@ class Host:
     file = direct = -1
 
     def __init__(self, size: int) -> None:
-        self.bytes, self.memory, self.usage = size, torch.empty(size, dtype=torch.uint8), (size, 0)
+        self.bytes, self.memory, self.usage = size, np.empty(size, np.uint8), (size, 0)
 
 
 class File:
@@ -53,11 +54,11 @@ class File:
         os.ftruncate(self.file, size)
 
 
-def memories(dtype: torch.dtype, kind: type[Host] | type[File]) -> tuple[NativeModel, NativeKV, NativeOffloadedKV]:
+def memories(dtype: DType, kind: type[Host] | type[File]) -> tuple[NativeModel, NativeKV, NativeOffloadedKV]:
     config, model = random_model(torch.Generator().manual_seed(1), dtype)
-    page = 2 * PAGE * D * dtype.itemsize
+    page = 2 * PAGE * D * itemsize(dtype)
     size = -(-L * G * (PAGES + 1) * page // SECTOR) * SECTOR
-    room = OffloadLayout(kind(size), page, FRAMES, BUFFERS, BUFFER, layers=1, moving=40)
+    room = OffloadLayout(kind(size), page, FRAMES, BUFFERS, BUFFER, resident_layers=1, written_pages=40)
     return model, NativeKV(config, PAGES, dtype), NativeOffloadedKV(config, PAGES, dtype, room)
 
 
@@ -66,23 +67,23 @@ class Text:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.units = torch.tensor(self.draw.sample(range(1, PAGES + 1), PAGES - 4), dtype=torch.int32)
+        self.units = np.array(self.draw.sample(range(1, PAGES + 1), PAGES - 4), np.int32)
         self.length = 0
 
     def full(self, width: int, **options: Any) -> ForwardBatch:
-        lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)].contiguous(), [self.length], [width])
-        return ForwardBatch([self.length], [(L, lists)], return_mass=True, exact=True, **options)
+        lists = PageTable(self.units[None, : -(-(self.length + width) // PAGE)], [self.length], [width])
+        return ForwardBatch([self.length], [(L, lists)], return_mass=True, past_committed=True, **options)
 
     def selected(self, width: int) -> ForwardBatch:
         """Return a batch in which each layer and head sees some pages of its own, and the latest pages."""
         new = self.units[self.length // PAGE : -(-(self.length + width) // PAGE)]
         picks = [self.draw.sample(range(self.length // PAGE), 7) for _ in range(L * G)]
-        units = torch.stack([torch.cat([self.units[sorted(page_picks)], new]) for page_picks in picks])
-        lists = PageTable(units.view(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
+        units = np.stack([np.concatenate([self.units[sorted(page_picks)], new]) for page_picks in picks])
+        lists = PageTable(units.reshape(L, 1, G, -1), [7 * PAGE + self.length % PAGE], [width])
         return ForwardBatch([self.length], [(L, lists)])
 
-    def ids(self, width: int) -> Tensor:
-        return torch.tensor([[self.draw.randrange(V) for _ in range(width)]])
+    def ids(self, width: int) -> Array:
+        return np.array([[self.draw.randrange(V) for _ in range(width)]])
 
 
 def same(
@@ -101,15 +102,15 @@ def same(
         else model.forward(ids_1T, offloaded_kv, batch, None)
     )
     masses = resident_output.mass_LBGU, offloaded_output.mass_LBGU
-    return torch.equal(resident_output.logits_BJV, offloaded_output.logits_BJV) and (
-        masses[0] is None or torch.equal(*masses)
+    return np.array_equal(resident_output.logits_BJV, offloaded_output.logits_BJV) and (
+        masses[0] is None or np.array_equal(*masses)
     )
 
 
 @pytest.mark.parametrize("kind", [Host, File])
 @pytest.mark.parametrize("layered", [False, True])
-def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype: torch.dtype) -> None:
-    model, resident_kv, offloaded_kv = memories(dtype, kind)
+def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered: bool, dtype_name: DType) -> None:
+    model, resident_kv, offloaded_kv = memories(dtype_name, kind)
     text = Text(5)
     offloaded_kv.reserve(text.units.tolist())
     while text.length < TEXT:
@@ -121,25 +122,25 @@ def test_offloaded_pass_bits_equal_memory(kind: type[Host] | type[File], layered
             offloaded_kv.prefer([2])
         assert same(text, text.selected(3), model, resident_kv, offloaded_kv, layered)
         width = text.draw.choice([1, 2, 7])
-        assert same(text, text.full(width, keep=7), model, resident_kv, offloaded_kv, layered)
+        assert same(text, text.full(width, retained_pages=7), model, resident_kv, offloaded_kv, layered)
         text.length += width
     streamed, fetched, resident_pages = offloaded_kv.native_offload.page_counts
     assert streamed > 12 * 300 and fetched and resident_pages
 
 
-def test_zeroed_store_changes_bits(dtype: torch.dtype) -> None:
+def test_zeroed_store_changes_bits(dtype_name: DType) -> None:
     """Negative control: zeros that are written behind the store's back change the logits."""
-    model, resident_kv, offloaded_kv = memories(dtype, Host)
+    model, resident_kv, offloaded_kv = memories(dtype_name, Host)
     text = Text(6)
     while text.length < TEXT:
         assert same(text, text.full(100), model, resident_kv, offloaded_kv)
         text.length += 100
-    offloaded_kv.offload_layout.store.memory[: offloaded_kv.offload_layout.store.bytes // 2].zero_()
+    offloaded_kv.offload_layout.store.memory[: offloaded_kv.offload_layout.store.bytes // 2] = 0
     assert not same(text, text.full(1), model, resident_kv, offloaded_kv)
 
 
-def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
-    model, resident_kv, offloaded_kv = memories(dtype, Host)
+def test_forgotten_page_read_raises(dtype_name: DType) -> None:
+    model, resident_kv, offloaded_kv = memories(dtype_name, Host)
     text = Text(7)
     for _ in range(TEXT // 100):
         assert same(text, text.full(100), model, resident_kv, offloaded_kv)
@@ -149,10 +150,10 @@ def test_forgotten_page_read_raises(dtype: torch.dtype) -> None:
         model.forward(text.ids(1), offloaded_kv, text.full(1), None)
 
 
-def test_layers_are_read_in_order(dtype: torch.dtype) -> None:
-    _, _, offloaded_kv = memories(dtype, Host)
-    units_1U = torch.arange(1, 3, dtype=torch.int32)[None]
-    q_BTHD = torch.zeros(1, 1, 2 * G, D, dtype=dtype)
+def test_layers_are_read_in_order(dtype_name: DType) -> None:
+    _, _, offloaded_kv = memories(dtype_name, Host)
+    units_1U = np.arange(1, 3, dtype=np.int32)[None]
+    q_BTHD = np.zeros((1, 1, 2 * G, D), HOST_TYPES[dtype_name])
     attend = offloaded_kv.attend_of(ForwardBatch([0], [(2, PageTable(units_1U, [0], [1]))]), 1, 0)
     with pytest.raises(ValueError, match="in their order"):
         attend(1, q_BTHD, None)

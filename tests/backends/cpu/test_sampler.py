@@ -1,6 +1,6 @@
 """The native sampler against the sampler in torch: same probabilities, same picks, same accepted tokens, same errors.
 
-Shape suffixes: B rows, S text capacity, K guesses, J = K + 1, V vocabulary.
+Shape suffixes: B rows, S text capacity, K draft tokens, J = K + 1, V vocabulary.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.paged_kv import native
 from tests.helpers.sampler_scenes import (
     CAPACITY,
     COUPLINGS,
@@ -28,17 +29,20 @@ from tests.helpers.sampler_scenes import (
     scene,
     verdict,
 )
-from tests.helpers.samplers import torch_sampling
+from tests.helpers.samplers import native_sampling, torch_sampling
 from triforce.backends import dispatch
-from triforce.backends.token_sampler import NativeSampling, sampling
+from triforce.backends.token_sampler import make_noise, sampling
+from triforce.backends.torch.tensors import tensor_of
+from triforce.backends.torch.torch_sampler import TorchSampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
-from triforce.speculation import BlockRejection, Draft, Seeded, SequenceState
+from triforce.speculation import Draft, Seeded, SequenceState
 
-native = dispatch.native
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
+from triforce.backends.cpu.native_sampler import NativeSampling
+
 torch.set_num_threads(1)
 
 
@@ -54,7 +58,7 @@ def restore_level_and_threads() -> Iterator[None]:
 @pytest.mark.parametrize(("vocab_size", "times"), [(6, 100), (37, 100), (700, 20), (9001, 4)])
 def test_native_sampler_decides_as_torch(vocab_size: int, times: int, coupling: type) -> None:
     for seed in range(times):
-        agree(scene(seed, vocab_size), NativeSampling, coupling)
+        agree(scene(seed, vocab_size), native_sampling, coupling)
 
 
 @pytest.mark.slow
@@ -62,7 +66,7 @@ def test_native_sampler_decides_as_torch(vocab_size: int, times: int, coupling: 
 @pytest.mark.parametrize(("vocab_size", "times"), [(6, 1000), (37, 1000), (700, 200), (9001, 20)])
 def test_native_sampler_decides_as_torch_long(vocab_size: int, times: int, coupling: type) -> None:
     for seed in range(1000, 1000 + times):
-        agree(scene(seed, vocab_size), NativeSampling, coupling)
+        agree(scene(seed, vocab_size), native_sampling, coupling)
 
 
 @pytest.mark.parametrize("level", native.levels())
@@ -72,13 +76,13 @@ def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, 
         batch_scene = scene(seed, (37, 700, 3000)[seed % 3], rows=6)
         native.use(native.levels()[-1])
         native.set_threads(1)
-        expected = verdict(batch_scene, NativeSampling, coupling)
+        expected = verdict(batch_scene, native_sampling, coupling)
         native.use(level)
         native.set_threads(3)
-        together = verdict(batch_scene, NativeSampling, coupling)
+        together = verdict(batch_scene, native_sampling, coupling)
         for b in batch_scene.live_B.nonzero()[0].tolist():
             count = int(expected.counts_B[b])
-            single_verdict = verdict(batch_scene.pick(b), NativeSampling, coupling, [b])
+            single_verdict = verdict(batch_scene.pick(b), native_sampling, coupling, [b])
             for got, row in ((together, b), (single_verdict, 0)):
                 assert int(got.counts_B[row]) == count
                 assert got.tokens_BK[row, :count].tolist() == expected.tokens_BK[b, :count].tolist()
@@ -88,7 +92,7 @@ def test_native_sampler_bits_independent_of_level_threads_batch(coupling: type, 
 def probabilities(logits: Tensor, **params: object) -> list[Tensor]:
     """Return the probabilities of one row by both samplers."""
     settings = SamplingParams(**params)  # type: ignore[arg-type]
-    return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, NativeSampling)]
+    return [laws(sampler, logits[None], [settings])[0] for sampler in (torch_sampling, native_sampling)]
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -127,7 +131,7 @@ def test_native_sampler_smallest_probabilities_equal_torch() -> None:
 def test_native_sampler_accepts_float64_logits(coupling: type) -> None:
     for seed in range(20):
         batch_scene = scene(seed, 50)
-        agree(replace(batch_scene, logits_BJV=batch_scene.logits_BJV.double() / 3), NativeSampling, coupling)
+        agree(replace(batch_scene, logits_BJV=batch_scene.logits_BJV.double() / 3), native_sampling, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 513, 4099])
@@ -144,14 +148,12 @@ def test_native_noise_equals_torch_at_many_positions(vocab_size: int) -> None:
         torch.randn(rows, 1, vocab_size, generator=torch.Generator().manual_seed(2)) / 3,
         Draft.empty(rows, 0),
     )
-    expected, got = (verdict(batch_scene, sampler, Seeded) for sampler in (torch_sampling, NativeSampling))
+    expected, got = (verdict(batch_scene, sampler, Seeded) for sampler in (torch_sampling, native_sampling))
     assert (expected.tokens_BK == got.tokens_BK).all()
 
 
-def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = noise_of([0, 1, 2])
-    monkeypatch.setattr(dispatch, "native", None)
-    theirs = noise_of([0, 1, 2])
+def test_native_uniforms_equal_torch() -> None:
+    ours, theirs = (noise_of([0, 1, 2], sampler) for sampler in (native_sampling, torch_sampling))
     assert type(ours) is not type(theirs)
     ours.draws += 2**32 - 3  # both words of the counter
     theirs.draws += 2**32 - 3
@@ -163,7 +165,7 @@ def test_native_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
         (0, 4, [1, 2, 3]),
     ):
         a, b = (noise.uniforms(tier, n, ints(used)) for noise in (ours, theirs))
-        assert torch.equal(a, b) and torch.equal(ours.draws, theirs.draws)
+        assert torch.equal(tensor_of(a), b) and torch.equal(tensor_of(ours.draws), theirs.draws)
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -173,17 +175,17 @@ def test_native_sampler_bad_logits_raise(bad: float, fault: str, temperature: fl
     """Bad logits in padding raise too: the model is broken then."""
     batch_scene = scene(1, 30)
     batch_scene.params = [SamplingParams(temperature=temperature)] * 4
-    batch_scene.guess.counts_B[:] = 0
+    batch_scene.draft.counts_B[:] = 0
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 11] = bad
     batch_scene.logits_BJV[3, 0, 5] = math.nan
-    for sampler in (torch_sampling, NativeSampling):
+    for sampler in (torch_sampling, native_sampling):
         with pytest.raises(ModelError, match=rf"{fault} \(row 2, column 3\)"):
             verdict(batch_scene, sampler, coupling)
 
 
 def test_native_sampler_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
-        NativeSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0])))
+        native_sampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0], native_sampling)))
 
 
 @pytest.mark.parametrize("coupling", COUPLINGS)
@@ -194,15 +196,15 @@ def test_native_sampler_bias_outside_vocabulary_raises() -> None:
         (lambda s: replace(s, logits_BJV=s.logits_BJV.bfloat16()), "logits must be float32"),
         (lambda s: replace(s, live_B=s.live_B.astype(np.int64)), "live must be bool"),
         (lambda s: replace(s, prefix=SequenceState(s.prefix.ids_BS, s.prefix.lengths_B[:2])), "lengths must be int64"),
-        (lambda s: replace(s, guess=replace(s.guess, counts_B=s.guess.counts_B + 4)), "counts must be from 0 to K"),
-        (lambda s: replace(s, guess=replace(s.guess, tokens_BK=s.guess.tokens_BK - 30)), "tokens must be in"),
+        (lambda s: replace(s, draft=replace(s.draft, counts_B=s.draft.counts_B + 4)), "counts must be from 0 to K"),
+        (lambda s: replace(s, draft=replace(s.draft, tokens_BK=s.draft.tokens_BK - 30)), "tokens must be in"),
     ],
 )
 def test_native_sampler_wrong_arrays_raise(change: object, message: str, coupling: type) -> None:
     batch_scene = scene(2, 30)
-    batch_scene.guess.counts_B[:] = 2
+    batch_scene.draft.counts_B[:] = 2
     with pytest.raises(ValueError, match=message):
-        verdict(change(batch_scene), NativeSampling, coupling)  # type: ignore[operator]
+        verdict(change(batch_scene), native_sampling, coupling)  # type: ignore[operator]
 
 
 def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
@@ -211,12 +213,13 @@ def test_native_sampler_finished_row_at_capacity_equals_torch() -> None:
     batch_scene.params = [SamplingParams(repetition_penalty=1.3, frequency_penalty=0.2)] * 4
     batch_scene.prefix.lengths_B[:] = CAPACITY - 1
     for coupling in COUPLINGS:
-        agree(batch_scene, NativeSampling, coupling)
+        agree(batch_scene, native_sampling, coupling)
 
 
 def test_sampler_choice_follows_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    arguments = ([SamplingParams()], [0], 8)
-    assert isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
-    assert not isinstance(sampling(*arguments, BlockRejection(noise_of([0]))), NativeSampling)  # row by row
+    def taken(coupling: type) -> type:
+        return type(sampling([SamplingParams()], [0], 8, coupling(make_noise([0], [0]))))
+
+    assert [taken(coupling) for coupling in COUPLINGS] == [NativeSampling] * 3
     monkeypatch.setattr(dispatch, "native", None)
-    assert not isinstance(sampling(*arguments, Seeded(noise_of([0]))), NativeSampling)
+    assert [taken(coupling) for coupling in COUPLINGS] == [TorchSampling] * 3

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paged_kv import PAGE, Paged, Row, native, pad_lists
+from triforce.backends.torch.tensors import tensor_of
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -70,7 +71,9 @@ def test_search_attends_to_estimated_keys(kind: str, S: int, T: int, h: int, D: 
     begin = 2
     q_1THD = kv.normal(1, T, h, D, gain=4)
     end = start // PAGE - 1
-    scores_C = estimates(q_1THD[0], row.k_SGD, range(begin, end), torch.eye(D) if rotated else random_rotation(D))
+    scores_C = estimates(
+        q_1THD[0], row.k_SGD, range(begin, end), torch.eye(D) if rotated else tensor_of(random_rotation(D))
+    )
     picks = clear_picks(scores_C, 10)
     selected = scores_C.topk(picks).indices.sort().values + begin
     list_P = torch.cat([row.list_P[:begin], row.list_P[selected], row.list_P[end:]])
@@ -175,3 +178,12 @@ def test_search_bad_arguments_raise(dtype: torch.dtype) -> None:
     without = Paged(2, kv.D, 40, dtype)
     with pytest.raises(ValueError, match="sketches"):
         attend(without, [without.row(600)], q_1THD, [598], search)
+
+
+@pytest.mark.parametrize("D", [16, 64, 80, 128])
+def test_rotation_is_orthogonal_with_the_numbers_of_torch(D: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    from_torch = torch.linalg.qr(torch.randn(D, D, generator=generator))[0]
+    rotation = tensor_of(random_rotation(D))
+    torch.testing.assert_close(rotation, from_torch, rtol=0, atol=1e-5)
+    torch.testing.assert_close(rotation @ rotation.T, torch.eye(D), rtol=0, atol=1e-5)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers.paged_kv import native
-from triforce.backends.dispatch import best
+from triforce.backends.dispatch import top_columns
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -33,8 +33,8 @@ def test_topk_equals_torch(N: int) -> None:
     scores_GN = torch.randn(3, N, generator=torch.Generator().manual_seed(N)) ** 3
     for start, stop in ((0, N), (N // 3, N - N // 5)):
         for picks in {0, 1, (stop - start) // 8, stop - start} - {1 if stop == start else -1}:
-            by_torch = best(scores_GN.double(), range(start, stop), picks)  # native code takes no float64
-            assert torch.equal(best(scores_GN, range(start, stop), picks), by_torch)
+            by_torch = top_columns(scores_GN.double(), range(start, stop), picks)  # native code takes no float64
+            assert torch.equal(top_columns(scores_GN, range(start, stop), picks), by_torch)
 
 
 @given(

@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.paged_kv import PAGE, Paged, Row, attend, by_the_book, native, slots, visible
 from tests.helpers.upper_nibbles import HALF, from_upper
-from triforce.backends.kv_rows import rounded
+from triforce.backends.torch.int8_rows import rounded
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)

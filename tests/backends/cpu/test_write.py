@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from tests.helpers.paged_kv import PAGE, Paged, native, slots
-from triforce.model.rope import Rope, rotate
+from triforce.backends.torch.rotation import rotate
+from triforce.backends.torch.tensors import tensor_of
+from triforce.model.rope import Rope
 
 if native is None:
     pytest.skip("the native kernels were not built", allow_module_level=True)
@@ -14,10 +17,10 @@ torch.set_num_threads(1)
 pytestmark = pytest.mark.usefixtures("dtype")
 
 
-def turns(positions_N: torch.Tensor, D: int) -> tuple[torch.Tensor, torch.Tensor]:
-    rope = Rope(10000.0 ** (-torch.arange(0, D, 2) / D), scale=1.1)
-    cos, sin = rope.cos_sin(positions_N[None])
-    return cos[0], sin[0]
+def turns(positions: int, D: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rope = Rope((10000.0 ** (-torch.arange(0, D, 2) / D)).numpy(), scale=1.1)
+    cos, sin = rope.cos_sin(np.arange(positions))
+    return tensor_of(cos), tensor_of(sin)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +32,7 @@ def test_rope_and_write_equals_float64(N: int, H: int, G: int, D: int, dtype: to
     place_N = slots(kv.take(120), 120)[torch.randperm(120, generator=kv.draw)[:N]]
     place_N[1::7] = torch.arange(len(place_N[1::7])) % PAGE  # padding
     q, k, v = (torch.randn(N, heads * D, generator=kv.draw) for heads in (H, G, G))
-    table = turns(torch.arange(1000), D)
+    table = turns(1000, D)
     near_N = torch.randperm(N) + 900
     far_N = torch.full((N,), 77)
     rotated = torch.empty(N, H, D, dtype=dtype)

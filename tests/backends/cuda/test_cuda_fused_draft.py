@@ -54,19 +54,19 @@ def small(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drafting(coupling: Coupling, several: bool, device: str = str(DEVICE)) -> Drafting:
-    config, weights = shapes.parts("small", 4000, torch.float32, torch.device(device))
+    config, weights = shapes.parts("small", 4000, "float32")
     view = StreamingView(config, 3, sinks=16, window=33, slack=64, device=device)
 
     def sampler(*arguments: Any) -> TritonSampling:
         return TritonSampling(*arguments, device)
 
-    return Drafting((config, TritonModel(config, weights)), view, coupling, (sampler, PARAMS), several, gamma=3)
+    return Drafting((config, TritonModel(config, weights, device)), view, coupling, (sampler, PARAMS), several, gamma=3)
 
 
 def proposals(scene: Drafting) -> list[Draft]:
     """Drafts of all rounds. The last round has other settings, as after a change of the batch's rows."""
     drafts = [scene.propose(*arguments) for arguments in ROUNDS[:-1]]
-    scene.sampling = TritonSampling(OTHERS, PROMPTS, SMALL.vocab, scene.sampling.coupling, scene.tier.cache.device)  # type: ignore[arg-type]
+    scene.sampling = TritonSampling(OTHERS, PROMPTS, SMALL.vocab, scene.sampling.coupling, scene.tier.cache.kv.device)  # type: ignore[arg-type]
     drafts.append(scene.propose(*ROUNDS[-1]))
     return [replace(draft, probs_BKV=draft.probs_BKV.cpu()) for draft in drafts]
 

@@ -19,22 +19,24 @@ from tests.helpers.cuda.scene import DEVICE, by_the_term
 from triforce.backends.cuda import model as cuda_model
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import TritonLayer, TritonModel
-from triforce.backends.decoder import Decoder
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, PageTable
 from triforce.backends.torch.kv import TorchKV
 from triforce.backends.torch.model import TorchLayer, TorchModel
 from triforce.bench import shapes
 from triforce.model.config import Architecture, ModelConfig
-from triforce.model.weights import Layer, numbers
+from triforce.model.weights import Layer, Weights, numbers
 
 PAGES, SMALL = 24, shapes.ModelShape(32, 48, layers=2, heads=4, kv_heads=2, vocab=50, head_dim=8)
 
 
+ConfigAndWeights = tuple[ModelConfig, Weights]
+
+
 @pytest.fixture(scope="module")
-def decoder() -> Decoder:
+def small() -> ConfigAndWeights:
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(shapes.SHAPES, "small", SMALL)
-        return shapes.decoder("small", 300, torch.float32, device=DEVICE)
+        return shapes.parts("small", 300, "float32")
 
 
 def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
@@ -60,7 +62,7 @@ def passes() -> dict[str, tuple[Tensor, Tensor | None, ForwardBatch]]:
         "streaming": (ids_23[:1], None, ForwardBatch([200], [(2, window)], observe=True)),
         "prefill": (wide, torch.tensor([[89]]), ForwardBatch([20], [(2, PageTable(page_order[None, :8], [20], [90]))])),
         "padded": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], observe=True, min_shape=(4, 8))),
-        "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], min_shape=(4, 8), states=(1,))),
+        "states": (ids_23, None, ForwardBatch([70, 5], [(2, ragged)], min_shape=(4, 8), state_layers=(1,))),
     }  # fmt: skip
 
 
@@ -68,10 +70,11 @@ def one_row(position: int, units: int, count: int, device: str = "cpu") -> Forwa
     return ForwardBatch([position], [(2, PageTable(torch.ones(1, units, device=device).int(), [0], [count]))])
 
 
-def torch_and_triton(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, Tensor]]:
+def torch_and_triton(small: ConfigAndWeights, name: str) -> list[tuple[ForwardOutput, Tensor]]:
     """Return the outputs of torch and of Triton, and the memory afterwards, from the same noise."""
-    plain, weights = TorchKV(decoder.config, PAGES, torch.float32, DEVICE), decoder.model.weights  # type: ignore[attr-defined]
-    fast = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+    config, weights = small
+    plain = TorchKV(config, PAGES, "float32", str(DEVICE))
+    fast = TritonKV(config, PAGES, "float32", str(DEVICE))
     for memory in (plain.keys_LGSD, plain.values_LGSD):
         memory.copy_(torch.randn(memory.shape, generator=torch.Generator().manual_seed(1)))
     fast.keys_LGSD.copy_(plain.keys_LGSD)
@@ -79,7 +82,7 @@ def torch_and_triton(decoder: Decoder, name: str) -> list[tuple[ForwardOutput, T
     done = []
     for memory, model in ((plain, TorchModel), (fast, TritonModel)):
         ids_BT, at_BJ, batch = passes()[name]
-        backend = model(decoder.config, weights)
+        backend = model(config, weights, str(DEVICE))
         outcome = backend.forward(ids_BT, memory, batch, at_BJ)
         done.append((outcome, torch.stack((memory.keys_LGSD, memory.values_LGSD))))
     return done
@@ -91,8 +94,8 @@ def torch_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", list(passes()))
-def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
-    (reference, kv), (got, fast_kv) = torch_and_triton(decoder, name)
+def test_cuda_pass_equals_torch(small: ConfigAndWeights, name: str) -> None:
+    (reference, kv), (got, fast_kv) = torch_and_triton(small, name)
     _, at, batch = passes()[name]
     for b, count in enumerate(batch.views[0][1].counts):
         real = slice(count) if at is None else slice(None)
@@ -101,7 +104,7 @@ def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
             assert got.queries_LBTHD is not None and reference.queries_LBTHD is not None
             queries = got.queries_LBTHD[:, b, :count], reference.queries_LBTHD[:, b, :count]
             torch.testing.assert_close(*queries, atol=2e-5, rtol=1e-5)
-        if batch.states:
+        if batch.state_layers:
             assert got.states_SBTC is not None and reference.states_SBTC is not None
             states = got.states_SBTC[:, b, :count], reference.states_SBTC[:, b, :count]
             torch.testing.assert_close(*states, atol=2e-5, rtol=1e-5)
@@ -112,10 +115,10 @@ def test_cuda_pass_equals_torch(decoder: Decoder, name: str) -> None:
     assert not torch.equal(kv, torch.zeros_like(kv))
 
 
-def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_pass_is_captured_once_per_bucket(small: ConfigAndWeights, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three and four tokens are one shape, with the same buffers. A list of another size is another shape."""
-    memory = TritonKV(decoder.config, PAGES, torch.float32)
-    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    memory = TritonKV(small[0], PAGES, "float32")
+    model = TritonModel(*small, str(DEVICE))
     shapes_run: list[tuple[int, int]] = []
     monkeypatch.setattr(
         cuda_model,
@@ -141,9 +144,9 @@ def test_cuda_pass_is_captured_once_per_bucket(decoder: Decoder, monkeypatch: py
     assert shapes_run[-1][1] == 81
 
 
-def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
-    memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
-    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+def test_rotary_tables_grow_with_positions(small: ConfigAndWeights) -> None:
+    memory = TritonKV(small[0], PAGES, "float32", str(DEVICE))
+    model = TritonModel(*small, str(DEVICE))
     far_position = len(memory.tables_PF[0]) + 5
     model.forward(
         torch.ones(1, 1).long(),
@@ -154,10 +157,10 @@ def test_rotary_tables_grow_with_positions(decoder: Decoder) -> None:
     assert len(memory.tables_PF[0]) > far_position
 
 
-def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
+def test_cuda_model_is_freed_with_last_user(small: ConfigAndWeights) -> None:
     """The model is freed at once, not by the cycle collector: the next request's KV would not fit beside it."""
-    memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
-    model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+    memory = TritonKV(small[0], PAGES, "float32", str(DEVICE))
+    model = TritonModel(*small, str(DEVICE))
     model.forward(
         torch.ones(1, 1).long(),
         memory,
@@ -175,7 +178,7 @@ def test_cuda_model_is_freed_with_last_user(decoder: Decoder) -> None:
 
 def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     """Return a layer with all optional parts of the families: biases, and norms of queries and keys."""
-    config, weights = shapes.parts("small", 300, torch.float32, DEVICE)
+    config, weights = shapes.parts("small", 300, "float32")
     D = SMALL.head_dim
     Q = 32
     P = 16
@@ -185,13 +188,13 @@ def a_layer(draw: torch.Generator) -> tuple[ModelConfig, Layer]:
     named = {
         f.name: torch.randn(getattr(layer, f.name).shape, generator=draw).to(DEVICE)
         for f in fields(layer)
-        if isinstance(getattr(layer, f.name), Tensor)
+        if isinstance(getattr(layer, f.name), np.ndarray)
     }
     sizes = dict(q_bias_Q=Q, k_bias_P=P, v_bias_P=P, q_norm_D=D, k_norm_D=D)
     sizes |= dict(o_bias_C=C, gate_bias_I=I, up_bias_I=I, down_bias_C=C)
     named |= {name: torch.randn(size, generator=draw).to(DEVICE) for name, size in sizes.items()}
     parts = Architecture(qkv_bias=True, o_bias=True, mlp_bias=True, qk_norm="head")
-    assert parts.is_baseline
+    assert parts.has_plain_layers
     return replace(config, architecture=parts), Layer(**named)
 
 
@@ -236,7 +239,7 @@ def by_row(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="products are made up here")
 def test_strict_bits_of_joined_products_are_those_of_single_tokens(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
+    small: ConfigAndWeights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Passes of one shape, of three tokens and of one each, give a token the same logits beside any tokens."""
     monkeypatch.setattr(F, "linear", by_row)
@@ -244,10 +247,10 @@ def test_strict_bits_of_joined_products_are_those_of_single_tokens(
     ids = [7, 11, 13]
     logits_by_kind = []
     for widths in ([3], [1, 1, 1]):
-        memory = TritonKV(decoder.config, PAGES, torch.float32, DEVICE)
+        memory = TritonKV(small[0], PAGES, "float32", str(DEVICE))
         at = 0
         logits = []
-        model = TritonModel(decoder.config, decoder.model.weights)  # type: ignore[attr-defined]
+        model = TritonModel(*small, str(DEVICE))
         for width in widths:
             lists = PageTable(torch.arange(1, 4, device=DEVICE).int()[None], [20 + at], [width])
             batch = ForwardBatch([20 + at], [(2, lists)], min_shape=(2, 4))

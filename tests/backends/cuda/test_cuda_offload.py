@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -107,7 +108,7 @@ def test_offloaded_mode_text_equals_memory(
 def test_offload_manager_holds_the_pages(folder: Path, by_name: None) -> None:
     llm = LLM(folder / "target", dtype="float32", **host("500KiB", 1))
     memory = llm.open(1, 200).core.store.pool.kv
-    assert isinstance(memory, TritonOffloadedKV) and memory.whole_layers == 1
+    assert isinstance(memory, TritonOffloadedKV) and memory.max_resident_layers == 1
     assert dispatch.identity(llm.models.target.model, memory) == "triton"
 
 
@@ -130,13 +131,13 @@ def test_offload_without_triton_raises(needs: CudaKVSizing, monkeypatch: pytest.
     monkeypatch.setattr(backends_dispatch, "_installed", lambda: False)
     monkeypatch.setattr(backends_dispatch, "requested", "")
     with pytest.raises(RequestError, match="needs Triton"):
-        dispatch.require_offload(needs.config, torch.bfloat16, "cuda", "host")
+        dispatch.require_offload(needs.config, "bfloat16", "cuda", "host")
 
 
 def test_offload_of_a_family_on_cuda_raises(needs: CudaKVSizing) -> None:
     capped = replace(needs.config, architecture=replace(needs.config.architecture, score_cap=30.0))
     with pytest.raises(RequestError, match="KV of this family cannot be offloaded on a GPU yet; use kv_offload='none'"):
-        dispatch.require_offload(capped, torch.bfloat16, "cuda", "host")
+        dispatch.require_offload(capped, "bfloat16", "cuda", "host")
 
 
 def test_offload_too_little_memory_reports_minimum(folder: Path, by_name: None) -> None:
@@ -153,14 +154,14 @@ GIB = 1 << 30
 def needs() -> CudaKVSizing:
     """Return the sizing of Llama-2-7B at 122K tokens on a CUDA device."""
     s = shapes.SHAPES["llama-2-7b-128k"]
-    rope = Rope(torch.ones(64), 1.0)
+    rope = Rope(np.ones(64, np.float32), 1.0)
     heads = s.heads, s.kv_heads, s.head_dim
     config = ModelConfig(s.vocab, s.hidden, s.intermediate, s.layers, *heads, 1e-5, False, context=130_000, rope=rope)
-    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), 0, torch.device("cuda"), 0)
+    return CudaKVSizing(config, 2, 7700, 1, 52, Budget(4096), 0, "cuda", 0)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
-    monkeypatch.setattr(offload_sizing, "free_on", lambda device: int(gib * GIB))
+    monkeypatch.setattr(offload_sizing, "_free_on", lambda device: int(gib * GIB))
 
 
 @pytest.mark.parametrize("gib", [9, 12, 24, 40, 58, 70])

@@ -41,7 +41,9 @@ def test_offloaded_key_selections_equal_memory(selection: str) -> None:
 
 def fetched() -> int:
     """Return the pages of single KV heads that lower passes read from the host between ten verifications."""
-    pair = paired_pools.PairedPools(paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0, seats=20), 0)
+    pair = paired_pools.PairedPools(
+        paired_pools.room(shapes.decoder("paired", paired_pools.CAPACITY), 0, written_pages=20), 0
+    )
     for b in range(paired_pools.ROWS):
         pair.same("begin", b, pair.ids(190))
     pair.verify(4)

@@ -22,7 +22,6 @@ def token_ids(pair: Path, mode: str, count: int) -> list[int]:
     paths = [entry for entry in sys.path if entry]
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(paths), "TRIFORCE_KERNELS": "triton", "TRITON_INTERPRET": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
     options = [*command, "--draft", str(pair / "draft"), *sampling_options.split(), "--device", "cpu"]
     done = subprocess.run(options, env=environment, capture_output=True, text=True, timeout=240)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from tests.helpers.cuda import torch_kernels
 from tests.helpers.cuda.prompts import ids
@@ -91,17 +90,16 @@ def test_offload_mutant_of_ranks_changes_the_text(
 
 def needs(folder: Path, count: int) -> CudaKVSizing:
     config = LLM(folder, device="cpu", dtype="float32").target.config.shard(count)
-    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, torch.device("cuda"), 0)
+    return CudaKVSizing(config, 4, 30_000, 1, 30, Budget(48), 0, "cuda", 0)
 
 
 def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reserved memory is summed over all devices, in the KV that stays, in messages, and in comparisons."""
     one_rank = needs(folder, 1)
     two = needs(folder, 2)
-    monkeypatch.setattr(offload_sizing, "free_on", lambda device: one_rank.activation_bytes + one_rank.bytes // 2)
-    assert (
-        memory_for(OffloadConfig("host"), one_rank) == int(one_rank.memory_share * one_rank.free_bytes) < one_rank.bytes
-    )
+    kv_bytes = one_rank.offloadable_bytes
+    monkeypatch.setattr(offload_sizing, "_free_on", lambda device: one_rank.activation_bytes + kv_bytes // 2)
+    assert memory_for(OffloadConfig("host"), one_rank) == int(one_rank.memory_share * one_rank.free_bytes) < kv_bytes
     assert memory_for(OffloadConfig("host"), two) == int(two.memory_share * 2 * two.free_bytes)
     with pytest.raises(CacheError, match="free on 2 devices"):
         two.split(OffloadConfig("host"), two.free_bytes + 1)
@@ -110,7 +108,7 @@ def test_device_memory_is_counted_per_rank(folder: Path, monkeypatch: pytest.Mon
 def test_host_memory_is_shared_by_ranks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All ranks share the memory that one rank finds free."""
     two = needs(folder, 2)
-    monkeypatch.setattr(offload_sizing, "free_on", lambda device: GIB)
+    monkeypatch.setattr(offload_sizing, "_free_on", lambda device: GIB)
     monkeypatch.setattr(page_store, "free_memory", lambda: int(1.5 * two.store_bytes(0)))
     offload = OffloadConfig("host", memory=2 * two.min_bytes, layers=0)
     with pytest.raises(CacheError, match="a larger kv_memory"):

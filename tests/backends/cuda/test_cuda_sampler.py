@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.helpers.cuda.sampler_checks import (
+    COUPLINGS,
     OnDevice,
     decides_as_torch_does,
     exact_masses,
@@ -25,11 +26,12 @@ from tests.helpers.cuda.sampler_checks import (
     nuclei,
 )
 from tests.helpers.cuda.scene import DEVICE
-from tests.helpers.sampler_scenes import COUPLINGS, TEMPERATURES, agree, laws, noise_of, scene, verdict
+from tests.helpers.sampler_scenes import TEMPERATURES, agree, laws, scene, verdict
 from tests.helpers.samplers import torch_sampling
 from triforce.backends import dispatch
 from triforce.backends.cuda.sampler import TritonSampling
-from triforce.backends.token_sampler import TorchSampling, sampling
+from triforce.backends.token_sampler import make_noise, sampling
+from triforce.backends.torch.torch_sampler import TorchSampling
 from triforce.errors import ModelError, RequestError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import ints
@@ -98,14 +100,14 @@ def test_triton_sampler_smallest_probabilities_equal_torch() -> None:
 
 @each_coupling
 def test_triton_sampler_accepts_strided_tensors(coupling: type) -> None:
-    """Logits come from a graph's padded pass, and guesses are cut from longer drafts; bfloat16 too."""
+    """Logits come from a graph's padded pass, and drafts are cut from longer ones; bfloat16 too."""
     batch_scene = scene(4, 30)
     padded = torch.full((5, 7, 30), math.nan).bfloat16()
     padded[:4, :4] = batch_scene.logits_BJV
     longer = torch.full((4, 5, 30), math.nan).double()
-    longer[:, :3] = batch_scene.guess.probs_BKV
-    guess = replace(batch_scene.guess, probs_BKV=longer[:, :3])
-    agree(replace(batch_scene, logits_BJV=padded[:4, :4], guess=guess), OnDevice, coupling)
+    longer[:, :3] = batch_scene.draft.probs_BKV
+    draft = replace(batch_scene.draft, probs_BKV=longer[:, :3])
+    agree(replace(batch_scene, logits_BJV=padded[:4, :4], draft=draft), OnDevice, coupling)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 513])
@@ -117,7 +119,7 @@ def test_triton_noise_at_far_positions_equals_torch(vocab_size: int) -> None:
 def test_triton_sampler_bad_logits_raise(bad: float, fault: str) -> None:
     """Bad logits in padding and in finished rows raise too: the model is broken then."""
     batch_scene = scene(1, 300)
-    batch_scene.guess.counts_B[:] = 0
+    batch_scene.draft.counts_B[:] = 0
     batch_scene.live_B[:] = [True, True, False, True]
     batch_scene.logits_BJV[2, 3, slice(None) if bad == -math.inf else 270] = bad
     batch_scene.logits_BJV[3, 0, 5] = math.nan
@@ -128,7 +130,7 @@ def test_triton_sampler_bad_logits_raise(bad: float, fault: str) -> None:
 
 def test_triton_sampler_bias_outside_vocabulary_raises() -> None:
     with pytest.raises(RequestError, match="token 8, but the vocabulary ends at 7"):
-        TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(noise_of([0], DEVICE)), DEVICE)
+        TritonSampling([SamplingParams(logit_bias={8: 1.0})], [0], 8, Seeded(make_noise([0], [0], str(DEVICE))), DEVICE)
 
 
 def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +138,7 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = {}
     for kernels in ("torch", "triton"):
         monkeypatch.setattr(dispatch, "requested", kernels)
-        rows = noise_of([0, 1, 2], DEVICE)
+        rows = make_noise([2**63, 2**63 + 977, 2**63 + 1954], [0, 1, 2], str(DEVICE))
         rows.draws += 2**32 - 3  # both words of the counter
         draw_requests = ((0, 3, [0, 2, 3]), (7, 1, [1, 0, 1]), (0, 9, [9, 9, 0]), (0, 0, [0, 0, 0]), (0, 4, [1, 2, 3]))
         drawn[kernels] = [rows.uniforms(tier, n, ints(used)) for tier, n, used in draw_requests] + [rows.draws]
@@ -145,7 +147,7 @@ def test_triton_uniforms_equal_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_triton_sampler_choice_follows_backend(by_name: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(coupling: type) -> type:
-        return type(sampling([SamplingParams()], [0], 8, coupling(noise_of([0], DEVICE)), DEVICE))
+        return type(sampling([SamplingParams()], [0], 8, coupling(make_noise([0], [0], str(DEVICE))), str(DEVICE)))
 
     assert taken(Seeded) is taken(Rejection) is TritonSampling
     assert taken(BlockRejection) is TorchSampling  # row by row

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -78,10 +79,10 @@ def test_stub_graph_computes_what_its_inputs_hold(one: Machine) -> None:
 
 
 def test_device_without_number_becomes_current_one(two: Machine) -> None:
-    assert resolve_device("cuda") == resolve_device("auto") == torch.device("cuda:0")
+    assert resolve_device("cuda") == resolve_device("auto") == "cuda:0"
     torch.cuda.set_device(1)
-    assert resolve_device("cuda") == resolve_device("auto") == torch.device("cuda:1")
-    assert resolve_device("cuda:0") == torch.device("cuda:0")
+    assert resolve_device("cuda") == resolve_device("auto") == "cuda:1"
+    assert resolve_device("cuda:0") == "cuda:0"
     with pytest.raises(ModelError, match="'cuda:2' cannot be used here"):
         resolve_device("cuda:2")
 
@@ -141,7 +142,7 @@ def test_second_device_runs_all_launches(folder: Path, two: Machine, how: dict[s
 def test_second_device_reads_rows_of_the_head(folder: Path, two: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder, current = LLM(folder / "target", device="cuda:1").target.decoder, list[int]()
     monkeypatch.setattr(decoder.model, "head_rows", lambda ids_N: current.append(two.current))
-    decoder.head_rows(torch.arange(3))
+    decoder.head_rows(np.arange(3))
     assert current == [1] and two.current == 0
 
 
@@ -156,34 +157,33 @@ def test_current_device_is_the_callers_between_steps(two: Machine) -> None:
         finally:
             seen.append(two.current)
 
-    for _ in steps_on(torch.device("cuda:1"), steps()):  # type: ignore[arg-type]
+    for _ in steps_on("cuda:1", steps()):  # type: ignore[arg-type]
         assert two.current == 0
     assert seen == [1, 1, 1, 1]
-    begun = steps_on(torch.device("cuda:1"), steps())  # type: ignore[arg-type]
+    begun = steps_on("cuda:1", steps())  # type: ignore[arg-type]
     next(begun)
     begun.close()
     assert seen[4:] == [1, 1] and two.current == 0
 
 
 def test_dtype_is_one_that_tensor_cores_know(one: Machine) -> None:
-    config, device = shapes.parts("30m-draft", 64)[0], torch.device("cuda:0")
+    config = shapes.config_of("30m-draft", 64)
     found = {}
     for capability in ((7, 5), (8, 0), (9, 0), (12, 0)):
         one.capability = capability
-        found[capability] = best_dtype(config, device)
-    assert found == {(7, 5): torch.float16} | dict.fromkeys([(8, 0), (9, 0), (12, 0)], torch.bfloat16)
+        found[capability] = best_dtype(config, "cuda:0")
+    assert found == {(7, 5): "float16"} | dict.fromkeys([(8, 0), (9, 0), (12, 0)], "bfloat16")
 
 
 def test_cost_file_names_its_device(two: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    devices = [torch.device(name) for name in ("cpu", "cuda:0", "cuda:1")]
-    paths = [costs_path(["a"], device, torch.bfloat16) for device in devices]
+    paths = [costs_path(["a"], device, "bfloat16") for device in ("cpu", "cuda:0", "cuda:1")]
     assert len(set(paths)) == 3 and "costs-made-up-1-" in str(paths[2])
 
 
 def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device is kept busy before the first event, so that the host is ahead of it."""
-    clock = DeviceClock(torch.device("cuda:0"))
+    clock = DeviceClock("cuda:0")
     assert clock.device_seconds(lambda: one.log.append("call"), 1) == 2e-3
     assert one.log == 2 * ["wait", "sleep", "event", "call", "event", "wait"]
     one.log.clear()
@@ -196,7 +196,7 @@ def test_device_time_leaves_out_a_slow_host(one: Machine, monkeypatch: pytest.Mo
 def test_captures_of_one_memory_are_of_one_stream() -> None:
     """Torch gives working memory of one capture to the next only there."""
     with machine() as made:
-        graphs = Graphs(torch.device("cuda:0"))
+        graphs = Graphs("cuda:0")
         for key in range(3):
             replay: Replay[None, Tensor] = graphs.get(key, lambda: Replay(None))
             graphs.run(replay, lambda: torch.zeros(1, device="cuda:0"))
@@ -211,7 +211,7 @@ def test_flash_attention_is_asked_of_what_has_it(capability: tuple[int, int], fl
 
 def test_gpu_tests_name_a_device() -> None:
     """Where there is a GPU, memory and noise of its tests must lie there: kernels by name are refused elsewhere."""
-    takes = {"PagePool": 5, "noise_of": 2}
+    takes = {"PagePool": 5, "make_noise": 3}
     for file in Path(__file__).parent.glob("test_*.py"):
         for call in (node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)):
             least = takes.get(call.func.id, 0) if isinstance(call.func, ast.Name) else 0
@@ -223,7 +223,7 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     """Of Llama-2-7B at 128K, in passes of 8 rows of 32 tokens: parts of 128 splits have .54 GB, what is told .7 GB."""
     s = shapes.SHAPES["llama-2-7b-128k"]
     config = replace(
-        shapes.parts("30m-draft", 64)[0], hidden_size=s.hidden, intermediate_size=s.intermediate, layers=s.layers,
+        shapes.config_of("30m-draft", 64), hidden_size=s.hidden, intermediate_size=s.intermediate, layers=s.layers,
         heads=s.heads, kv_heads=s.kv_heads, head_dim=s.head_dim,
     )  # fmt: skip
     parts = 4 * 8 * 32 * s.heads * (131_072 // 1024) * s.head_dim
@@ -234,15 +234,14 @@ def test_strict_memory_is_reserved(one: Machine) -> None:
     assert workspace(config, 2, 1, 25, 8192) * 8 == workspace(config, 2, 8, 25, 8192)
     finer = 4 * 15 * 8192 * 8 * (32 * s.heads + 2 * s.layers * s.kv_heads)  # of each token, not of each page
     assert workspace(config, 2, 8, 25, 8192, unit=1) - workspace(config, 2, 8, 25, 8192) == finer
-    device = torch.device("cuda:0")
     plain, strict = (
-        kv_sizing(config, torch.bfloat16, device, 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)
+        kv_sizing(config, "bfloat16", "cuda:0", 8191, 1, 52, Budget(4096), padded_rows=rows) for rows in (1, 8)
     )
     assert isinstance(plain, CudaKVSizing) and isinstance(strict, CudaKVSizing)
     assert strict.activation_bytes - plain.activation_bytes == workspace(config, 2, 8, 25, 8191) - workspace(
         config, 2, 1, 25, 8191
     )
-    one.free = plain.bytes + plain.activation_bytes
+    one.free = plain.offloadable_bytes + plain.activation_bytes
     plain.require_all()
     with pytest.raises(CacheError, match="the KV cache needs"):
         strict.require_all()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
-from triforce.backends.cuda.graphs import MAX_GRAPHS, GraphInputs, Graphs, Replay, bucket, clear_graphs, shape_of
+from triforce.backends.cuda.graphs import MAX_GRAPHS, GraphInputs, Graphs, Replay, clear_graphs, shape_of
+from triforce.backends.cuda.splits import bucket
 from triforce.backends.kernel_api import ForwardBatch, PageTable
 
-CPU = torch.device("cpu")
+CPU = "cpu"
 
 
 @pytest.mark.parametrize(
@@ -46,14 +48,14 @@ def test_shape_hint_gives_one_shape() -> None:
 
 def test_graph_inputs_hold_only_current_pass() -> None:
     frame = GraphInputs(shape_of(3, 4, 4, a_pass(3, 64), padded=True), CPU)
-    frame.fill(torch.full((4, 4), 9), torch.full((4, 4), 3), a_pass(4, 64))
-    frame.fill(torch.tensor([[1, 2, 3]]), torch.tensor([[2]]), a_pass(1, 60))
+    frame.fill(np.full((4, 4), 9), np.full((4, 4), 3), a_pass(4, 64))
+    frame.fill(np.array([[1, 2, 3]]), np.array([[2]]), a_pass(1, 60))
     assert frame.ids_BT.tolist() == [[1, 2, 3, 0], *[[0] * 4] * 3]
     assert frame.at_BJ.tolist() == [[2, 0, 0, 0], *[[0] * 4] * 3]
     assert frame.positions_B.tolist() == [9, 0, 0, 0] and frame.counts_B.tolist() == [2, 0, 0, 0]
     assert [starts.tolist() for starts in frame.starts] == [[5, 0, 0, 0], [7, 0, 0, 0]]
     assert torch.equal(frame.units[0][0, :60], torch.arange(60))
-    layers = frame.lists()
+    layers = frame.layer_tables()
     assert len(layers) == 5 and layers[4][0].shape == (4, 2, 64) and layers[4][2].unit == 8
     assert torch.equal(layers[4][0][0, 1, :60], torch.arange(5 * 60, 6 * 60))
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.helpers.cuda.sampler_checks import OnDevice, looked_at_by
-from tests.helpers.sampler_scenes import COUPLINGS, Scene, agree, laws, scene
+from tests.helpers.cuda.sampler_checks import COUPLINGS, OnDevice, looked_at_by
+from tests.helpers.sampler_scenes import Scene, agree, laws, scene
 from tests.helpers.samplers import torch_sampling
 from triforce.backends.cuda.triton import sampler
 from triforce.interface.sampling_params import SamplingParams
@@ -39,11 +39,11 @@ def parts() -> Iterator[None]:
         yield
 
 
-def large_scene(seed: int, guesses: int, params: list[SamplingParams] = PARAMS) -> Scene:
+def large_scene(seed: int, draft_tokens: int, params: list[SamplingParams] = PARAMS) -> Scene:
     """Return a scene with one live row for each of the settings."""
-    batch_scene = scene(seed, VOCABULARY, rows=len(params), guesses=guesses)
+    batch_scene = scene(seed, VOCABULARY, rows=len(params), draft_tokens=draft_tokens)
     batch_scene.live_B[:] = True
-    batch_scene.guess.counts_B[:] = guesses
+    batch_scene.draft.counts_B[:] = draft_tokens
     return replace(batch_scene, params=params)
 
 

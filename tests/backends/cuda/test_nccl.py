@@ -14,7 +14,7 @@ from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.backends.cuda import graphs
 from triforce.backends.decoder import Decoder
 from triforce.backends.tensor_parallel import ShardedModel
-from triforce.distributed.torch_group import TorchGroup
+from triforce.distributed.nccl_group import NcclGroup
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="NCCL is b
 
 
 @pytest.fixture
-def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
-    ranks = TorchGroup(0, 1, f"file://{tmp_path / 'meeting'}", cuda=True)
+def ranks(tmp_path: Path) -> Iterator[NcclGroup]:
+    ranks = NcclGroup(0, 1, (tmp_path / "meeting").as_uri())
     yield ranks
     graphs.clear_graphs()
     ranks.leave()
@@ -31,7 +31,7 @@ def ranks(tmp_path: Path) -> Iterator[TorchGroup]:
 
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("mode", ["ar", "retrieval"])
-def test_nccl_text_equals_unsharded_model(tmp_path: Path, ranks: TorchGroup, mode: str, exact: bool) -> None:
+def test_nccl_text_equals_unsharded_model(tmp_path: Path, ranks: NcclGroup, mode: str, exact: bool) -> None:
     llm = LLM(
         save(tiny_model(vocab_size=40), tmp_path / "tiny"), dtype="float32", retrieval_budget=32, searched_layers="none"
     )

@@ -24,7 +24,7 @@ from tests.helpers.tiny_llm import ids
 from triforce.backends import dispatch
 from triforce.backends.cuda.model import TritonModel
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device, packed
-from triforce.backends.cuda.triton.weight_tiles import HIGH, LOW, WIDE, times
+from triforce.backends.cuda.triton.weight_tiles import HIGH_TILE, LOW_TILE, MAX_TOKENS, times
 from triforce.bench import shapes
 from triforce.engine import tier_builder
 from triforce.engine.model_loader import load
@@ -46,7 +46,7 @@ def test_packed_product_equals_float64(kind: str) -> None:
     check_product(kind, 5)
 
 
-@pytest.mark.parametrize("N", [0, LOW + 1, HIGH + 1, WIDE + 1])
+@pytest.mark.parametrize("N", [0, LOW_TILE + 1, HIGH_TILE + 1, MAX_TOKENS + 1])
 def test_packed_product_of_many_tokens_equals_float64(N: int) -> None:
     """Products of several programs, and of prefill, which torch multiplies."""
     check_product("Q4_0", N)
@@ -66,34 +66,34 @@ def test_packed_product_bits_depend_on_height_only(monkeypatch: pytest.MonkeyPat
     if DEVICE.type == "cpu":  # the interpreter multiplies by a BLAS, whose rows are not alike on every CPU
         monkeypatch.setattr(np, "matmul", by_the_term)
     _, weight = given("Q4_1", 288)
-    for height in (LOW, HIGH):
+    for height in (LOW_TILE, HIGH_TILE):
         x_NK = tokens(height, 288, torch.bfloat16)
         batch_output = times(x_NK, weight)
         beside = torch.full_like(x_NK, torch.nan)
         beside[3] = x_NK[-1]
         assert torch.equal(times(beside, weight)[3], batch_output[-1])
-    assert torch.equal(times(x_NK[:1], weight)[0], times(x_NK[:LOW], weight)[0])
+    assert torch.equal(times(x_NK[:1], weight)[0], times(x_NK[:LOW_TILE], weight)[0])
 
 
 @pytest.mark.parametrize("kind", NUMBERS)
 def test_numbers_of_gguf_files_become_a_matrix(kind: str) -> None:
     blocks = random_blocks(kind, M, 48)
-    matrix = packed(QuantizedWeight(kind, blocks.blocks, 48), DEVICE)
+    matrix = packed(QuantizedWeight(kind, blocks.blocks.numpy(), 48), DEVICE)
     assert isinstance(matrix, Tensor) and matrix.dtype == torch.bfloat16
     assert torch.equal(matrix.cpu(), blocks.weights_MK().bfloat16())
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
 def test_scales_that_are_no_numbers_are_refused(kind: str) -> None:
-    blocks = random_blocks(kind, M, 256).blocks
-    _, weights = shapes.parts("30m-draft", 64, device=DEVICE)
+    blocks = random_blocks(kind, M, 256).blocks.numpy()
+    _, weights = shapes.parts("30m-draft", 64)
     bad_weights = replace(weights, head_VC=QuantizedWeight(kind, blocks, 256))
-    head_VC = on_device(bad_weights).head_VC
+    head_VC = on_device(bad_weights, DEVICE).head_VC
     assert isinstance(head_VC, PackedWeight) and head_VC.shape == (M, 256) and len(head_VC) == M
     at = 208 if kind == "Q6_K" else 0
-    blocks[7, at : at + 2] = torch.tensor([torch.nan]).half().view(torch.uint8)
+    blocks[7, at : at + 2] = np.array([np.nan], np.float16).view(np.uint8)
     with pytest.raises(ModelError, match=f"type {kind} has a scale that is NaN or Inf; download the file"):
-        on_device(bad_weights)
+        on_device(bad_weights, DEVICE)
 
 
 FAMILIES = {
@@ -112,7 +112,7 @@ def logits(path: Path, text: list[int], dtype: str) -> Tensor:
     pool.reserve(0, len(text))
     view = FullView(pool)
     for width in (len(text) - 6, 1, 5):
-        pass_logits.append(decoder(torch.tensor([text[at : at + width]]), ints([width]), view)[0].float().cpu())
+        pass_logits.append(decoder(ints([text[at : at + width]]), ints([width]), view)[0].float().cpu())
         at += width
     return torch.cat(pass_logits)
 
@@ -125,7 +125,7 @@ def test_gguf_logits_by_triton_equal_folder(
 ) -> None:
     """The error against float32 is that of a bfloat16 folder of the same numbers: rounding adds up there."""
     written = write_model(tmp_path, family=family, num_hidden_layers=1, **FAMILIES[family])
-    text = ids(300, seed=1)
+    text = ids(300, seed=2)
     packed_model = load(written.gguf, device=str(DEVICE), dtype="bfloat16").decoder.model
     assert isinstance(packed_model, TritonModel) and any(
         isinstance(weight, PackedWeight) for weight in packed_model.weights.tensors()

@@ -28,12 +28,13 @@ from triforce.backends.cuda.kv_pages import as_numbers, read_rows, write_rows
 from triforce.backends.cuda.triton import multiplied_as, pointwise
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import pages_for
-from triforce.backends.kv_rows import block_of, numbers, rotated_head, rounded
+from triforce.backends.torch.int8_rows import numbers, rotated_head, rounded
 from triforce.backends.torch.kv import TorchKV
 from triforce.engine.model_loader import with_kv_dtype
 from triforce.interface.sampling_params import SamplingParams
 from triforce.kvcache import FullView, PagePool
 from triforce.llm import LLM
+from triforce.model.kv_rows import hadamard_block
 
 LARGE: dict[str, Any] = dict(
     D=128, G=1, group=8, T=3, starts=[2100], counts=[3], by_head=False, sinks=0, window=0, turned=False
@@ -123,7 +124,7 @@ def test_triton_codes_are_those_of_torch(dtype: torch.dtype) -> None:
 def test_triton_codes_of_rotated_heads_are_those_of_torch(dim: int, dtype: torch.dtype) -> None:
     """Blocks have 8 channels for heads of 24, and 16 for 80, and lie across the halves of RoPE."""
     x_BTGD = random_rows(dtype, dim)
-    for factor, got in zip((1, 2), write_by_kernel(x_BTGD, codes=True, together=block_of(dim)), strict=True):
+    for factor, got in zip((1, 2), write_by_kernel(x_BTGD, codes=True, together=hadamard_block(dim)), strict=True):
         x_GTD = rotated_head(factor * x_BTGD[0].transpose(0, 1))
         assert torch.equal(got, rounded(x_GTD))
         step_GT1 = x_GTD.abs().amax(-1, keepdim=True) / 127
@@ -167,7 +168,7 @@ def test_codes_mutant_fails_its_check(mutant: Mutant, tmp_path: Path, monkeypatc
 
 def logits(widths: tuple[int, ...], hadamard: bool = True) -> Tensor:
     """Return the logits of a text over int8 KV, in passes of these widths."""
-    decoder = small_decoder(dtype=torch.float32)
+    decoder = small_decoder(dtype="float32")
     ids_T = text(sum(widths))
     pass_logits = list[Tensor]()
     at = 0
@@ -232,6 +233,6 @@ def test_int8_kv_on_gpu_that_triton_does_not_suit_is_torchs(
     monkeypatch.setattr(backends_dispatch, "suits_triton", lambda *_: suits)
     config = LLM(folder / "target", dtype="float32").target.config
     with stub.machine(capability=capability):
-        coded = with_kv_dtype(config, "int8", torch.float32)
-        kv = dispatch.memory(coded, 4, torch.float32, "cuda")
+        coded = with_kv_dtype(config, "int8", "float32")
+        kv = dispatch.memory(coded, 4, "float32", "cuda")
     assert type(kv) is TorchKV and coded.rotates_heads and kv.keys_LGSD.dtype == torch.int8

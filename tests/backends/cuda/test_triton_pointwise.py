@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from tests.helpers.cuda.scene import DEVICE
 from tests.helpers.cuda.torch_kernels import carried
 from triforce.backends.cuda.triton import kv_tiles, pointwise, rng, topk
-from triforce.backends.token_sampler import make_noise
 from triforce.backends.torch import model
+from triforce.backends.torch.noise import Noise
 
 ODD = [-torch.inf, -2.0, -0.0, 0.0, 1e-40, 1.0, 1.0000001, 3e38, torch.inf, torch.nan]
 
@@ -56,7 +56,7 @@ def test_triton_noise_equals_torch(vocab_size: int) -> None:
     seeds = [0, 2**64 - 1, 12345]
     choices = [0, 7, 2**32 - 1]
     positions = [3, 2**31, 2**32 - 1]
-    reference = make_noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
+    reference = Noise(seeds, choices).exponentials(torch.tensor(positions)[:, None], vocab_size)[:, 0]
     as_int64 = torch.tensor(seeds, dtype=torch.uint64).view(torch.int64)
     got = exponentials(as_int64, torch.tensor(choices), torch.tensor(positions), vocab_size=vocab_size)
     torch.testing.assert_close(got, reference, rtol=1e-15, atol=0)

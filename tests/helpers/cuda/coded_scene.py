@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tests.helpers.cuda.scene import Case, Scene
 from triforce.backends.cuda.kv_pages import write_rows
-from triforce.backends.kv_rows import numbers, rounded, rounded_queries
+from triforce.backends.torch.int8_rows import numbers, rounded, rounded_queries
 
 BOUND = {torch.float32: 2e-6, torch.bfloat16: 2**-8 + 2**-9, torch.float16: 2**-9 + 2**-11}
 """Error bounds of mixed values by the model's type. On a GPU, attention weights are bfloat16 for float16, too."""

@@ -19,10 +19,10 @@ import torch
 ROOT = Path(__file__).parents[3]
 SOURCES = (
     *sorted((ROOT / "src" / "triforce" / "backends" / "cuda").rglob("*.py")),
-    *(ROOT / "src" / "triforce" / "backends" / name for name in ("kernel_api.py", "kv_rows.py")),
+    ROOT / "src" / "triforce" / "backends" / "kernel_api.py",
     *(ROOT / "src" / "triforce" / "backends" / "torch" / name for name in ("kv.py", "model.py")),
     ROOT / "src" / "triforce" / "bench" / "shapes.py",
-    ROOT / "src" / "triforce" / "model" / "config.py",
+    *(ROOT / "src" / "triforce" / "model" / name for name in ("config.py", "kv_rows.py")),
     *(ROOT / "tests" / "helpers" / "cuda" / name for name in ("compile_all.py", "compiled.py", "launches.py")),
 )
 TABLE = ROOT / "docs" / "data" / "gpu_kernels.toml"

@@ -11,24 +11,34 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from numpy.typing import NDArray
 from triton.runtime.jit import JITFunction
 
 from tests.helpers.cuda.compiled import STRICT
+from triforce.arrays import HOST_TYPES, DType
+from triforce.backends import current_device
+from triforce.backends.cuda import graphs
 from triforce.backends.cuda.graphs import shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.model import DraftInputs, DraftShape, TritonModel, run_draft
-from triforce.backends.cuda.packed_weight import PARTS, PackedWeight, packed
+from triforce.backends.cuda.packed_weight import FORMATS, PackedWeight, packed
 from triforce.backends.cuda.triton import pointwise, rng, sampler, topk, weight_tiles
 from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.backends.kernel_api import PAGE, ForwardBatch, PageTable, pages_for
 from triforce.bench import shapes
 from triforce.bench.shapes import ModelShape
-from triforce.model.weights import QuantizedWeight
+from triforce.checkpoint.model_families import LLAMA_NAMES
+from triforce.checkpoint.weights import layer_of, layer_sources
+from triforce.distributed.group import ALONE
+from triforce.model.config import ModelConfig
+from triforce.model.weights import QuantizedWeight, Weights
 
-META = torch.device("meta")
+META = "meta"
 KEYS = 131_071
 BUDGET = 4096
 SINKS = 16
@@ -73,14 +83,14 @@ class Recorder:
 
 @contextmanager
 def recorded() -> Iterator[Recorder]:
-    """Record launches instead of running them, within a block."""
+    """Record launches instead of running them, within a block. No code takes the meta device for a GPU there."""
     recorder = Recorder()
-    run = JITFunction.run
-    JITFunction.run = lambda kernel, *args, **how: recorder.note(kernel, *args, **how)
-    try:
+    with (
+        patch.object(JITFunction, "run", lambda kernel, *args, **how: recorder.note(kernel, *args, **how)),
+        patch.object(graphs, "is_gpu", lambda device: False),
+        patch.object(current_device, "is_gpu", lambda device: False),
+    ):
         yield recorder
-    finally:
-        JITFunction.run = run
 
 
 def everything() -> list[Launch]:
@@ -98,17 +108,17 @@ def everything() -> list[Launch]:
                 verifying(*parts(MODELS[name]), 8, observes, (8, 32))
         recorder.case = "float32"
         for width in (1, 8, 32):
-            target(MODELS["Llama-2-7B"], width, dtype=torch.float32)
+            target(MODELS["Llama-2-7B"], width, dtype="float32")
         for vocabulary in (8192, 32_000, 128_256):
             recorder.case = f"vocabulary of {vocabulary:,}"
             sampling(vocabulary)
         for width in WIDTHS:
             recorder.case = f"Llama-3.1-8B, width {width}, int8 KV"
             target(MODELS["Llama-3.1-8B"], width, kv_int8=True)
-        for dtype in (torch.bfloat16, torch.float32):
+        for dtype in ("bfloat16", "float32"):
             recorder.case = f"heads of 64, {dtype}, int8 KV"
             target(shapes.SHAPES["llama-3.2-1b"], 8, dtype=dtype, kv_int8=True)
-        for kind in PARTS:
+        for kind in FORMATS:
             recorder.case = f"weights of type {kind}"
             multiplying(kind)
         recorder.case = "others"
@@ -137,22 +147,36 @@ def drafting(shape: ModelShape) -> None:
 
 def draft_of(shape: ModelShape, race: bool) -> Callable[[], object]:
     """Return the call that makes such a draft."""
-    decoder, kv = parts(shape, torch.bfloat16)
+    decoder, kv = parts(shape)
     window = PageTable(table(1, pages_for(SINKS + WINDOW + 128)), [600], [2], PAGE, SINKS, WINDOW)
     first_shape = shape_of(1, 2, 1, ForwardBatch([KEYS], [(1, window)]), padded=True)
     return partial(run_draft, decoder, kv, DraftInputs(DraftShape(first_shape, DRAFTED, race, 0), META))
 
 
 def parts(
-    shape: ModelShape, dtype: torch.dtype = torch.bfloat16, layers: int = 1, kv_int8: bool = False
+    shape: ModelShape, dtype: DType = "bfloat16", layers: int = 1, kv_int8: bool = False
 ) -> tuple[TritonModel, TritonKV]:
     """Return a model of `layers` layers, and memory for all keys."""
     shapes.SHAPES["recorded"] = replace(shape, layers=layers)
     try:
-        config, weights = shapes.parts("recorded", KEYS + 1, dtype, META, kv_int8)
+        config = shapes.config_of("recorded", KEYS + 1, kv_int8)
     finally:
         del shapes.SHAPES["recorded"]
-    return TritonModel(config, weights), TritonKV(config, pages_for(KEYS + 1), dtype, META)
+    model = TritonModel(config, weights_without_memory(config, dtype), META)
+    return model, TritonKV(config, pages_for(KEYS + 1), dtype, META)
+
+
+def weights_without_memory(config: ModelConfig, dtype: DType) -> Weights:
+    """Return weights of a Llama whose numbers are all one zero in memory."""
+
+    def zeros(*shape: int) -> NDArray[Any]:
+        return np.broadcast_to(np.zeros((), HOST_TYPES[dtype]), shape)
+
+    sources = [layer_sources(config, LLAMA_NAMES, layer, ALONE) for layer in range(config.layers)]
+    layers = tuple(layer_of({field: zeros(*shape) for field, (_, shape, _) in fields.items()}) for fields in sources)
+    embedding_VC = zeros(config.vocab_size, config.hidden_size)
+    head_VC = embedding_VC if config.tied else zeros(config.vocab_size, config.hidden_size)
+    return Weights(embedding_VC, layers, zeros(config.hidden_size), head_VC)
 
 
 def table(*shape: int) -> torch.Tensor:
@@ -173,8 +197,8 @@ def sampling(vocabulary: int) -> None:
         asked = sampler.SamplerInputs(empty(B, J, vocabulary, dtype=dtype), settings_5B, empty(2, B, dtype=torch.int64))
         sampler.by_race(asked, integers, integers)
         tokens_BK = empty(B, J - 1, dtype=torch.int64)
-        guessed_BKV = empty(B, J - 1, vocabulary, dtype=torch.float64)
-        sampler.by_rejection(asked, tokens_BK, guessed_BKV, empty(B, J, dtype=torch.float64))
+        draft_probs_BKV = empty(B, J - 1, vocabulary, dtype=torch.float64)
+        sampler.by_rejection(asked, tokens_BK, draft_probs_BKV, empty(B, J, dtype=torch.float64))
     rng.exponentials(integers, integers, integers, vocabulary)
 
 
@@ -183,7 +207,7 @@ def multiplying(kind: str) -> None:
     s, (block, size) = MODELS["Llama-3.1-8B"], GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     keys = s.kv_heads * s.head_dim
     for outputs, inputs in ((s.intermediate, s.hidden), (s.hidden, s.intermediate), (keys, s.hidden)):
-        blocks = empty(outputs, inputs // block * size, dtype=torch.uint8)
+        blocks = np.broadcast_to(np.uint8(0), (outputs, inputs // block * size))
         weight = packed(QuantizedWeight(kind, blocks, inputs), META)
         assert isinstance(weight, PackedWeight)
         for tokens in (1, 8 * 32):

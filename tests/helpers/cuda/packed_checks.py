@@ -21,7 +21,7 @@ M = 40
 def given(kind: str, K: int) -> tuple[Blocks, PackedWeight]:
     """Return random blocks, and the packed weight that kernels read."""
     blocks = random_blocks(kind, M, K)
-    weight = packed(QuantizedWeight(kind, blocks.blocks, K), DEVICE)
+    weight = packed(QuantizedWeight(kind, blocks.blocks.numpy(), K), DEVICE)
     assert isinstance(weight, PackedWeight)
     return blocks, weight
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from random import Random
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -29,28 +30,27 @@ from triforce.kvcache.selection import POLICIES
 from triforce.kvcache.views.full import AttentionObservation
 from triforce.ragged import ints
 
-CPU = torch.device("cpu")
 VOCAB = 50
 CAPACITY = 288
 ROWS = 2
 LAYERS = 3
 SHAPE = shapes.ModelShape(32, 48, LAYERS, heads=4, kv_heads=2, vocab=VOCAB, head_dim=8)
 PAGES = ROWS * CAPACITY // PAGE
-SEATS = 9
+WRITTEN_PAGES = 9
 READ = 40
 """Prompts of more tokens are prefilled layer by layer."""
 
 
-def room(decoder: Decoder, resident_layers: int, seats: int = SEATS) -> OffloadLayout:
+def room(decoder: Decoder, resident_layers: int, written_pages: int = WRITTEN_PAGES) -> OffloadLayout:
     """Return a layout of `resident_layers` whole layers, with so little room for others that pages evict each other."""
-    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), 0, CPU, 0)
+    needs = CudaKVSizing(decoder.config, 4, PAGES, ROWS, 30, Budget(48), 0, "cpu", 0)
     store = HostStore(needs.store_bytes(resident_layers))
-    moving = seats * decoder.config.kv_heads
-    store.memory.view(torch.float32).fill_(torch.nan)
+    layer_pages = written_pages * decoder.config.kv_heads
+    store.memory.view(np.float32).fill(np.nan)
     frames = resident_layers * needs.buffer_frames + (LAYERS - resident_layers) * (
-        decoder.config.kv_heads + moving + needs.selected_frames
+        decoder.config.kv_heads + layer_pages + needs.selected_frames
     )
-    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, resident_layers, moving)
+    return OffloadLayout(store, needs.page_bytes, frames, 2, needs.buffer_frames, resident_layers, layer_pages)
 
 
 class Side:
@@ -59,11 +59,13 @@ class Side:
     def __init__(self, decoder: Decoder, layout: OffloadLayout | None, selection: str) -> None:
         self.decoder = decoder
         self.selection = selection
-        self.pool = PagePool(decoder.config, ROWS, PAGES, torch.float32, layout=layout)
+        self.pool = PagePool(decoder.config, ROWS, PAGES, "float32", layout=layout)
         memory = self.pool.kv
         assert type(memory) is (TritonOffloadedKV if layout else TritonKV)
         tensors = [memory.keys_LGSD, memory.values_LGSD]
-        for tensor in tensors + (list(memory.manager.layout.parts) if isinstance(memory, TritonOffloadedKV) else []):
+        for tensor in tensors + (
+            list(memory.manager.layout.frame_memories) if isinstance(memory, TritonOffloadedKV) else []
+        ):
             tensor.fill_(torch.nan)
         self.full = FullView(self.pool)
         self.look()
@@ -84,10 +86,10 @@ class Side:
             start, stop = span
             count_1 = ints([stop - start])
             if self.pool.offloaded and stop - start > READ:
-                list(self.decoder.read_by_layer(torch.tensor([ids[start:stop]]), count_1, view))
+                list(self.decoder.read_by_layer(ints([ids[start:stop]]), count_1, view))
             else:
-                last_11 = torch.tensor([[stop - start - 1]])
-                logits_1JV = self.decoder(torch.tensor([ids[start:stop]]), count_1, view, last_11)
+                last_11 = ints([[stop - start - 1]])
+                logits_1JV = self.decoder(ints([ids[start:stop]]), count_1, view, last_11)
                 observed = [logits_1JV]
         return observed
 
@@ -95,7 +97,7 @@ class Side:
         """Run one pass; return the logits of real tokens, and their mass."""
         counts = ints([len(row) for row in rows])
         width = max(map(len, rows))
-        ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        ids_BT = ints([row + [0] * (width - len(row)) for row in rows])
         logits_BTV = self.decoder(ids_BT, counts, view)
         observed = [logits_BTV[b, :count] for b, count in enumerate(counts)]
         if view is self.full:
@@ -125,7 +127,7 @@ class Selections:
         return ids_GP
 
 
-_best = dispatch.best
+_best = dispatch.top_columns
 
 
 def assert_close(a: Tensor, b: Tensor) -> None:
@@ -136,8 +138,8 @@ class PairedPools:
     """Both pools, with random actions and a comparison of all results."""
 
     def __init__(self, layout: OffloadLayout, seed: int, selection: str = "observed") -> None:
-        self.dice = Random(seed)
-        decoder = shapes.decoder("paired", CAPACITY, torch.float32)
+        self.generator = Random(seed)
+        decoder = shapes.decoder("paired", CAPACITY, "float32")
         self.sides = [Side(decoder, None, selection), Side(decoder, layout, selection)]
         self.passes = 0
 
@@ -146,39 +148,40 @@ class PairedPools:
         observed = []
         for side, select in zip(self.sides, (selections.make, selections.follow), strict=True):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(dispatch, "best", select)
+                patch.setattr(dispatch, "top_columns", select)
                 observed.append(getattr(side, method)(*([getattr(side, of)] if of else []), *args) or [])
         for plain, offloaded in zip(*observed, strict=True):
             assert_close(offloaded, plain)
         self.passes += 1
 
     def ids(self, count: int) -> list[int]:
-        return [self.dice.randrange(VOCAB) for _ in range(count)]
+        return [self.generator.randrange(VOCAB) for _ in range(count)]
 
     def run(self, steps: int) -> None:
         for b in range(ROWS):
-            self.same("begin", b, self.ids(self.dice.randrange(60, 200)))
+            self.same("begin", b, self.ids(self.generator.randrange(60, 200)))
         for _ in range(steps):
-            getattr(self, self.dice.choice(["round", "round", "round", "cut", "another", "fork", "prefer", "look"]))()
+            actions = ["round", "round", "round", "cut", "another", "fork", "prefer", "look"]
+            getattr(self, self.generator.choice(actions))()
 
     @property
     def lengths(self) -> list[int]:
         return self.sides[0].pool.lengths_B.tolist()
 
     def round(self) -> None:
-        """Feed guesses to the lower view, feed the full view, and cut some rows by one token."""
+        """Feed draft tokens to the lower view, feed the full view, and cut some rows by one token."""
         if max(self.lengths) > CAPACITY - 30:
             return self.another()
-        for _ in range(self.dice.randrange(3)):
-            self.same("feed", [self.ids(self.dice.randrange(4)) or [1] for _ in range(ROWS)], of="lower")
-        self.same("feed", [self.ids(self.dice.choice([1, 3, 9])) for _ in range(ROWS)], of="full")
-        self.same("cut", [length - self.dice.randrange(2) for length in self.lengths])
+        for _ in range(self.generator.randrange(3)):
+            self.same("feed", [self.ids(self.generator.randrange(4)) or [1] for _ in range(ROWS)], of="lower")
+        self.same("feed", [self.ids(self.generator.choice([1, 3, 9])) for _ in range(ROWS)], of="full")
+        self.same("cut", [length - self.generator.randrange(2) for length in self.lengths])
 
     def cut(self) -> None:
-        self.same("cut", [max(1, length - self.dice.choice([0, 1, 20, 60])) for length in self.lengths])
+        self.same("cut", [max(1, length - self.generator.choice([0, 1, 20, 60])) for length in self.lengths])
 
     def another(self) -> None:
-        self.same("begin", self.dice.randrange(ROWS), self.ids(self.dice.randrange(20, 200)))
+        self.same("begin", self.generator.randrange(ROWS), self.ids(self.generator.randrange(20, 200)))
 
     def fork(self) -> None:
         """Fork row 1 into row 0."""
@@ -189,7 +192,7 @@ class PairedPools:
             side.look(side.lower.full_layers)
 
     def prefer(self) -> None:
-        self.sides[1].pool.offloaded.prefer([self.dice.randrange(LAYERS)])
+        self.sides[1].pool.offloaded.prefer([self.generator.randrange(LAYERS)])
 
     def verify(self, width: int) -> None:
         """Run one pass of the lower view, and one of the full view that verifies it."""
@@ -198,6 +201,6 @@ class PairedPools:
 
     def look(self) -> None:
         """Let the lower view read random layers in full."""
-        searched_layers = frozenset(self.dice.sample(range(LAYERS), self.dice.randrange(2)))
+        searched_layers = frozenset(self.generator.sample(range(LAYERS), self.generator.randrange(2)))
         for side in self.sides:
             side.look(searched_layers)

@@ -25,10 +25,13 @@ from tests.helpers.sampler_scenes import CUTS, EQUAL, Scene, agree, laws, same_l
 from tests.helpers.samplers import torch_sampling
 from triforce.backends.cuda.sampler import TritonSampling
 from triforce.backends.cuda.triton import sampler
+from triforce.backends.torch.noise import Noise
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
-from triforce.sampling import Noise
-from triforce.speculation import Draft, Seeded, SequenceState
+from triforce.speculation import Draft, Rejection, Seeded, SequenceState
+
+COUPLINGS = [Seeded, Rejection]
+"""Couplings of the Triton sampler. `BlockRejection` needs the probabilities of all columns and is torch's."""
 
 
 @contextmanager
@@ -56,9 +59,9 @@ class OnDevice:
         self.vocab_size = vocab_size
         self._sampling = TritonSampling(params, lengths, vocab_size, coupling, DEVICE)
 
-    def verify(self, guess: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
-        draft = self._sampling.verify(guess, logits_BJV.to(DEVICE), prefix, live_B, tier)
-        return replace(draft, probs_BKV=draft.probs_BKV.cpu())
+    def verify(self, draft: Draft, logits_BJV: Tensor, prefix: SequenceState, live_B: Bools, tier: int) -> Draft:
+        verified = self._sampling.verify(draft, logits_BJV.to(DEVICE), prefix, live_B, tier)
+        return replace(verified, probs_BKV=verified.probs_BKV.cpu())
 
 
 def moved(noise: Noise | Given) -> Noise | Given:
@@ -72,7 +75,7 @@ def moved(noise: Noise | Given) -> Noise | Given:
 
 def decides_as_torch_does(vocab_size: int, seeds: range, coupling: type) -> None:
     for seed in seeds:
-        agree(scene(seed, vocab_size, rows=3, guesses=2), OnDevice, coupling)
+        agree(scene(seed, vocab_size, rows=3, draft_tokens=2), OnDevice, coupling)
 
 
 def same_laws(logits_BV: Tensor, params: list[SamplingParams]) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 from tests.helpers.paged_kv import by_the_book, visible
 from triforce.backends.cuda.triton.attention import DevicePageTable, attend
 from triforce.backends.kernel_api import PageTable
-from triforce.backends.kv_rows import block_of, rotated_head
+from triforce.backends.torch.int8_rows import rotated_head
+from triforce.model.kv_rows import hadamard_block
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 """Device of the compared kernels. On a CPU they are interpreted."""
@@ -99,7 +100,7 @@ class Scene:
         integers = self.units, torch.tensor(case.starts) + shift, torch.tensor(case.counts)
         page_table = DevicePageTable(*(x.to(DEVICE) for x in integers), case.unit, case.sinks, case.window)
         q, k, v, q_sinks = (x.to(DEVICE) for x in (self.q, self.k, self.v, self.q_sinks))
-        together = block_of(case.D) if case.rotated else 1
+        together = hadamard_block(case.D) if case.rotated else 1
         mixed, mass = attend(q, k, v, page_table, case.weigh, q_sinks if case.turned else None, split, together)
         return mixed.cpu(), mass.cpu()
 

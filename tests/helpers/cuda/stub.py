@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 from triton.runtime import interpreter
 
 import triforce.backends.cuda.offload.kv  # its annotations name what is patched below  # noqa: F401
+from triforce import installed
 from triforce.backends.torch import attention
 
 GIB = 1 << 30
@@ -207,6 +208,7 @@ def patch(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
     }  # fmt: skip
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(installed, "GPU_DEVICE_FILES", ("null",))  # a file of /dev
     monkeypatch.setattr(attention, "_fused", _fused)
     launch = interpreter.GridExecutor.__call__
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from triforce.backends.cuda.model import TritonLayer
 from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.kernel_api import KeysValues, PageTable
-from triforce.backends.torch.kv import attend_lists, slots
-from triforce.model.rope import rotate
+from triforce.backends.kv_memory import slots
+from triforce.backends.torch.kv import attend_tables
+from triforce.backends.torch.rotation import rotate
 
 
 def carried(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:
@@ -49,7 +50,7 @@ def mixed(
     real_N = slots_N > 0
     for memory_GSD, new_BTGD in zip(kv, (k_BTGD, v_BTGD), strict=True):
         memory_GSD[:, slots_N[real_N]] = new_BTGD.flatten(0, 1)[real_N].transpose(0, 1)
-    return q_BTHD, *attend_lists(q_BTHD, kv, lists, return_mass)
+    return q_BTHD, *attend_tables(q_BTHD, kv, lists, return_mass)
 
 
 def replace_kernels(patch: pytest.MonkeyPatch) -> None:
@@ -59,7 +60,7 @@ def replace_kernels(patch: pytest.MonkeyPatch) -> None:
     import triforce.backends.torch.model as plain_model
 
     patch.setattr(places, "copy_pages", carried)
-    patch.setattr(offloaded, "AT_ONCE", 64)
+    patch.setattr(offloaded, "PROMPT_CHUNK", 64)
     for module in (memory, offloaded):
         patch.setattr(module, "write_and_attend", mixed)
     for name in ("norm", "swiglu"):

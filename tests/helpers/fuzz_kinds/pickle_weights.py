@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -47,7 +48,9 @@ def strange_tensors(random: Random, tensor: torch.Tensor) -> Any:
         lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), lambda: tensor.to(torch.int32),
         lambda: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1 << 40)), lambda: {"deep": tensor},
     ]  # fmt: skip
-    return random.choice(makers)()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls nested and quantised tensors prototypes
+        return random.choice(makers)()
 
 
 def begin(folder: Path) -> Path:

@@ -126,7 +126,7 @@ def law(stack: TierStack, horizon: int, stop: frozenset[int] = frozenset()) -> L
     while branches.live_B.any():
         branches = expand(stack, branches)
         sequences = [stack.sequence(branches, b, horizon, stop) for b in range(len(branches.ids_BS))]
-        branches.live_B = torch.tensor([sequence.finish is None for sequence in sequences])
+        branches.live_B = torch.tensor([sequence.finish_reason is None for sequence in sequences])
     texts: Law = defaultdict(float)
     for sequence, weight in zip(sequences, branches.weights_B.tolist(), strict=True):
         texts[tuple(sequence.tokens)] += weight

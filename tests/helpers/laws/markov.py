@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from triforce.arrays import on_device
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Ints
 
@@ -59,17 +60,17 @@ class Chain:
     def __init__(self, table: Tensor, watched: Memory | None = None) -> None:
         self.table, self.watched = table, watched
 
-    def __call__(self, ids_BT: Tensor, counts_B: Ints, memory: Memory, at_BJ: Tensor) -> Tensor:
-        at_BJ = memory.seen_B[:, None] + at_BJ
-        memory.feed(ids_BT, torch.from_numpy(counts_B))
+    def __call__(self, ids_BT: Ints, counts_B: Ints, memory: Memory, at_BJ: Ints) -> Tensor:
+        place_BJ = memory.seen_B[:, None] + on_device(at_BJ, "cpu")
+        memory.feed(on_device(ids_BT, "cpu"), on_device(counts_B, "cpu"))
         order = self.table.dim() - 1 - (self.watched is not None)
-        context = [memory.ids_BS.gather(1, (at_BJ - back).clamp_min(0)) for back in reversed(range(order))]
-        glance = [self.watched.glance_B[:, None].expand_as(at_BJ)] if self.watched else []
+        context = [memory.ids_BS.gather(1, (place_BJ - back).clamp_min(0)) for back in reversed(range(order))]
+        glance = [self.watched.glance_B[:, None].expand_as(place_BJ)] if self.watched else []
         return self.table[tuple(glance + context)]
 
 
 Cells = Sequence[Sequence[float]]
-"""Widths of cells for each role of a uniform: to draw a token, or to judge a guess (see `palette.cells_of`)."""
+"""Widths of cells for each role of a uniform: to draw a token, or to judge a draft token (see `palette.cells_of`)."""
 
 
 class Grid:

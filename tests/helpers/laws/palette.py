@@ -45,18 +45,20 @@ def logits_of(laws: Tensor, params: SamplingParams) -> Tensor:
 
 
 def cells_of(verifiers: Sequence[Weights], drafters: Sequence[Weights], block: int = 0) -> list[list[float]]:
-    """Return widths of the fewest cells whose borders have all thresholds of `verifiers` judging guesses of `drafters`.
+    """Return widths of the fewest cells whose borders have all thresholds of `verifiers` judging drafts of `drafters`.
 
-    The first are for the uniform of the draw, then for the first guess, the second and so on; the last are for all
-    others. block: the most guesses that the coupling of this name judges; 0 is `rejection`.
+    The first are for the uniform of the draw, then for the first draft token, the second and so on; the last are for
+    all others. block: the most draft tokens that the coupling of this name judges; 0 is `rejection`.
     """
     laws = [(_law(p), q) for p in verifiers for q in [*map(_law, drafters), [Fraction(0)] * len(p)]]
     edges: list[set[Fraction]] = [{edge for q in drafters for edge in _sums(_law(q))}]
     reaches = {Fraction(1)}
     for j in range(block + 1):
-        owed = [(r, [max(r * a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]) for r in reaches for p, q in laws]
-        edges[0] |= {edge for _, law in owed if sum(law) for edge in _sums(law)}
-        edges += [{sum(law) / (sum(law) + 1 - r) for r, law in owed if sum(law)}] if j else []
+        residuals = [
+            (r, [max(r * a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]) for r in reaches for p, q in laws
+        ]
+        edges[0] |= {edge for _, law in residuals if sum(law) for edge in _sums(law)}
+        edges += [{sum(law) / (sum(law) + 1 - r) for r, law in residuals if sum(law)}] if j else []
         reaches = {
             min(Fraction(1), r * a / b) for r in reaches for p, q in laws for a, b in zip(p, q, strict=True) if b
         }

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from tests.helpers.simple_cache import score
+from triforce.arrays import DType, to_host
 from triforce.backends.decoder import Decoder
+from triforce.backends.torch.logits_processor import LogitsProcessor
+from triforce.backends.torch.tensor_weights import mapped_weights
+from triforce.backends.torch.tensors import torch_dtype
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import prefill_batch
@@ -18,7 +22,6 @@ from triforce.kvcache import Budget, RetrievalConfig
 from triforce.model.config import LLAMA, Architecture, Experts, LayerKind, ModelConfig
 from triforce.model.rope import Rope
 from triforce.model.weights import Layer, Mlp, Weights
-from triforce.sampling import LogitsProcessor
 
 V = 6
 C = 32
@@ -35,16 +38,15 @@ SETTING = SpeculativeConfig(
 """The middle tier sees 48 of at least 121 tokens, the draft 28."""
 
 
-def decoder(
-    layers: int, noise: float, parts: Architecture = LLAMA, D: int = D, dtype: torch.dtype = torch.float32
-) -> Decoder:
+def decoder(layers: int, noise: float, parts: Architecture = LLAMA, D: int = D, dtype: DType = "float32") -> Decoder:
     """Return the first layers of one random model, with a share `noise` of other weights; perhaps with experts."""
+    weights_type = torch_dtype(dtype)
     common = torch.Generator().manual_seed(1)
     layer_random = torch.Generator().manual_seed(layers)
 
     def weight(*size: int, scale: float) -> Tensor:
         parts_of_weight = (torch.randn(size, generator=g) for g in (common, layer_random))
-        return (sum(share * x for share, x in zip((1, noise), parts_of_weight, strict=True)) * scale).to(dtype)
+        return (sum(share * x for share, x in zip((1, noise), parts_of_weight, strict=True)) * scale).to(weights_type)
 
     def norm() -> Tensor:
         return 1 + weight(C, scale=0.1).float()
@@ -64,9 +66,10 @@ def decoder(
     embedding = weight(V, C, scale=1.0)
     final = norm()
     head = weight(V, C, scale=0.25)
-    rope = Rope(10_000 ** -(torch.arange(0, D, 2) / D), 1.0)
+    rope = Rope((10_000 ** -(torch.arange(0, D, 2) / D)).numpy(), 1.0)
     config = ModelConfig(V, C, 48, layers, HEADS, GROUPS, D, 1e-5, False, 600, rope, parts)
-    return Decoder(config, Weights(embedding, tuple(layer() for _ in range(layers)), final, head))
+    weights = Weights(embedding, tuple(layer() for _ in range(layers)), final, head)
+    return Decoder(config, mapped_weights(weights, to_host))
 
 
 MODELS = ModelSet(decoder(LAYERS, 0.0), decoder(1, 0.1))
@@ -77,7 +80,7 @@ MIXTURE = ModelSet(decoder(LAYERS, 0.0, WINDOWED), MODELS.draft)
 
 def native_mixture() -> ModelSet:
     """Return such models with a head size and a type that native kernels take."""
-    return ModelSet(decoder(LAYERS, 0.0, WINDOWED, D=16, dtype=torch.bfloat16), MODELS.draft)
+    return ModelSet(decoder(LAYERS, 0.0, WINDOWED, D=16, dtype="bfloat16"), MODELS.draft)
 
 
 def started(

@@ -12,26 +12,27 @@ KV = f"{OFFLOAD}.kv:TritonOffloadedKV"
 PAGES: dict[str, tuple[str, tuple[str, str]]] = {
     "pages of a text that ended are still found": (f"{MANAGER}.drop", ("self._publish_write_slots(pages)", "pass")),
     "a text that is cut goes on in an empty page": (
-        f"{MANAGER}.begin_write", ("self.layout.to_parts(self.layout.part, *self.places_of(rewritten_pages))", "pass"),
+        f"{MANAGER}.begin_write",
+        ("self.layout.store_to_frames(self.layout.cached_index, *self.places_of(rewritten_pages))", "pass"),
     ),
     "new tokens are not laid over the stored page": (
-        f"{KV}._open", ("layout.from_part(layer, home, *streams.write_slot_places)", "pass"),
+        f"{KV}._open", ("layout.frames_to_buffer(layer, buffer, *streams.write_slot_places)", "pass"),
     ),
     "a pass leaves what it writes in the buffer": (
-        f"{KV}._close", ("manager.layout.to_part(layer, home, *streams.written_places)", "pass"),
+        f"{KV}._close", ("manager.layout.buffer_to_frames(layer, buffer, *streams.written_places)", "pass"),
     ),
     "written pages are thought to be stored": (
         f"{OFFLOAD}.frames:WriteSlots.write", ("self._dirty.update(pages)", "pass"),
     ),
     "pages are evicted without being stored": (
-        f"{MANAGER}.store", ("self.layout.to_store(self.layout.part, *self.places_of(pages))", "pass"),
+        f"{MANAGER}.store", ("self.layout.frames_to_store(self.layout.cached_index, *self.places_of(pages))", "pass"),
     ),
     "an evicted page is still found": (
         f"{OFFLOAD}.frames:WorkingSet.take", ("frames_LGP.scatter_(2, evicted_LGN, 0)", "pass"),
     ),
-    "a layer that becomes resident is empty": (f"{LAYOUT}.exchange", ("home_GSD.copy_(buffer_GSD)", "pass")),
+    "a layer that becomes resident is empty": (f"{LAYOUT}.exchange", ("memory_GSD.copy_(buffer_GSD)", "pass")),
     "a layer that was resident is not stored": (
-        f"{LAYOUT}.exchange", ("stored.copy_(at_home, non_blocking=True)", "pass"),
+        f"{LAYOUT}.exchange", ("stored.copy_(on_device, non_blocking=True)", "pass"),
     ),
     "a resident layer keeps its working set": (f"{MANAGER}.prefer", ("self.working.clear(admitted_layer)", "pass")),
     "keys of another KV head are read": (
@@ -40,11 +41,11 @@ PAGES: dict[str, tuple[str, tuple[str, str]]] = {
 }  # fmt: skip
 COPIES: dict[str, tuple[str, tuple[str, str]]] = {
     "a buffer is filled while it is in use": (
-        f"{BUFFERS}.fill", ("self._stream.copy_after(self._free.pop(place))", "self._free.pop(place)"),
+        f"{BUFFERS}.fill", ("self._stream.copy_after(self._free.pop(buffer))", "self._free.pop(buffer)"),
     ),
-    "use of a buffer is not recorded": (f"{BUFFERS}.release", ("self._free[place] = event", "pass")),
+    "use of a buffer is not recorded": (f"{BUFFERS}.release", ("self._free[buffer] = event", "pass")),
     "a buffer is used before it is filled": (
-        f"{BUFFERS}.use", ("self._stream.compute_after(self._ready[place])", "pass"),
+        f"{BUFFERS}.use", ("self._stream.compute_after(self._ready[buffer])", "pass"),
     ),
     "one buffer for all copies": (f"{BUFFERS}.fill", ("next(iter(self._free))", "min(self._free)")),
     "a buffer is copied out before it is computed": (f"{BUFFERS}.release", ("self._stream.copy_after(event)", "pass")),
@@ -174,7 +175,7 @@ DRAFTS: dict[str, tuple[Edit | ModuleEdit, str]] = {
                    users=(DRAFT,)), "Seeded",
     ),
     "draft: uniforms of the first draft come again": (
-        Edit(f"{DRAFT}:DraftInputs.fill", ("self.draws_B[real] = draws.offsets_B", "pass")), "Rejection",
+        Edit(f"{DRAFT}:DraftInputs.fill", ("self.draws_B[batch_rows] = draws.offsets_B", "pass")), "Rejection",
     ),
     "draft: settings of the first batch stay": (
         Edit(

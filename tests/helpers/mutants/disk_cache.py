@@ -21,9 +21,9 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "entries are written under their names": (
         "kills", f"{STORE}.write", ('f"{name}.{secrets.token_hex(8)}{PARTIAL}"', "name"),
     ),
-    "names by a segment alone": ("chains", f"{TEXT}._named", ("previous_name.encode(), ids", "ids")),
+    "names by a segment alone": ("chains", f"{TEXT}._segment_names", ("previous_name.encode(), ids", "ids")),
     "segments one place late": (
-        "texts", COPY, ("start + entry_tokens.start, stop)", "start + entry_tokens.start, stop).roll(1)"),
+        "texts", COPY, ("write_layers(pool.kv, slots_N,", "write_layers(pool.kv, pool.xp.roll(slots_N, 1),"),
     ),
     "keys and values exchanged": (
         "texts", COPY, ("zip(full_layers, layers, strict=True)", "zip(full_layers, [pair[::-1] for pair in layers])"),
@@ -39,7 +39,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "texts", f"{STREAMING}.start_at", ("(b, length), enum", "(b, length + 1), enum"),
     ),
     "checksums that nobody looks at": (
-        "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST:]", "== b''"),
+        "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST_BYTES:]", "== b''"),
     ),
     "requests kept out are kept": (
         "kept_out", "triforce.llm:LLM.request", ("stop_ids, scope,", "stop_ids, scope or '',"),
@@ -49,7 +49,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         "together", f"{STORE}._scan", ("partial_bytes += facts.st_size", "pass"),
     ),
     "files of living writers are removed": (
-        "writers", f"{STORE}._remove_remainder", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+        "writers", f"{STORE}._remove_abandoned", ("fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
     ),
     "links are followed": (
         "refusals", "triforce.disk_cache.folder:CacheFolder.open", ("flags | _FILE", "flags | os.O_CLOEXEC"),
@@ -58,7 +58,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
 
 
 def reversed_places(place_of: Any) -> Any:
-    return lambda order, index, again: place_of(order, 1000 - index, again)
+    return lambda order, index, reused: place_of(order, 1000 - index, reused)
 
 
 MUTANTS = [

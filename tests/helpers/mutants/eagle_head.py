@@ -1,23 +1,25 @@
-"""Faults of EAGLE heads: states of another token, guesses that see too much or too little."""
+"""Faults of EAGLE heads: states of another token, draft tokens that see too much or too little."""
 
 from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
 LAYER = "triforce.eagle.torch_passes:EagleHeadLayer"
-GUESSES = "triforce.training.distillation:guesses"
+DRAFT_OUTPUTS = "triforce.training.distillation:draft_outputs"
 STREAM = "triforce.training.episodes:TargetStream"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
-    "guesses see entries behind their anchor": (
+    "draft tokens see entries behind their anchor": (
         "later", f"{LAYER}._visible", ("in_reach_BNK & (key_B1K <= last_BN[..., None])", "in_reach_BNK"),
     ),
-    "guesses go on from the target's states": (
-        "later", GUESSES, ("out_BNC, fused_BNC, step_entries = layer.step(\n            fused_BNC,",
+    "draft tokens go on from the target's states": (
+        "later", DRAFT_OUTPUTS, ("out_BNC, fused_BNC, step_entries = layer.step(\n            fused_BNC,",
                            "out_BNC, _, step_entries = layer.step(fused_BTC[:, positions_N],"),
     ),
-    "guesses forget those that led to them": ("row", GUESSES, ("chain += [step_entries] if step else []", "pass")),
-    "guesses of a row stand at one slot": (
-        "row", GUESSES, ("chunk.slots_BT[:, positions_N]", "chunk.slots_BT[:, anchors_N]"),
+    "draft tokens forget the draft tokens before them": (
+        "row", DRAFT_OUTPUTS, ("chain += [step_entries] if step else []", "pass"),
+    ),
+    "draft tokens of a row stand at one slot": (
+        "row", DRAFT_OUTPUTS, ("chunk.slots_BT[:, positions_N]", "chunk.slots_BT[:, anchors_N]"),
     ),
     "a window one entry longer": (
         "window", f"{LAYER}._visible", ("> slots_BN[..., None] - self.config.window",
@@ -35,7 +37,9 @@ STATES: dict[str, tuple[str, tuple[str, str]]] = {
         f"{STREAM}.read", ("torch.cat((self.last_B1X, states_BTX[:, :-1]), 1)", "states_BTX"),
     ),
     "a chunk begins without the state before it": (f"{STREAM}.read", ("self.last_B1X = states_BTX[:, -1:]", "pass")),
-    "states of another row": (f"{STREAM}.read", ("observe(ids_BT,", "observe(ids_BT[:1].expand(B, T),")),
+    "states of another row": (
+        f"{STREAM}.read", ("observe(ids_BT.numpy(),", "observe(ids_BT[:1].expand(B, T).numpy(),"),
+    ),
 }  # fmt: skip
 INDUCTION: dict[str, tuple[str, tuple[str, str]]] = {
     "states tell the token behind their own": (
@@ -68,30 +72,30 @@ DRAFT = "triforce.eagle.eagle_draft:EagleHead"
 PASSES = "triforce.eagle.torch_passes:TorchEagleHeadPasses"
 VIEW = "triforce.eagle.view:EagleHeadView"
 TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
-    "a guess goes by the state of its own slot, of a token that was refused": (
+    "a draft token goes by the state of its own slot, of a token that was refused": (
         "reference", f"{PASSES}.forward", ("_on_device(previous_slots_BT)]", "_on_device(slots_BT)]"),
     ),
     "an entry is made of the state one slot on": (
         "torch", f"{DRAFT}.record_entries",
         ("(positions_N, token_slots_N, previous_slots_N)", "(positions_N, token_slots_N, token_slots_N)"),
     ),
-    "states of a guess stay where the target has passed": (
+    "states of a draft token stay where the target has passed": (
         "reference", f"{PASSES}.record_entries",
-        ("memory.states_NC[token_slots_N] =", "memory.states_NC[token_slots_N * 0] ="),
+        ("memory_states_NC[token_slots_N] =", "memory_states_NC[token_slots_N * 0] ="),
     ),
     "states are of another row": (
         "company", f"{DRAFT}.record_entries",
-        ("columns_N, states_SBTC", "columns_N, states_SBTC.flip(1).contiguous()"),
+        ("columns_N, states_SBTC", "columns_N, states_SBTC[:, [*range(len(ids_BT))][::-1]]"),
     ),
     "entries of the retrieval tier stay after a full verification": (
         "prompt", "triforce.eagle.eagle_draft:EntryRecordingDecoder.__call__",
-        ("self.draft.record_entries(", "(batch.exact and ids_BT.shape[1] < 12) or self.draft.record_entries("),
+        ("self.draft.record_entries(", "(batch.past_committed and ids_BT.shape[1] < 12) or self.draft.record_entries("),
     ),
     "what was refused is not fed anew": (
         "torch", f"{VIEW}.rewind", ("np.minimum(self._fed_B, lengths_B)", "self._fed_B"),
     ),
     "the window slides over the sinks": (
-        "torch", f"{VIEW}._lists", ("np.where(np.arange(self._length) < sinks, 0, ints(dropped)[:, None])",
+        "torch", f"{VIEW}._lists", ("np.where(index_U < sinks, 0, ints(dropped)[:, None])",
                                     "ints(dropped)[:, None]"),
     ),
     "the window stays where it was": ("torch", f"{VIEW}._lists", ("self._cached_lists[0] != dropped or ", "")),
@@ -101,7 +105,7 @@ TIER: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "a row that is swapped in has no states": (
         "swapped", "triforce.kvcache.eagle_memory:EagleHeadMemory.write",
-        ("self.states_NC[slots_N] = states_NC", "pass"),
+        ("self.states_NC[slots_N] = self.kv.array(contents.states_NC)", "pass"),
     ),
     "a saved prompt has no entries": (
         "saved", "triforce.disk_cache.prompt_file:SavedCache.restore",
@@ -128,7 +132,7 @@ RANKS = {
         "return self._part.head_rows(ids_N % (self.config.vocab_size // self._ranks.count))",
     )),
     "a rank reads another embedding": ("triforce.engine.model_loader:_whole_embedding", (
-        "return read_embedding(", "return (1 - 2 * decoder.ranks.rank) * read_embedding(",
+        "dtype=decoder.dtype)", "dtype=decoder.dtype)[:: 1 - 2 * decoder.ranks.rank].copy()",
     )),
 }  # fmt: skip
 MUTANTS = (
@@ -143,7 +147,10 @@ MUTANTS = (
     ]
     + [
         Mutant(
-            name, "tests/training/test_distillation.py::test_guess_mutant_is_noticed", (Edit(target, change),), (check,)
+            name,
+            "tests/training/test_distillation.py::test_draft_token_mutant_is_noticed",
+            (Edit(target, change),),
+            (check,),
         )
         for name, (check, target, change) in FAULTS.items()
     ]

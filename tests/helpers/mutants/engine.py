@@ -35,7 +35,10 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
     ),
     "selection lost in swapping": (f"{RETRIEVAL}.swap_out", ("row.pages and replace", "False and replace")),
     "selection swapped in to old pages": (
-        f"{RETRIEVAL}.swap_in", ("self.row_units(b)[swapped.pages.units]", "swapped.pages.units.int()"),
+        f"{RETRIEVAL}.swap_in", (
+            "self.row_units(b)[swapped.pages.units]",
+            "self.full.pool.xp.astype(swapped.pages.units, self.full.pool.xp.int32)",
+        ),
     ),
     "streaming window lost in swapping": (
         f"{STREAMING}.swap_in", ("self.written_lengths[b] = ring", "self.written_lengths[b] = ring[0], 0, 0"),

@@ -11,7 +11,7 @@ CHOOSE, RANKING = "triforce.backends.torch.model:choose", "triforce.backends.tor
 LAYER, SOURCES = "triforce.backends.torch.model:TorchLayer", "triforce.checkpoint.weights"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "a window one too long": (
-        "mistral-window", "triforce.kvcache.views.full:windowed", ("window=window", "window=window + 1"),
+        "mistral-window", "triforce.kvcache.views.full:table_by_window", ("window=window", "window=window + 1"),
     ),
     "a window in every layer": (
         "qwen2-upper-windows", "triforce.checkpoint.hf_config:with_windows", ("windowed if slides else {}", "windowed"),
@@ -58,13 +58,13 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "pairs of a rotation half a head apart": (
         "glm-4-whole", f"{SOURCES}:rotation_order", (
-            "torch.arange(rotated).view(-1, 2).T if parts.interleaved else torch.arange(rotated).view(2, -1)",
-            "torch.arange(rotated).view(2, -1)",
+            "channels.reshape(-1, 2).T if architecture.interleaved else channels.reshape(2, -1)",
+            "channels.reshape(2, -1)",
         ),
     ),
     "channels that stay are in the middle": (
         "phi-4-mini", f"{SOURCES}:rotation_order", (
-            "torch.cat([pairs, torch.arange(rotated, head_dim).view(2, -1)], 1)", "torch.arange(head_dim)",
+            "np.concatenate([pairs, np.arange(rotated, head_dim).reshape(2, -1)], 1)", "np.arange(head_dim)",
         ),
     ),
     "keys of a fused matrix are queries": (
@@ -81,18 +81,19 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "logits are not scaled": (
         "granite-3", "triforce.backends.torch.model:TorchModel.head", (
-            "logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)", "logits_NV",
+            "logits_NV if architecture.logit_scale == 1 else logits_NV.mul_(architecture.logit_scale)", "logits_NV",
         ),
     ),
     "scores are not capped": (
         "gemma-2", f"{KV}._attend", UNCAPPED,
     ),
     "logits are not capped": (
-        "gemma-2", "triforce.backends.torch.model:TorchModel.head", ("capped(logits_NV, parts.logit_cap)", "logits_NV"),
+        "gemma-2", "triforce.backends.torch.model:TorchModel.head",
+        ("capped(logits_NV, architecture.logit_cap)", "logits_NV"),
     ),
     "weights of norms count from 0": (
         "gemma-3", "triforce.checkpoint.weights:_add_norm_offset", (
-            "numbers(weight).float() + offset", "numbers(weight)",
+            "float32(norm) + np.float32(offset)", "float32(norm)",
         ),
     ),
     "the embedding is not scaled": (
@@ -129,7 +130,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "the bias of an MLP's outputs is left out": ("granite-biases", f"{LAYER}._down", ("mlp.down_bias_C", "None")),
     "the router's bias is left out": (
         "gpt-oss", "triforce.checkpoint.weights:layer_of", (
-            "numbers(part).float() if", 'numbers(part).float() * (field != "router_bias_E") if',
+            "float32(numbers(part)) if", 'float32(numbers(part)) * (field != "router_bias_E") if',
         ),
     ),
     "the bias behind attention is left out": (
@@ -174,12 +175,13 @@ UNION_FAULTS: dict[str, tuple[str, tuple[str, str]]] = {
         "triforce.backends.torch.model:choose", ("torch.cat([ids[:, :chosen], shared], 1)", "ids[:, :chosen]"),
     ),
     "layers without experts count in the mean": (
-        "triforce.backends.torch.model:_layers", ("sum(count > 0 for count in touched)", "len(touched)"),
+        "triforce.backends.layerwise:_layers",
+        ("sum(count > 0 for count in experts_by_layer)", "len(experts_by_layer)"),
     ),
     "shared experts are not priced": ("triforce.model.expert_unions:experts_touched", ("experts.shared + ", "")),
     "unions are not learnt": ("triforce.model.expert_unions:ExpertUnions.observe", ("if width > 1", "if width < 1")),
     "neighbours are taken to choose independently": (
-        "triforce.model.expert_unions:ExpertUnions.times", ("rows * width**self.spread", "rows * width"),
+        "triforce.model.expert_unions:ExpertUnions.multiple", ("rows * width**self.spread", "rows * width"),
     ),
     "prices keep to the uniform router": (
         "triforce.engine.model_loader:ModelPair.cost_model", ("decoder.unions", "None"),
@@ -194,8 +196,8 @@ RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
         "llama-biases", "exact", f"{SHARD}:MlpShard.__init__", ("layer.down_bias_C", "None"),
     ),
     "a rank norms rows of its own heads": (
-        "olmo-2", "exact", f"{SHARD}:_of_rows", (
-            "ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)", "torch.cat([rank_NQ] * ranks.count, 1)",
+        "olmo-2", "exact", f"{SHARD}:_norm_over_heads", (
+            "ranks.gather(rank_NQ, rank_NQ.shape[1] * ranks.count)", "np.tile(rank_NQ, ranks.count)",
         ),
     ),
     "what ranks give is added without its norm": (
@@ -203,12 +205,12 @@ RANK_FAULTS: dict[str, tuple[str, str, str, tuple[str, str]]] = {
     ),
     "what ranks give is added unscaled": (
         "granite-3", "exact", f"{SHARD}:NativeLayerShard._add", (
-            ".mul_(self.config.architecture.residual_scale)", "",
+            " * np.float32(self.config.architecture.residual_scale)", "",
         ),
     ),
     "queries of ranks are not scaled": (
         "granite-3", "exact", f"{SHARD}:NativeLayerShard.__init__", (
-            "query_scale=parts.query_scale / self._query_scale", "query_scale=1.0",
+            "query_scale=architecture.query_scale / self._query_scale", "query_scale=1.0",
         ),
     ),
     "each rank has the sink logits of the first": (

@@ -61,9 +61,8 @@ def by_the_pass(rounded: Any) -> Any:
 
 TEST = "tests/laws/test_law_mutants.py::test_law_mutant_fails_its_checks"
 WRITE_ONCE = """\
-if not hasattr(self, "written"):
+if not hasattr(self, "written_LS"):
         self.written_LS = torch.zeros(self.keys_LGSD.shape[0], self.keys_LGSD.shape[2], dtype=torch.bool)
-        self.written = True
     old_N1 = self.written_LS[layer, slots_N, None]
     k_GND = torch.where(old_N1, self.keys_LGSD[layer][:, slots_N], k_GND)
     v_GND = torch.where(old_N1, self.values_LGSD[layer][:, slots_N], v_GND)
@@ -76,18 +75,19 @@ UNROUNDED = """\
             return q_BTHD, head(mixed_THD)[None].to(dtype), mass_GK
 """
 AGAIN = """\
-    from triforce.backends.kv_rows import numbers, rounded
+    from triforce.backends.torch.int8_rows import numbers, rounded
+    from triforce.backends.torch.tensors import as_tensor
 
-    again = lambda rows: rounded(numbers(rows))
+    again = lambda rows: rounded(numbers(as_tensor(rows)))
 """
 MUTANTS = [
     Mutant(
-        "stale KV after a rollback",  # the slot of a refused guess keeps what the guess wrote
+        "stale KV after a rollback",  # the slot of a rejected draft token keeps what that token wrote
         TEST,
         (
             Edit(
                 "triforce.backends.torch.kv:TorchKV.write",
-                (FIRST := "keys_GSD.index_copy_", WRITE_ONCE + FIRST),
+                (FIRST := "for rows_GSD", WRITE_ONCE + FIRST),
             ),
         ),
         ("same text: draft", "same KV: draft"),
@@ -136,7 +136,7 @@ MUTANTS = [
         }.items()
     ),
     *(
-        Mutant(name, "tests/kvcache/test_int8_rows.py::test_int8_mutant_is_noticed", (edit,))
+        Mutant(name, "tests/kvcache/test_torch_int8_kv.py::test_int8_mutant_is_noticed", (edit,))
         for name, edit in {
             "int8 KV: the first pass attends before it rounds": Edit(
                 "triforce.backends.torch.kv:TorchKV.layer_attention",

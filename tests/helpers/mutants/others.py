@@ -7,13 +7,15 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 
 
-def in_float64(theta: float, D: int) -> torch.Tensor:
-    return (theta ** (torch.arange(0, D, 2, dtype=torch.float64) / D)).float()
+def in_float64(theta: float, D: int) -> NDArray[np.float32]:
+    """Powers of exponents that are not rounded to float32."""
+    return (theta ** (np.arange(0, D, 2) / D)).astype(np.float32)
 
 
 def linear(_: Any) -> Any:
@@ -74,7 +76,7 @@ def negated(one_layer: Any) -> Any:
 
     def wrong(model: Any, layer: int, ids_1T: Any, x_1TC: Any, kv: Any, batch: Any) -> None:
         if layer == 2:
-            x_1TC.neg_()
+            x_1TC *= -1
         one_layer(model, layer, ids_1T, x_1TC, kv, batch)
 
     return wrong
@@ -89,7 +91,7 @@ GGUF: dict[str, Edit | Swap] = {
     ),
     "gguf: packed rows stay woven": Edit(VIEW, ("rows = rows if order is None else rows[order]", "pass")),
     "gguf: vectors of packed weights are rounded": Edit(
-        "triforce.checkpoint.weights:_Reader.take", ("tensor.dtype if archive.packed else self.dtype", "self.dtype"),
+        "triforce.checkpoint.weights:_Reader.take", ("source_dtype if archive.packed else self.dtype", "self.dtype"),
     ),
 }  # fmt: skip
 HEADER, FILE = "triforce.checkpoint.gguf.file:_HeaderReader", "triforce.checkpoint.gguf.file:_Part"
@@ -110,18 +112,20 @@ DAMAGE: dict[str, Edit | Swap] = {
 
 COMPARE = "benchmarks.compare"
 COMPARISONS: dict[str, Edit | Swap] = {
-    "compare: turns all go one way": Edit(f"{COMPARE}.crew:in_turns", ("1 if turn % 2 == 0 else -1", "1")),
-    "compare: who failed is asked again": Edit(f"{COMPARE}.crew:in_turns", ("if not mine.trouble:", "if True:")),
-    "compare: the slowest setting is best": Edit(f"{COMPARE}.crew:best", ("max(kind_rows", "min(kind_rows")),
+    "compare: turns all go one way": Edit(f"{COMPARE}.worker_pool:in_turns", ("1 if turn % 2 == 0 else -1", "1")),
+    "compare: a failed contender is asked again": Edit(
+        f"{COMPARE}.worker_pool:in_turns", ("if not mine.trouble:", "if True:")
+    ),
+    "compare: the slowest setting is best": Edit(f"{COMPARE}.worker_pool:best", ("max(kind_rows", "min(kind_rows")),
     "compare: medians are divided, not turns": Edit(
         f"{COMPARE}.on_file_tables:over",
         ("median(ratios) if ratios else None", "median(rates[0]) / median(rates[1])"),
     ),
     "compare: a text of one engine is enough": Edit(
-        f"{COMPARE}.texts:_try_prompt", ("if repeats[engine] >= MOST:", "if True:")
+        f"{COMPARE}.texts:_try_prompt", ("if repeats[engine] >= LOOP_SHARE:", "if True:")
     ),
     "compare: what repeats in the prompt is new": Swap(
-        f"{COMPARE}.texts:repeated", lambda repeated: lambda ids, prompt: repeated(ids)
+        f"{COMPARE}.texts:repeated_share", lambda repeated_share: lambda ids, prompt: repeated_share(ids)
     ),
 }
 

@@ -1,17 +1,17 @@
-"""Faults of verification: of single guesses, of blocks, and of what tiers pass on."""
+"""Faults of verification: of single draft tokens, of blocks, and of what tiers pass on."""
 
 from __future__ import annotations
 
 from tests.helpers.mutants.mutation import Edit, Mutant
 
 TEST = "tests/laws/test_law_mutants.py::test_law_mutant_fails_its_checks"
-RESIDUAL = "residual_BV = (p_BV - q_BV).clamp_min(0)"
+RESIDUAL = "_residual(p_BV - _at(draft_probs_BJV, accepted_B), p_BV)"
 ACCEPTED = "uniforms_BJ[:, 1:] * q_BK < p_BK"
-GUESSES = [
+SINGLE_TOKENS = [
     Mutant(
         "no residual anywhere",
         TEST,
-        (Edit("triforce.speculation.verification:rejection", (RESIDUAL, "residual_BV = p_BV")),),
+        (Edit("triforce.speculation.verification:rejection", (RESIDUAL, "p_BV")),),
         ("one verification", "two tiers", "three tiers", "ngram", "the engine"),
     ),
     Mutant(
@@ -24,8 +24,8 @@ GUESSES = [
             ),
             Edit(
                 "triforce.speculation.verification:rejection",
-                ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (RESIDUAL, "residual_BV = p_BV if middle else (p_BV - q_BV).clamp_min(0)"),
+                ("uniforms_BJ: Array)", "uniforms_BJ: Array, middle: bool = False)"),
+                (RESIDUAL, f"p_BV if middle else {RESIDUAL}"),
             ),
         ),
         ("three tiers", "the engine"),
@@ -54,10 +54,10 @@ GUESSES = [
             Edit(
                 "triforce.speculation.verification:rejection",
                 (
-                    "F.pad(draft_probs_BKV, (0, 0, 0, 1))",
-                    "torch.cat([draft_probs_BKV, draft_probs_BKV[:, -1:] if K else 0 * probs_BJV], 1)",
+                    "_at(draft_probs_BJV, accepted_B)",
+                    "_at(draft_probs_BJV, "
+                    "on_device_of(np.minimum(to_host(accepted_B), draft.counts_B - 1), probs_BJV))",
                 ),
-                (" * rejected_B[:, None]", ""),
             ),
         ),
         ("one verification", "two tiers", "three tiers"),
@@ -65,7 +65,7 @@ GUESSES = [
     Mutant(
         "padding accepted",
         TEST,
-        (Edit("triforce.speculation.verification:_leading", ("(fits_BK & real_BK)", "fits_BK")),),
+        (Edit("triforce.speculation.verification:_leading", ("fits_BK & _real(draft, fits_BK)", "fits_BK")),),
         ("one verification", "three tiers", "ngram", "seeded"),
     ),
     Mutant(
@@ -87,8 +87,8 @@ GUESSES = [
             Edit(
                 "triforce.speculation.ngram:NgramProposer.propose",
                 (
-                    "probs_BKV.scatter_(2, torch.from_numpy(tokens_BK)[..., None], 1.0)",
-                    "probs_BKV.fill_(1 / sampling.vocab_size)",
+                    "np.put_along_axis(probs_BKV, tokens_BK[..., None], 1.0, axis=2)",
+                    "probs_BKV[:] = 1 / sampling.vocab_size",
                 ),
             ),
         ),
@@ -124,7 +124,8 @@ GUESSES = [
                 "triforce.speculation.verification:Rejection.verify",
                 (
                     "    uniforms_BJ =",
-                    "    self.noise.draws[tier] = torch.from_numpy((lengths_B - 2) * probs_BJV.shape[1])\n"
+                    "    draws_B = (lengths_B - 2) * probs_BJV.shape[1]\n"
+                    "    self.noise.draws[tier] = on_device_of(draws_B, self.noise.draws)\n"
                     "    uniforms_BJ =",
                 ),
             ),
@@ -138,21 +139,21 @@ GUESSES = [
         ("seeded", "same text: triforce"),
     ),
 ]
-RESIDUAL_THERE = "residual_BV = residual_BJV[rows_B, accepted_B]"
+RESIDUAL_THERE = "_at(residual_BJV, accepted_B)"
 BLOCKS = [
     Mutant(
         "block: reach not clamped",
         TEST,
-        (Edit("triforce.speculation.verification:block", ("(a * b).clamp_max(1)", "a * b")),),
+        (Edit("triforce.speculation.verification:block", ("xp.minimum(a * b, one_B)", "a * b")),),
         ("one block", "blocks of two tiers"),
     ),
     Mutant(
-        "block: residual of single guesses",
+        "block: residual of single draft tokens",
         TEST,
         (
             Edit(
                 "triforce.speculation.verification:block",
-                (RESIDUAL_THERE, "residual_BV = (probs_BJV - draft_probs_BJV).clamp_min(0)[rows_B, accepted_B]"),
+                (RESIDUAL_THERE, "_at(_positive(probs_BJV - draft_probs_BJV), accepted_B)"),
             ),
         ),
         ("one block",),
@@ -174,7 +175,10 @@ BLOCKS = [
         (
             Edit(
                 "triforce.speculation.verification:block",
-                ("(passes_BJ * columns_J).amax(1)", "passes_BJ[:, 1:].long().cumprod(1).sum(1)"),
+                (
+                    "xp.max(xp.where(passes_BJ, ends_BJ, 0), axis=1)",
+                    "xp.sum(xp.cumulative_prod(xp.astype(passes_BJ[:, 1:], xp.int64), axis=1), axis=1)",
+                ),
             ),
         ),
         ("one block", "blocks of two tiers", "blocks of three tiers"),
@@ -182,13 +186,13 @@ BLOCKS = [
     Mutant(
         "block: padding accepted",
         TEST,
-        (Edit("triforce.speculation.verification:block", ("<= counts_B[:, None]", "<= K")),),
+        (Edit("triforce.speculation.verification:block", ("<= draft.counts_B[:, None]", "<= K")),),
         ("one block",),
     ),
     Mutant(
-        "block: last guess judged by padding",
+        "block: last draft token judged by padding",
         TEST,
-        (Edit("triforce.speculation.verification:block", (" * (columns_J < counts_B[:, None])[..., None]", "")),),
+        (Edit("triforce.speculation.verification:_drafted", (" * _real(draft, probs_BJV)[..., None]", "")),),
         ("one block",),
     ),
     Mutant(
@@ -201,11 +205,11 @@ BLOCKS = [
             ),
             Edit(
                 "triforce.speculation.verification:block",
-                ("uniforms_BJ: Tensor)", "uniforms_BJ: Tensor, middle: bool = False)"),
-                (RESIDUAL_THERE, "residual_BV = (probs_BJV if middle else residual_BJV)[rows_B, accepted_B]"),
+                ("uniforms_BJ: Array)", "uniforms_BJ: Array, middle: bool = False)"),
+                (RESIDUAL_THERE, "_at(probs_BJV if middle else residual_BJV, accepted_B)"),
             ),
         ),
         ("blocks of three tiers",),
     ),
 ]
-MUTANTS = GUESSES + BLOCKS
+MUTANTS = SINGLE_TOKENS + BLOCKS

@@ -20,7 +20,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         TABLES, "triforce.kvcache.pool:PagePool.prepare_pass", ("int(self.lengths_B[b]), stop", "stop, stop"),
     ),
     "layers with a window write to the pages of the others": (
-        TABLES, "triforce.kvcache.views.full:windowed", ("windows=True", "windows=False"),
+        TABLES, "triforce.kvcache.views.full:table_by_window", ("windows=True", "windows=False"),
     ),
     "what is behind a window is never given back": (
         TABLES, f"{PAGES}.prepare_pass", ("max(self.first_pages[b], self.first_kept_page(committed))", "0"),
@@ -37,7 +37,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
         ("max(pages_for(start), self.first_kept_page(stop))", "3 + self.first_kept_page(stop)"),
     ),
     "a session goes back behind its windows": (
-        SESSION, "triforce.kvcache.views.full:FullView.rewindable", ("windows is None or", "True or"),
+        SESSION, "triforce.kvcache.views.full:FullView.rewind_length", ("windows is None or", "True or"),
     ),
     "offloaded layers have no sink logits": (
         OFFLOADED, f"{STORED}._offload", ("sink_logits=None if logits_LH is None else ", "sink_logits=None and "),
@@ -51,7 +51,7 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "windows from disk one token late": (
         DISK, f"{WINDOWS}.restore",
-        ("slots(row, tokens.start, tokens.stop)", "slots(row, tokens.start, tokens.stop).roll(1)"),
+        ("windows.slots(row, tokens.start, tokens.stop)", "np.roll(windows.slots(row, tokens.start, tokens.stop), 1)"),
     ),
     "windows from disk a page short": (
         DISK, f"{WINDOWS}.restore", ("first_needed_page(stop) * PAGE", "first_needed_page(stop) * PAGE + PAGE"),

@@ -75,13 +75,13 @@ def warmed(trace: Trace, world: World) -> CostModel:
 def profile(trace: Trace, world: World) -> CostModel:
     """Return the costs of a profile whose passes took the world's `known_seconds`."""
     costs = CostModel(level=world.level)
-    dice = random.Random(1)
+    generator = random.Random(1)
     tiers = ["full", "retrieval", "ngram", *(["draft"] if world.draft else [])]
     for length in (world.keys * trace.prompt, 600) if world.known_seconds else ():
         for width, tier in ((width, tier) for width in 30 // len(world.widths) * world.widths for tier in tiers):
             keys = keys_of(tier, [length] * world.rows, 1.0)
             seconds = world.known_seconds(tier, width, world.rows, keys) if world.known_seconds else 0.0
-            costs.passes.observe(tier, width, world.rows, keys, seconds * dice.lognormvariate(0, NOISE))
+            costs.passes.observe(tier, width, world.rows, keys, seconds * generator.lognormvariate(0, NOISE))
     for tier in costs.passes.tiers.values():
         for pass_stats in tier.stats.values():
             pass_stats.count = min(pass_stats.count, FILE_PASSES)

@@ -20,7 +20,7 @@ from triforce.speculation import NgramProposer, SequenceState
 from triforce.speculation.draft import Counters
 from triforce.speculation.ngram import PROMPT_TAIL, STRIDE
 
-USUAL = Budget(2048, open=True)
+USUAL = Budget(2048, adjustable=True)
 STEP_SECONDS = 3e-6  # planner time between two proposals without a look at the clock
 NOISE = 0.06  # standard deviation of the logarithm of a pass's seconds
 
@@ -36,7 +36,7 @@ class ReplayedView:
     def budget(self, context: int) -> int:
         return self.setting.budget.of(context, self.budget_factors.get(context.bit_length(), 1.0))
 
-    def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
+    def keys_read(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
         return min(budget or self.budget(context), context)
 
 
@@ -74,7 +74,7 @@ class Simulation:
         self.world = world
         self.now = 0.0
         self.luck = 0.0
-        self.dice = random.Random(f"{seed} {world.name} {trace.name}")
+        self.generator = random.Random(f"{seed} {world.name} {trace.name}")
         self.replay = Replay(trace, rows, self._pass, self._verdict)
         self.prompt = world.keys * trace.prompt
         self.live_B = np.ones(rows, bool)
@@ -129,8 +129,8 @@ class Simulation:
     def _pass(self, tier: str, width: int, rows: int) -> None:
         keys = keys_of(tier, self._prefix().lengths_B.tolist()[:rows], self.replay.times)
         expected_seconds = self.world.seconds(tier, width, rows, keys) * self.world.speed(self.replay.positions[0])
-        took = expected_seconds * self.dice.lognormvariate(-(NOISE**2) / 2, NOISE)
-        took *= OUTLIER if self.dice.random() < self.world.outliers else 1.0
+        took = expected_seconds * self.generator.lognormvariate(-(NOISE**2) / 2, NOISE)
+        took *= OUTLIER if self.generator.random() < self.world.outliers else 1.0
         self.now += took
         self.luck += took - expected_seconds * self.world.outlier_factor
         self.counters[tier].record_passes(np.arange(len(self.live_B)) < rows, took, width)

@@ -104,28 +104,28 @@ class Replay:
         proposed: dict[int, list[Token]] = {b: [] for b in rows}
         while live := [b for b in rows if len(proposed[b]) < gamma]:
             at = [a + len(proposed.get(b, ())) for b, a in enumerate(offsets)]
-            guesses = self._propose(level - 1, live, at) if level else {b: [] for b in live}
-            self.passed(tier, 1 + max(map(len, guesses.values())), len(live))
+            draft_tokens = self._propose(level - 1, live, at) if level else {b: [] for b in live}
+            self.passed(tier, 1 + max(map(len, draft_tokens.values())), len(live))
             for b in live:
-                proposed[b] += self._verified(tier, level, b, at[b], guesses[b])
+                proposed[b] += self._verified(tier, level, b, at[b], draft_tokens[b])
         return proposed
 
-    def _verified(self, tier: str, level: int, b: int, at: int, guess: list[Token]) -> list[Token]:
+    def _verified(self, tier: str, level: int, b: int, at: int, draft_tokens: list[Token]) -> list[Token]:
         full = tier == "full"
-        agreed = [token[0 if full else 1] for token in guess]
+        agreed = [token[0 if full else 1] for token in draft_tokens]
         accepted = agreed.index(False) if False in agreed else len(agreed)
         if level:
-            name = self._guesser.pop(b, "ngram") if self._tiers[level - 1] == "ngram" else self._tiers[level - 1]
-            self.verdict(name, b, len(guess), accepted)
+            name = self._drafter.pop(b, "ngram") if self._tiers[level - 1] == "ngram" else self._tiers[level - 1]
+            self.verdict(name, b, len(draft_tokens), accepted)
             if name in self._counts:
                 self._counts[name][b][0] += accepted
-                self._counts[name][b][1] += accepted < len(guess) or not guess
+                self._counts[name][b][1] += accepted < len(draft_tokens) or not draft_tokens
         return [(full or self._retrieved(b, at + i), True) for i in range(accepted + 1)]
 
     def _look_up(self, level: int, rows: list[int], offsets: list[int]) -> dict[int, list[Token]]:
         """Propose by n-grams where they match, and by the draft below elsewhere."""
         self.passed("ngram", 1, len(rows))
-        self._guesser: dict[int, str] = {}
+        self._drafter: dict[int, str] = {}
         proposed = {}
         draft_rows = []
         gamma = self._gammas[level]
@@ -137,13 +137,13 @@ class Replay:
                     self._counts[name][b][0] / self._counts[name][b][1] for name in ("ngram", "draft")
                 )
                 least_match *= max(1, draft_rate / ngram_rate)
-            count = min(gamma, NgramProposer.reach(match)) if match >= least_match else 0
+            count = min(gamma, NgramProposer.proposal_length(match)) if match >= least_match else 0
             proposed[b] = [(i < hits, i < hits and self._retrieved(b, offsets[b] + i)) for i in range(count)]
             if count == 0 and level:
                 draft_rows.append(b)
         if draft_rows:
             proposed |= self._propose(level - 1, draft_rows, offsets)
-            self._guesser |= dict.fromkeys(draft_rows, "draft")
+            self._drafter |= dict.fromkeys(draft_rows, "draft")
         return proposed
 
 

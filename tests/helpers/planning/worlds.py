@@ -128,7 +128,7 @@ def worlds() -> list[World]:
     small2 = Measured("smollm2", "avx2").seconds
     small512 = Measured("smollm2", "avx512bf16").seconds
     card = PaperMachine(2.5e12, 3e14, 4e-4, 16e9, 131_072, 4, (3e-4, 1.5e-4))
-    desk = PaperMachine(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
+    desktop = PaperMachine(40e9, 1.2e12, 2e-4, 1.2e9, 65_536, 1, (5e-4, 1.2e-3))
     level = "avx512bf16"
     base = World("AVX-512", avx512, known_seconds=avx512, level=level)
     return [
@@ -141,8 +141,8 @@ def worlds() -> list[World]:
         replace(base, name="profile of a busy hour", known_seconds=lambda *work: 3 * avx512(*work)),
         World("GPU", card.seconds, known_seconds=card.seconds, keys=4, long=True),
         World("GPU, 4 rows, cold", card.seconds, rows=4, keys=4, long=True),
-        World("groups of 1", desk.seconds, known_seconds=desk.seconds),
-        World("groups of 8", replace(desk, key=8192, group=8).seconds, known_seconds=None),
+        World("groups of 1", desktop.seconds, known_seconds=desktop.seconds),
+        World("groups of 8", replace(desktop, key=8192, group=8).seconds, known_seconds=None),
         World("SmolLM2, AVX-512", small512, ("smollm2",), draft=False, known_seconds=small512, level=level),
         World("SmolLM2, AVX2, cold", small2, ("smollm2",), draft=False),
         replace(

@@ -12,7 +12,7 @@ from importlib import resources
 from itertools import product
 
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.distributed.torch_group import TorchGroup
+from triforce.distributed.socket_group import SocketGroup
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -20,7 +20,7 @@ LENGTH = 600  # tokens of a prompt, more than twice the budget
 
 
 def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count: int, meeting: str) -> None:
-    ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False, patience=250) if count > 1 else ALONE
+    ranks: TPGroup = SocketGroup(rank, count, meeting, patience=250) if count > 1 else ALONE
     offload = {} if kv_memory == "all" else {"kv_offload": "file", "kv_memory": kv_memory}
     llm = LLM(retrieval_budget=256, ranks=ranks, **offload)
     assert llm.tokenizer
@@ -34,7 +34,7 @@ def main(prompts: int, tokens: int, kv_memory: str, modes: str, rank: int, count
         assert all(output.exactness == "bitwise" for output in outputs)
         texts[f"{mode} {temperature}"] = [output.outputs[0].token_ids for output in outputs]
     print(json.dumps(texts))
-    if isinstance(ranks, TorchGroup):
+    if isinstance(ranks, SocketGroup):
         ranks.leave()
 
 

@@ -11,8 +11,9 @@ import gc
 import sys
 from pathlib import Path
 
-import torch
+import numpy as np
 
+from triforce.arrays import itemsize
 from triforce.checkpoint.hub import SHIPPED
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -26,7 +27,7 @@ def resident(kind: str) -> int:
 
 def generate(tokens: int) -> LLM:
     llm = LLM()
-    prompt = torch.randint(2, llm.target.config.vocab_size, (tokens,)).tolist()
+    prompt = np.random.default_rng(0).integers(2, llm.target.config.vocab_size, tokens).tolist()
     llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
     return llm
 
@@ -40,7 +41,7 @@ def main(tokens: int) -> None:
     llm = generate(tokens)
     weights = sum(file.stat().st_size for folder in SHIPPED for file in Path(folder).glob("*.safetensors"))
     config = llm.target.config
-    kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * llm.models.target.dtype.itemsize
+    kv = 2 * config.layers * config.kv_heads * config.head_dim * (tokens + 16) * itemsize(llm.models.target.dtype)
     print(resident("VmHWM") - resident_before, weights + kv)
 
 

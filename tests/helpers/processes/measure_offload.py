@@ -9,10 +9,10 @@ import sys
 from argparse import Namespace
 from pathlib import Path
 
-import torch
+import numpy as np
 from measure_memory import resident
 
-from triforce.cli.info import offloaded
+from triforce.cli.info import offload_lines
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -20,9 +20,9 @@ from triforce.llm import LLM
 def main(tokens: int, memory: str) -> None:
     how = dict(kv_offload="file", kv_memory=memory, kv_resident_layers="auto")
     config = LLM(draft=None, context=tokens + 16).target.config
-    prediction = offloaded(config, torch.bfloat16, torch.device("cpu"), config.parameters * 2, Namespace(**how))
+    prediction = offload_lines(config, "bfloat16", "cpu", config.parameters * 2, Namespace(**how))
     Path("/proc/self/clear_refs").write_text("5")  # resets the peak
-    prompt = torch.randint(2, config.vocab_size, (tokens,)).tolist()
+    prompt = np.random.default_rng(0).integers(2, config.vocab_size, tokens).tolist()
     llm = LLM(context=tokens + 16, kv_offload="file", kv_memory=memory)
     llm.generate(prompt, SamplingParams(temperature=0.8, seed=1, max_tokens=16, ignore_eos=True))
     print(int(prediction["in memory, in all"]), resident("VmHWM"))

@@ -1,34 +1,44 @@
-"""One of several processes that test `TorchGroup`; prints the successes, and the error at the end.
+"""One of several processes that test `SocketGroup`; prints the successes, and the error at the end.
 
-Run as: python one_rank.py RANK COUNT FOLDER END, where END is the fault of the last rank: `die`, `hang`, `differ`, or
-`part`: it skips a broadcast.
+Run as: python one_rank.py RANK COUNT MEETING END, where END is the fault of the last rank: `die`, `die-in-gather`,
+`hang`, `differ`, or `part`: it skips a broadcast.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import time
-from pathlib import Path
+from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from triforce.distributed.group import span
-from triforce.distributed.torch_group import TorchGroup
+from triforce.distributed.socket_group import SocketGroup
 from triforce.errors import RankError
 
+LARGE = 1 << 24  # numbers of an array that no socket buffers as a whole
 
-def main(rank: int, count: int, folder: str, end: str) -> None:
+
+def arrays(width: int) -> list[NDArray[Any]]:
+    """Return the same arrays of several types in each process."""
+    numbers = np.random.default_rng(width).standard_normal((5, width)).astype(np.float32)
+    return [numbers, numbers[:1], numbers[:0], (100 * numbers).astype(np.int8), (100 * numbers).astype(np.uint16)]
+
+
+def main(rank: int, count: int, meeting: str, end: str) -> None:
     patience = 2 if end == "hang" else 60
-    ranks = TorchGroup(rank, count, f"file://{Path(folder) / 'meeting'}", cuda=False, patience=patience)
+    ranks = SocketGroup(rank, count, meeting, patience=patience)
     ranks.barrier()
-    for dtype in (torch.bfloat16, torch.float32):
-        for width in (count, 7, 48):
-            full = torch.randn(5, width, generator=torch.Generator().manual_seed(width)).to(dtype)
-            shard = full[:, span(width, ranks)]
-            assert torch.equal(ranks.gather(shard, width), full), (dtype, width)
-            parts = [torch.full_like(full, r + 1) for r in range(count)]
-            assert torch.equal(ranks.add(parts[rank]), sum(parts[1:], parts[0]))
+    for width in (count, 7, 48):
+        for whole in arrays(width):
+            gathered = ranks.gather(whole[:, span(width, ranks)], width)
+            assert gathered.dtype == whole.dtype and np.array_equal(gathered, whole), (whole.dtype, width)
+        ones = np.ones((5, width), np.float32)
+        assert np.array_equal(ranks.add((rank + 1) * ones), count * (count + 1) / 2 * ones)
     for length in (1, 900, 1100, 70_000):
         assert ranks.broadcast(("from", rank, "x" * length)) == ("from", 0, "x" * length)
     assert ranks.all_true(True) and not ranks.all_true(rank == 0)
@@ -40,6 +50,12 @@ def main(rank: int, count: int, folder: str, end: str) -> None:
     if is_last and end == "hang":
         time.sleep(600)
     try:
+        if end == "die-in-gather":
+            if is_last:
+                threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+            else:
+                time.sleep(1)
+            ranks.gather(np.ones((1, LARGE), np.float32), count * LARGE)
         if end == "part" and not is_last:
             ranks.broadcast("one of several")
         if end == "part":

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from triforce.distributed.group import ALONE, TPGroup
-from triforce.distributed.torch_group import TorchGroup
+from triforce.distributed.socket_group import SocketGroup
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
@@ -25,7 +25,7 @@ def resident(kind: str = "VmRSS") -> int:
 
 def main(model: str, rank: int, count: int, meeting: str) -> None:
     torch.ones(64, 64) @ torch.ones(64, 64)
-    ranks: TPGroup = TorchGroup(rank, count, meeting, cuda=False) if count > 1 else ALONE
+    ranks: TPGroup = SocketGroup(rank, count, meeting) if count > 1 else ALONE
     resident_before = resident()
     llm = LLM(model, None, mode="ar", ranks=ranks)
     prompt = torch.arange(600).tolist()
@@ -35,7 +35,7 @@ def main(model: str, rank: int, count: int, meeting: str) -> None:
     grown = resident() - resident_before
     ranks.barrier()
     print(json.dumps({"grown": grown, "tokens": output.outputs[0].token_ids}))
-    if isinstance(ranks, TorchGroup):
+    if isinstance(ranks, SocketGroup):
         ranks.leave()
 
 

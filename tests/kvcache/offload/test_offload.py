@@ -13,8 +13,8 @@ from tests.helpers.tiny_checkpoint import save, tiny_model
 from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import dispatch
 from triforce.errors import CacheError, RequestError
-from triforce.interface.byte_size import size_of
 from triforce.interface.outputs import KVMemoryUsage, RequestOutput
+from triforce.interface.quantities import size_of
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
@@ -89,7 +89,7 @@ def outcomes(engine: Any) -> dict[Any, Any]:
 
 def two_requests(model: LLM) -> tuple[Any, Any, Any]:
     """Return an engine, a request that decodes plainly, and one of another mode that waits for it."""
-    engine = model.open(2, 2 * LONG + 400)
+    engine = model.open(2, 2 * LONG + 400, max_itl=3600.0)  # a step prefills all of a prompt, at any load
     first_request = model.request(PROMPT, ask(max_tokens=12), "ar")
     second = model.request(PROMPT[:-1], ask(max_tokens=12), "retrieval")
     engine.submit([first_request])

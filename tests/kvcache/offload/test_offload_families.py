@@ -19,7 +19,7 @@ from tests.helpers.tiny_llm import ask, ids
 from triforce.backends import dispatch
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.errors import CacheError
-from triforce.interface.byte_size import size_of
+from triforce.interface.quantities import size_of
 from triforce.kvcache import pool
 from triforce.llm import LLM
 

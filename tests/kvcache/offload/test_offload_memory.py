@@ -13,13 +13,15 @@ import pytest
 from triforce.backends import dispatch
 from triforce.cli import main
 from triforce.errors import CacheError
-from triforce.interface.byte_size import size_of
+from triforce.interface.quantities import size_of
 from triforce.kvcache.offload_sizing import KVSizing, OffloadConfig
 from triforce.kvcache.retrieval_config import Budget
 from triforce.llm import LLM
 
 pytestmark = pytest.mark.skipif(dispatch.native is None, reason="a store is for the native kernels")
 SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.py"
+FIXED = 32 << 20
+"""Bytes that the prediction leaves out: of the tokenizer, the draft, and buffers of a prompt's chunk."""
 
 
 @pytest.mark.slow
@@ -27,7 +29,7 @@ SCRIPT = Path(__file__).parents[2] / "helpers" / "processes" / "measure_offload.
 def test_offloaded_memory_equals_info_prediction() -> None:
     run = subprocess.run([sys.executable, str(SCRIPT), "12000", "24MiB"], capture_output=True, text=True, timeout=600)
     predicted_bytes, peak = map(int, run.stdout.split()[-2:])
-    assert 0.85 < peak / predicted_bytes < 1.15, run.stdout
+    assert 0.85 * predicted_bytes < peak < predicted_bytes + FIXED, run.stdout
 
 
 def test_info_computes_offload_sizes(capsys: Any) -> None:
@@ -59,7 +61,7 @@ def test_sizing_parts_sum_to_whole(needs: KVSizing, memory: str) -> None:
 def test_layer_stays_whole_in_third_of_kv(needs: KVSizing, kv_int8: bool) -> None:
     """A layer fits at any page size. Buffers of a fixed size would leave no room for it where pages are small."""
     needs = replace(needs, config=replace(needs.config, kv_int8=kv_int8))
-    _, buffers, layers = needs.split(OffloadConfig("host"), needs.bytes // 3)
+    _, buffers, layers = needs.split(OffloadConfig("host"), needs.offloadable_bytes // 3)
     assert (layers, buffers >= 3) == (1, True)
 
 

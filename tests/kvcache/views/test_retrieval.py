@@ -33,7 +33,7 @@ class Spy:
         self.share = share
         self.asked = []
 
-    def latest(self, budget: int) -> int:
+    def latest_tokens(self, budget: int) -> int:
         return budget // self.share
 
     def pick(self, full: FullView, row: int, chunk: int, candidates: range, picks: int) -> Tensor:
@@ -62,7 +62,7 @@ class Rounds:
     def round(self, drafted: int = 3, accepted: int | None = None, inner: int | None = None) -> None:
         """Draft `drafted` tokens by the lower tier, the last one not fed; the exact tier keeps `accepted` and adds one.
 
-        inner: number of guesses of a tier below that the lower tier feeds and rejects itself.
+        inner: number of draft tokens of a tier below that the lower tier feeds and rejects itself.
         """
         accepted = drafted if accepted is None else accepted
         committed = len(self.text)  # the next token of the text is drawn but not fed, as always
@@ -155,7 +155,7 @@ def test_first_selection_has_observed_queries(name: str, length: int) -> None:
 
 
 def test_searched_layers_see_whole_context() -> None:
-    """With all layers searched the view is exact. With either one of two it differs from both."""
+    """The view is exact with both layers searched. Its logits differ with either layer searched, and with none."""
     results = []
     for layers in ((), (0,), (1,), (0, 1)):
         full = FullView(make_pool(DECODER, 1, 224))

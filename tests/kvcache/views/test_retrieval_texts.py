@@ -74,7 +74,7 @@ def test_retrieval_texts_equal_plain_decoding(how: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_retrieval_generation_far_beyond_budget_is_exact(policy: str) -> None:
-    """Six times the budget is generated from a short prompt; the visible tokens stay within the budget."""
+    """A text of six times the budget is generated from a short prompt; the visible tokens stay within the budget."""
     texts, batch = generate("retrieval", PROMPTS[:1], 200, budget=32, retrieval_policy=policy)
     assert texts == plain_alone(200)
     choice = batch.top.below.cache.selections[0].pages

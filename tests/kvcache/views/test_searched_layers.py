@@ -42,7 +42,7 @@ def view(decoder: Decoder, prompt: list[int], budget: int) -> RetrievalView:
     return lower_view(full, POLICIES["observed"], RetrievalConfig(Budget(budget)))
 
 
-def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) -> torch.Tensor:
+def proposal_logits(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) -> torch.Tensor:
     lower = view(decoder, prompt, budget)
     lower.searched_layers = frozenset(searched)
     return feed(decoder, lower, [[5, 6]])[0]
@@ -51,7 +51,7 @@ def guess(decoder: Decoder, prompt: list[int], budget: int, searched: set[int]) 
 def test_search_request_names_layers_and_budget() -> None:
     lower = view(small_decoder(), text(400), 64)
     lower.searched_layers = frozenset({1})
-    chosen, searched_lists = lower.begin(lower.lengths_B * 0 + 2, 2).lists()
+    chosen, searched_lists = lower.begin(lower.lengths_B * 0 + 2, 2).layer_tables()
     choice = lower.selections[0].pages
     recent = lower.selections[0].window_start
     assert choice is not None and chosen.search is None
@@ -65,9 +65,9 @@ def test_search_request_names_layers_and_budget() -> None:
 
 def test_memory_without_search_sees_everything() -> None:
     decoder = small_decoder()
-    searched = guess(decoder, text(400), 64, {0, 1})
-    torch.testing.assert_close(searched, guess(decoder, text(400), 1000, set()), **CLOSE)
-    assert (searched - guess(decoder, text(400), 64, set())).abs().max() > 1e-2
+    searched = proposal_logits(decoder, text(400), 64, {0, 1})
+    torch.testing.assert_close(searched, proposal_logits(decoder, text(400), 1000, set()), **CLOSE)
+    assert (searched - proposal_logits(decoder, text(400), 64, set())).abs().max() > 1e-2
 
 
 @needs_native
@@ -75,9 +75,9 @@ def test_search_recalls_more_than_past_selection(pair: Path) -> None:
     decoder = load(str(pair / "target"), dtype="float32", device="cpu").decoder
     errors = dict.fromkeys(("chosen", "searched"), 0.0)
     for seed in range(8):
-        exact = guess(decoder, ids(600, seed), 1000, set())
+        exact = proposal_logits(decoder, ids(600, seed), 1000, set())
         for name, layers in (("chosen", set()), ("searched", set(range(decoder.config.layers)))):
-            errors[name] += float((guess(decoder, ids(600, seed), 48, layers) - exact).norm())
+            errors[name] += float((proposal_logits(decoder, ids(600, seed), 48, layers) - exact).norm())
     assert 0 < errors["searched"] < errors["chosen"]
 
 

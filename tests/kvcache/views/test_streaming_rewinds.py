@@ -117,7 +117,7 @@ def test_streaming_ahead_beyond_slack_raises() -> None:
 
 
 def test_streaming_finished_row_may_lag() -> None:
-    """Only rows that are fed are checked for their slack."""
+    """Rows that are not fed are not checked for their slack."""
     cache = view(2)
     in_pieces(cache.row(0), IDS[:40], Random(0))
     in_pieces(cache.row(1), IDS[:40], Random(0))

@@ -46,7 +46,7 @@ def test_trace_counts_selections_of_each_page(
             return
         free = 2 - len(view.full_layers)  # layers, of two KV heads each
         recent = view.selections[0].window_start // PAGE
-        units = view.selections[0].pages.units.numpy()[2 - free :]
+        units = view.selections[0].pages.units[2 - free :]
         counts = [2 * free if i >= recent else int((units == table[i]).any(-1).sum()) for i in range(pages)]
         size = -(-pages // parts)
         groups = [counts[i : i + size] for i in range(0, pages, size)]
@@ -61,7 +61,7 @@ def test_trace_counts_selections_of_each_page(
 
 
 def test_trace_without_request_is_empty(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If mode auto begins with plain decoding and goes on with the retrieval tier, the lists before are empty."""
+    """Traces are empty until mode auto, which begins with plain decoding here, uses the retrieval tier."""
     plans = chain([Choice()], repeat(Choice(Plan(("retrieval", "full"), (4,)))))
     monkeypatch.setattr(PlanController, "choose", lambda *how: next(plans))
     replan_always(monkeypatch)

@@ -91,11 +91,11 @@ def test_browser_headline_equals_measurement(
     ],
 )
 def test_browser_break_even_is_the_servers(page: Page, pays_from: int | None, pays: str, hint: str, why: str) -> None:
-    """How it works, the hint below the document, and why a text was no faster."""
+    """The page shows the server's break-even in its help, below the document, and as the reason of a slow text."""
     card(page, pays_from, pays)
     page.get_by_label("Document", exact=True).fill(DOCUMENT + "!")
     expect(page.locator("#size")).to_contain_text(
-        f"tokens: a short text, {hint}" if hint else "tokens. The model takes"
+        f"tokens: a short text, {hint}" if hint else "tokens. The context holds"
     )
     text = "twenty tokens of text"
     answer(page, [told(text, 2.0, tier="retrieval"), read(500)], [told(text, 2.0), read(500)])
@@ -106,7 +106,7 @@ def test_browser_break_even_is_the_servers(page: Page, pays_from: int | None, pa
 
 @pytest.mark.parametrize(("share", "loops"), [(0.09, False), (0.1, True), (0.38, True)])
 def test_browser_loop_is_not_celebrated(page: Page, share: float, loops: bool) -> None:
-    """However fast it came, with a gain that would stand in green."""
+    """A text that repeats itself is not shown as a gain, however fast it came."""
     text = "twenty tokens of text"
     answer(page, [told(text, 1.0, tier="ngram"), read(9000, share)], [told(text, 2.0), read(9000, share)])
     compare(page)
@@ -136,7 +136,7 @@ def test_browser_few_tokens_show_no_speedup(page: Page) -> None:
 
 
 def test_browser_time_left_is_shown_while_reading(page: Page) -> None:
-    """By the page's own clock, with a stream that goes on until it is stopped."""
+    """The time left follows the page's own clock, in a stream that goes on until it is stopped."""
     page.evaluate(
         """() => {
             let now = 0;

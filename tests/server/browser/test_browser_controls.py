@@ -52,7 +52,7 @@ def test_browser_base_model_has_no_question(page: Page) -> None:
 
     page.route("**/v1/models", base)
     page.get_by_label("Ask about it").fill("what did it do")
-    page.evaluate("learn()")
+    page.evaluate("loadModel()")
     expect(page.locator("#continuing")).to_be_visible()
     assert not page.locator("#asking").is_visible()
     with page.expect_request("**/v1/completions") as asked:
@@ -62,7 +62,7 @@ def test_browser_base_model_has_no_question(page: Page) -> None:
 
 
 def test_browser_stop_ends_generation(page: Page) -> None:
-    """Stop before the first word, as texts may be done fast: the request is never answered here."""
+    """The button Stop ends a request that is never answered."""
     page.route("**/v1/completions", lambda route: None)
     compare(page)
     page.get_by_role("button", name="Stop").click()

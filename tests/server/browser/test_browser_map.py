@@ -1,4 +1,4 @@
-"""The map of what retrieval sees, in Chromium."""
+"""The map of the retrieval tier's visible tokens, in Chromium."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_browser_map_shows_retrieved_pages(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
-    """Against the ground it lies on, whichever that is."""
+    """The map's ink contrasts with its ground, in the light and the dark scheme."""
     page.emulate_media(color_scheme=scheme)
     answer(page, [told("twenty tokens of text", seen=(0, 30, 100)), read(9000)])
     compare(page)
@@ -47,7 +47,7 @@ def test_browser_map_darkens_with_count(page: Page, scheme: Any) -> None:
 
 @pytest.mark.parametrize(
     ("visible", "message"),
-    [((), "was not used"), ((100, 100), "It read the whole text"), ((0, 100), "")],
+    [((), "was not used"), ((100, 100), "The retrieval tier read the whole text"), ((0, 100), "")],
 )
 def test_browser_map_is_absent_without_retrieval(page: Page, visible: tuple[int, ...], message: str) -> None:
     answer(page, [told("twenty tokens of text", seen=visible), read(9000)])

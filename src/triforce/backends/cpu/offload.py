@@ -1,6 +1,7 @@
 """KV memory whose pages lie in a store, larger than its resident part: a pass reads pages ahead of their use.
 
-A prompt is read layer by layer, all of its tokens through one layer before the next: so KV is stored once.
+A prompt is read layer by layer, all of its tokens through one layer before the next. The KV of each layer is thus
+written to the store once.
 
 Shape suffixes as in kernel_api.py.
 """
@@ -11,38 +12,38 @@ from collections.abc import Collection, Generator, Sequence
 from dataclasses import replace
 from functools import partial
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from triforce.arrays import Array, DType
 from triforce.backends.cpu import _native
-from triforce.backends.cpu.kv import AttendRotated, NativeKV, offload_errors, rotations
-from triforce.backends.cpu.model import NativeModel, native_view
+from triforce.backends.cpu.kv import AttendRotated, NativeKV, allocate, offload_errors, rotations
+from triforce.backends.cpu.model import NO_COLUMNS_10, NativeModel, native_view
 from triforce.backends.kernel_api import PAGE, SECTOR, ForwardBatch, LayerAttention, ModelBackend, OffloadLayout
-from triforce.backends.torch.kv import allocate
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
+from triforce.ragged import Ints
 
-AT_ONCE = 512
-"""Tokens of a prompt that go through a layer at once: their activations stay in the processor's caches."""
+PROMPT_CHUNK = 512
+"""Tokens of a prompt that go through a layer together: their activations stay in the processor's caches."""
 
 
 class NativeOffloadedKV(NativeKV):
     searches = False
-    """False, as a search would need all keys resident: layers that are searched are kept whole and attended in full."""
+    """False, as a search would need all keys. Searched layers are kept resident, and attention reads all their keys."""
 
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, offload_layout: OffloadLayout, window_pages: int = 0
+        self, config: ModelConfig, pages: int, dtype: DType, offload_layout: OffloadLayout, window_pages: int = 0
     ) -> None:
         self.config = config
         self.dtype = dtype
         self.int8 = False
         self.offload_layout = offload_layout
-        self.whole_layers = offload_layout.layers
+        self.max_resident_layers = offload_layout.resident_layers
         store = offload_layout.store
         memory = offload_layout.store.memory
         self._store = _native.Store(store.file, store.direct, store.bytes) if memory is None else _native.Store(memory)
-        arena = allocate((offload_layout.memory + SECTOR,), torch.uint8, "cpu")
-        arena = arena[-arena.data_ptr() % SECTOR :][: offload_layout.memory]
+        arena = allocate((offload_layout.memory + SECTOR,), np.uint8)
+        arena = arena[-arena.ctypes.data % SECTOR :][: offload_layout.memory]
         self._stored_layers: list[int] = []
         """Layers whose pages lie in the store; layers with window pages have them in memory."""
         self.native_pages = self._of_layers(window_pages, partial(self._offload, arena, pages + 1))
@@ -56,17 +57,17 @@ class NativeOffloadedKV(NativeKV):
         self._resident_layers = list[int]()
         self.prefer(self._stored_layers)
 
-    def _offload(self, arena: Tensor, pages: int, layers: list[int]) -> list[_native.Pages]:
+    def _offload(self, arena: Array, pages: int, layers: list[int]) -> list[_native.Pages]:
         """Return pages of `layers`, `pages` each, that lie in the store or in frames of the arena."""
         config = self.config
         offload_layout = self.offload_layout
         logits_LH = self.config.attention_sink_logits_LH
         self._stored_layers = layers
         self.native_offload = _native.Offload(
-            arena=arena, is_bf16=self.dtype == torch.bfloat16, coded=config.kv_int8, hadamard=config.rotates_heads,
+            arena=arena, is_bf16=self.dtype == "bfloat16", coded=config.kv_int8, hadamard=config.rotates_heads,
             layers=len(layers), heads=config.kv_heads, dim=config.head_dim, pages=pages, frames=offload_layout.frames,
             buffers=offload_layout.buffers, buffer_frames=offload_layout.buffer_frames, store=self._store,
-            attention_sink_logits=None if logits_LH is None else logits_LH[layers].contiguous(),
+            attention_sink_logits=None if logits_LH is None else np.ascontiguousarray(logits_LH[layers]),
             score_cap=config.architecture.score_cap,
         )  # fmt: skip
         return [self.native_offload.layer(i) for i in range(len(layers))]
@@ -79,7 +80,7 @@ class NativeOffloadedKV(NativeKV):
     def prefer(self, layers: Collection[int]) -> None:
         by_priority = [*sorted(layers), *(layer for layer in self._resident_layers if layer not in layers)]
         self._resident_layers = resident_layers = [layer for layer in by_priority if layer in self._stored_layers][
-            : self.whole_layers
+            : self.max_resident_layers
         ]
         self.native_offload.prefer([layer in resident_layers for layer in self._stored_layers])
 
@@ -109,27 +110,27 @@ class NativeOffloadedKV(NativeKV):
         return offload_errors()(super().attention_from(batch, width, first_layer))
 
     def attend_of(self, batch: ForwardBatch, width: int, first_layer: int) -> AttendRotated:
-        lists_L = batch.lists()
+        tables_L = batch.layer_tables()
         in_memory = super().attend_of(batch, width, first_layer)
-        if not 0 <= first_layer < first_layer + len(lists_L) <= self.config.layers:
-            raise ValueError("there must be such layers")
-        stored_layers = [layer for layer in self._stored_layers if first_layer <= layer < first_layer + len(lists_L)]
+        if not 0 <= first_layer < first_layer + len(tables_L) <= self.config.layers:
+            raise ValueError(f"the model lacks some of layers {first_layer} to {first_layer + len(tables_L) - 1}")
+        stored_layers = [layer for layer in self._stored_layers if first_layer <= layer < first_layer + len(tables_L)]
         if not stored_layers:
             return in_memory
         native = _native.LayerwisePass(
             memory=self.native_offload, first_layer=self._stored_layers.index(stored_layers[0]),
-            lists=[(lists.units, lists.starts) for lists in (lists_L[layer - first_layer] for layer in stored_layers)],
-            counts=lists_L[0].counts, width=width, exact=batch.exact, keep=batch.keep,
+            lists=[(table.units, table.starts) for table in (tables_L[layer - first_layer] for layer in stored_layers)],
+            counts=tables_L[0].counts, width=width, exact=batch.past_committed, keep=batch.retained_pages,
         )  # fmt: skip
 
-        def attend(layer: int, q_BTHD: Tensor, q_sinks_BTHD: Tensor | None) -> tuple[Tensor, Tensor]:
+        def attend(layer: int, q_BTHD: Array, q_sinks_BTHD: Array | None) -> tuple[Array, Array]:
             if layer not in stored_layers:
                 return in_memory(layer, q_BTHD, q_sinks_BTHD)
-            attn_out_BTHD = torch.empty_like(q_BTHD)
-            shape = (len(q_BTHD), self.config.kv_heads, lists_L[layer - first_layer].units.shape[-1])
-            mass_BGU = torch.empty(shape) if batch.return_mass else None
+            attn_out_BTHD = np.empty_like(q_BTHD)
+            shape = (len(q_BTHD), self.config.kv_heads, tables_L[layer - first_layer].units.shape[-1])
+            mass_BGU = np.empty(shape, np.float32) if batch.return_mass else None
             native.attend(self._stored_layers.index(layer), q_BTHD, attn_out_BTHD, mass_BGU)
-            return attn_out_BTHD, torch.empty(0) if mass_BGU is None else mass_BGU
+            return attn_out_BTHD, np.empty(0, np.float32) if mass_BGU is None else mass_BGU
 
         return attend
 
@@ -137,39 +138,41 @@ class NativeOffloadedKV(NativeKV):
     write = offload_errors()(NativeKV.write)
     read = offload_errors()(NativeKV.read)
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Ints, batch: ForwardBatch) -> Generator[int, None, None]:
         config = self.config
         T = ids_1T.shape[1]
-        ((_, lists),) = batch.views
-        x_1TC = torch.empty(1, T, config.hidden_size)
-        ends = (lists.starts[0] // PAGE, (lists.starts[0] + T) // PAGE)
-        full_pages: list[int] = lists.units[0, ends[0] : ends[1]].tolist()
+        ((_, page_table),) = batch.views
+        x_1TC = np.empty((1, T, config.hidden_size), np.float32)
+        ends = (page_table.starts[0] // PAGE, (page_table.starts[0] + T) // PAGE)
+        full_pages: list[int] = page_table.units[0, ends[0] : ends[1]].tolist()
         for layer in range(config.layers):
-            for first_token in range(0, T, AT_ONCE):
-                part = slice(first_token, min(first_token + AT_ONCE, T))
-                page_table = replace(lists, starts=[lists.starts[0] + first_token], counts=[part.stop - first_token])
-                part_batch = ForwardBatch([batch.positions[0] + first_token], [(config.layers, page_table)], exact=True)
+            for first_token in range(0, T, PROMPT_CHUNK):
+                part = slice(first_token, min(first_token + PROMPT_CHUNK, T))
+                starts = [page_table.starts[0] + first_token]
+                part_table = replace(page_table, starts=starts, counts=[part.stop - first_token])
+                positions = [batch.positions[0] + first_token]
+                part_batch = ForwardBatch(positions, [(config.layers, part_table)], past_committed=True)
                 with offload_errors():
-                    self._run_layer(model, layer, ids_1T[:, part].contiguous(), x_1TC[:, part], part_batch)
+                    self._run_layer(model, layer, np.ascontiguousarray(ids_1T[:, part]), x_1TC[:, part], part_batch)
                     if part.stop == T:
                         self.native_offload.commit(layer, full_pages)
                 yield (layer * T + part.stop) // config.layers
 
-    def _run_layer(self, model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, batch: ForwardBatch) -> None:
+    def _run_layer(self, model: ModelBackend, layer: int, ids_1T: Ints, x_1TC: Array, batch: ForwardBatch) -> None:
         T = ids_1T.shape[1]
-        ((layers, lists),) = batch.views
+        ((layers, page_table),) = batch.views
         if not isinstance(model, NativeModel):  # ranks that share a model exchange activations between its layers
-            return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, lists)]))
+            return one_layer(model, layer, ids_1T, x_1TC, self, replace(batch, views=[(1, page_table)]))
         cos, sin = rotations(self.config.rope, batch, T)
         model.decoder.forward(
-            memory=self.native_pages, ids=ids_1T, positions=batch.positions, counts=lists.counts, cos=cos, sin=sin,
-            views=[native_view(self, layers, lists)], at=torch.empty(1, 0, dtype=torch.long), x=x_1TC, exact=True,
-            logits=torch.empty(1, 0, self.config.vocab_size), first_layer=layer, last_layer=layer + 1,
+            memory=self.native_pages, ids=ids_1T, positions=batch.positions, counts=page_table.counts, cos=cos, sin=sin,
+            views=[native_view(self, layers, page_table)], at=NO_COLUMNS_10, x=x_1TC, exact=True, first_layer=layer,
+            last_layer=layer + 1, logits=np.empty((1, 0, self.config.vocab_size), np.float32),
         )  # fmt: skip
 
 
 def one_layer(
-    model: ModelBackend, layer: int, ids_1T: Tensor, x_1TC: Tensor, kv: NativeOffloadedKV, batch: ForwardBatch
+    model: ModelBackend, layer: int, ids_1T: Ints, x_1TC: Array, kv: NativeOffloadedKV, batch: ForwardBatch
 ) -> None:
     """Take the residual stream of some tokens through a layer, in place; before layer 0 it is made from their ids."""
     if layer == 0:
@@ -178,4 +181,4 @@ def one_layer(
     x_TC = x_1TC[0]
     attention = kv.attention_from(batch, len(x_TC), layer)
     _, attn_out_1THD, _ = attention(layer, *(projection[None] for projection in block.qkv(x_TC)))
-    block.finish(x_TC, attn_out_1THD[0].flatten(1))
+    block.finish(x_TC, attn_out_1THD[0].reshape(len(x_TC), -1))

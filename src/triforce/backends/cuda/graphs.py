@@ -1,9 +1,9 @@
 """CUDA graphs: a function over buffers at fixed addresses is captured once and then replayed.
 
-Other devices call the function each time, so that the same code runs on a CPU. Values that change from pass to pass lie
-in the buffers. Passes are padded to the shapes of a few buckets: powers of two of rows, tokens a row, scored columns
-and units of a list. One copy brings all integers of a pass to the device; each list, there already, takes one more.
-Shape suffixes as in kernel_api.py.
+On a CPU the function is called each time, so that the same code runs there. Values that change from pass to pass lie in
+the buffers. Passes are padded to the shapes of a few buckets: powers of two of rows, tokens per row, scored columns and
+units of a page table. One copy from the host brings all integers of a pass. The units of page tables are on the device
+already; each page table takes one more copy, on the device. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
+from triforce.arrays import is_gpu
+from triforce.backends.cuda.splits import bucket
 from triforce.backends.kernel_api import ForwardBatch
 from triforce.ragged import Ints, ints
 
@@ -50,16 +52,11 @@ class PassShape:
     return_mass: bool
 
 
-def bucket(size: int, minimum: int = 1) -> int:
-    """Return the smallest power of two that is at least `size` and `minimum`; 0 for a size of 0."""
-    return 1 << (max(size, minimum) - 1).bit_length() if size else 0
-
-
 def shape_of(rows: int, width: int, columns: int, batch: ForwardBatch, padded: bool) -> PassShape:
     """Return the shape at which a pass runs: its own, or that of its bucket if `padded`."""
     views = tuple(
-        ViewShape(layers, tuple(lists.units.shape), lists.unit, lists.sinks, lists.window)
-        for layers, lists in batch.views
+        ViewShape(layers, tuple(page_table.units.shape), page_table.unit, page_table.sinks, page_table.window)
+        for layers, page_table in batch.views
     )
     if padded:
         rows = bucket(rows, batch.min_shape[0])
@@ -88,7 +85,7 @@ class PassInputs:
     starts: list[Tensor]
     units: list[Tensor]
 
-    def lists(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
+    def layer_tables(self) -> list[tuple[Tensor, Tensor, ViewShape]]:
         """Return each layer's units (B, U) or (B, G, U), starts, and settings."""
         layer_tables = []
         for view, units, starts_B in zip(self.shape.views, self.units, self.starts, strict=True):
@@ -100,11 +97,11 @@ class PassInputs:
 class GraphInputs(PassInputs):
     """Inputs in buffers of one shape, with `extra` more integers of each row in `extra_XB`."""
 
-    def __init__(self, shape: PassShape, device: torch.device, extra: int = 0) -> None:
+    def __init__(self, shape: PassShape, device: str, extra: int = 0) -> None:
         B = shape.rows
         sizes = [(B, shape.width), (B, shape.columns), (B,), (B,), *[(B,)] * len(shape.views), (extra, B)]
         ends = list(accumulate(map(prod, sizes)))
-        self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._host = torch.zeros(ends[-1], dtype=torch.int64, pin_memory=is_gpu(device))
         self._device = torch.zeros(ends[-1], dtype=torch.int64, device=device)
         host_parts, parts = (
             [buffer[end - prod(size) : end].view(size) for size, end in zip(sizes, ends, strict=True)]
@@ -114,30 +111,31 @@ class GraphInputs(PassInputs):
         ids_BT, at_BJ, positions_B, counts_B, *starts, self.extra_XB = parts
         units = [torch.zeros(view.units, dtype=torch.int32, device=device) for view in shape.views]
         super().__init__(shape, ids_BT, at_BJ, positions_B, counts_B, starts, units)
-        self._copied = torch.cuda.Event() if device.type == "cuda" else None
+        self._copied = torch.cuda.Event() if is_gpu(device) else None
 
-    def fill(self, ids_BT: Tensor, at_BJ: Tensor, batch: ForwardBatch, extra_XB: Ints | None = None) -> None:
-        """Copy one pass into the buffers, whose shape fits; padding has count 0. extra_XB covers padding rows, too."""
+    def fill(self, ids_BT: Ints, at_BJ: Ints, batch: ForwardBatch, extra_XB: Ints | None = None) -> None:
+        """Copy a pass into the buffers, which it must fit. Padding has count 0. extra_XB covers padding rows, too."""
         if self._copied:
-            self._copied.synchronize()  # the previous copy: long done, unless passes follow without sampling
+            # The host writes to the buffer only after its previous copy. After sampling, that copy is long done.
+            self._copied.synchronize()
         self._host.zero_()
-        rows = [batch.positions, batch.views[0][1].counts, *(lists.starts for _, lists in batch.views)]
+        rows = [batch.positions, batch.views[0][1].counts, *(page_table.starts for _, page_table in batch.views)]
         extra_XB = self._hosts[-1] if extra_XB is None else extra_XB
-        pass_values = [ids_BT.cpu().numpy(), at_BJ.cpu().numpy(), *map(ints, rows), extra_XB]
+        pass_values = [ids_BT, at_BJ, *map(ints, rows), extra_XB]
         for target, values in zip(self._hosts, pass_values, strict=True):
             target[tuple(slice(size) for size in values.shape)] = values
         self._device.copy_(self._host, non_blocking=True)
         if self._copied:
             self._copied.record()
-        for units, (_, lists) in zip(self.units, batch.views, strict=True):
-            units[tuple(slice(size) for size in lists.units.shape)] = lists.units
+        for units, (_, page_table) in zip(self.units, batch.views, strict=True):
+            units[tuple(slice(size) for size in page_table.units.shape)] = page_table.units
 
 
 @dataclass(eq=False)
 class Replay(Generic[I, O]):
     """Inputs and graph of a pass; `graph` is None before the capture.
 
-    It holds no reference to the KV memory, which is freed when its last user drops it.
+    A replay holds no reference to the KV memory, so that the memory is freed when its last user drops it.
     """
 
     inputs: I
@@ -149,7 +147,10 @@ _instances: WeakSet[Graphs] = WeakSet()
 
 
 def clear_graphs() -> None:
-    """Drop all graphs of this process. Ranks must before they leave, as NCCL waits for graphs that hold its copies."""
+    """Drop all graphs of this process.
+
+    Ranks must call it before their group ends, because NCCL waits for graphs that hold its copies.
+    """
     for graphs in list(_instances):
         graphs.replays.clear()
 
@@ -162,13 +163,14 @@ def captured_graphs() -> int:
 class Graphs:
     """Captured passes of one KV memory, by their shape.
 
-    Passes share their working memory, as one runs at a time; torch shares it only among captures on one stream. The
-    stream is made on `device`, as torch's own capture stream is on the device that captured first.
+    All captures are on one stream, because torch shares working memory only among captures on the same stream; one pass
+    runs at a time. The stream is made on `device`: torch's default capture stream is on the device of the process's
+    first capture.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: str) -> None:
         self._device = device
-        self._captures = device.type == "cuda"
+        self._captures = is_gpu(device)
         self._pool = torch.cuda.graph_pool_handle() if self._captures else None
         self._stream = torch.cuda.Stream(device) if self._captures else None
         self.replays: OrderedDict[Hashable, Replay[Any, Any]] = OrderedDict()
@@ -193,7 +195,7 @@ class Graphs:
         return replay.output
 
     def _capture(self, call: Callable[[], O]) -> tuple[torch.cuda.CUDAGraph, O]:
-        """Call once, as first calls set libraries up and compile kernels; then capture, and return graph and output."""
+        """Call once, because a first call sets up libraries and compiles kernels; capture; return graph and output."""
         stream = self._stream
         compute_stream = torch.cuda.current_stream(self._device)
         assert stream

@@ -1,7 +1,8 @@
 """Pages of int8 KV in the layout of the Triton kernels: the codes of 16 slots, and then their scales.
 
-So the codes of a row are aligned to 16 bytes, and a page is copied as one piece. Outside of the kernels a row is that
-of `kv_rows`: R, the codes followed by their scale. Shape suffixes as in kernel_api.py; P pages, N slots.
+The codes of a row are thus aligned to 16 bytes, and a page is copied as one piece. Outside of the kernels a row is R
+bytes, its codes followed by their scale, as in `kv_rows`. Shape suffixes as in kernel_api.py; P pages, N slots, X slots
+or bytes of a page, E bytes of a scale.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from triforce.backends.kernel_api import PAGE, KeysValues
-from triforce.backends.kv_rows import numbers
+from triforce.backends.torch.int8_rows import numbers
 from triforce.model.config import SCALE_BYTES
 
 

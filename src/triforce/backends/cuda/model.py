@@ -1,6 +1,8 @@
-"""A decoder's weights for the Triton kernels: products are torch's, each operation between products is one kernel.
+"""A decoder's weights for the Triton kernels.
 
-Products with weights of few bits are Triton kernels, too; such matrices are not joined.
+Matrix products are torch's; each operation between two products is one Triton kernel. Products with quantized weights
+are Triton kernels, too; quantized matrices are not joined.
+
 A pass over Triton KV is a function over the buffers of a `GraphInputs`. A narrow pass runs at the shape of its bucket,
 on a CUDA device as a graph that was captured once. A wide pass is prefill: torch's fused attention, row by row, at its
 own shape. Shape suffixes as in kernel_api.py.
@@ -19,6 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from triforce.arrays import Array
+from triforce.arrays import on_device as tensor_on_device
 from triforce.backends.cuda.graphs import GraphInputs, Graphs, PassInputs, PassShape, Replay, shape_of
 from triforce.backends.cuda.kv import TritonKV
 from triforce.backends.cuda.packed_weight import PackedWeight, on_device
@@ -30,13 +34,15 @@ from triforce.backends.cuda.triton.sampler import SamplerInputs, by_race, by_rej
 from triforce.backends.cuda.triton.weight_tiles import rows_of, times
 from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, ModelBackend, PageTable
-from triforce.backends.torch.kv import WIDE
-from triforce.backends.torch.model import TorchLayer, TorchModel, forward_layers, forward_layerwise, linear
+from triforce.backends.layerwise import forward_layers, forward_layerwise
+from triforce.backends.torch.kv import MAX_NARROW_WIDTH
+from triforce.backends.torch.logits_processor import check
+from triforce.backends.torch.model import TorchLayer, TorchModel, linear
+from triforce.backends.torch.tensors import torch_dtype
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.model.config import ModelConfig
 from triforce.model.weights import Layer, Matrix, QuantizedWeight, Weights
 from triforce.ragged import Bools, Ints, columns, ints, rows
-from triforce.sampling.logits import check
 
 
 def product(x: Tensor, weight: Matrix | None, bias: Tensor | None = None) -> Tensor:
@@ -82,7 +88,7 @@ class TritonLayer(TorchLayer):
 def joined(*parts: Matrix | None) -> Tensor | None:
     """Join the rows of matrices (M, C) or vectors (M,) into one tensor; `parts` become views of it.
 
-    None where all parts are None, or where any has few bits, as packed matrices are not joined.
+    None where all parts are None, or where any part is quantized.
     """
     tensors = [part for part in parts if isinstance(part, Tensor)]
     if not tensors or any(isinstance(part, QuantizedWeight) for part in parts):
@@ -97,28 +103,31 @@ class TritonModel(TorchModel):
     """Model with captured passes for each KV memory, kept as long as the memory lives."""
 
     block = TritonLayer
+    upload = staticmethod(on_device)
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
-        super().__init__(config, on_device(weights))
+    def __init__(self, config: ModelConfig, weights: Weights, device: str = "cpu") -> None:
+        super().__init__(config, weights, device)
         self._graphs_by_kv: WeakKeyDictionary[TritonKV, tuple[int, Graphs]] = WeakKeyDictionary()
 
-    def embed(self, ids_N: Tensor) -> Tensor:
+    def embed(self, ids_N: Array) -> Tensor:
         table_VC = self.weights.embedding_VC
         if not isinstance(table_VC, PackedWeight):
             return super().embed(ids_N)
-        return rows_of(table_VC, ids_N.to(table_VC.device), table_VC.dtype)
+        ids_N = tensor_on_device(ids_N, table_VC.blocks.device)
+        return rows_of(table_VC, ids_N, torch_dtype(table_VC.dtype))
 
-    def head_rows(self, ids_N: Tensor) -> Tensor:
+    def head_rows(self, ids_N: Array) -> Tensor:
         head_VC = self.weights.head_VC
         if not isinstance(head_VC, PackedWeight):
             return super().head_rows(ids_N)
-        return rows_of(head_VC, ids_N.to(head_VC.device), torch.float32)
+        return rows_of(head_VC, tensor_on_device(ids_N, head_VC.blocks.device), torch.float32)
 
-    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+    @torch.no_grad()
+    def forward(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         return self.run(self, ids_BT, kv, batch, at_BJ)
 
     def run(
-        self, model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
+        self, model: ModelBackend, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None
     ) -> ForwardOutput:
         """Run `ModelBackend.forward` for `model`, which is made of this model's layers."""
         if not isinstance(kv, TritonKV):
@@ -126,14 +135,14 @@ class TritonModel(TorchModel):
         kv.prepare(batch, ids_BT.shape[1])
         B, T = ids_BT.shape
         if at_BJ is None:
-            at_BJ = torch.arange(T).expand(B, -1)
-        shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= WIDE)
-        if T > WIDE or batch.trial or batch.states:
+            at_BJ = np.broadcast_to(np.arange(T), (B, T))
+        shape = shape_of(B, T, at_BJ.shape[1], batch, padded=T <= MAX_NARROW_WIDTH)
+        if T > MAX_NARROW_WIDTH or batch.trial or batch.state_layers:
             inputs = GraphInputs(shape, kv.device)
             inputs.fill(ids_BT, at_BJ, batch)
-            wide = T > WIDE and not (batch.return_mass or batch.views[0][1].window)
-            output = run_pass(model, kv, inputs, batch.lists() if wide else None, batch.states)
-            return output if T > WIDE else _cut(output, B, T, at_BJ.shape[1], batch)
+            wide = T > MAX_NARROW_WIDTH and not (batch.return_mass or batch.views[0][1].window)
+            output = run_pass(model, kv, inputs, batch.layer_tables() if wide else None, batch.state_layers)
+            return output if T > MAX_NARROW_WIDTH else _cut(output, B, T, at_BJ.shape[1], batch)
         graphs = self.graphs(kv)
         captured: Replay[GraphInputs, ForwardOutput] = graphs.get(shape, lambda: Replay(GraphInputs(shape, kv.device)))
         captured.inputs.fill(ids_BT, at_BJ, batch)
@@ -154,32 +163,37 @@ def run_pass(
     model: ModelBackend,
     kv: TritonKV,
     inputs: PassInputs,
-    wide: list[PageTable] | None = None,
-    states: tuple[int, ...] = (),
+    wide_tables: list[PageTable] | None = None,
+    state_layers: tuple[int, ...] = (),
 ) -> ForwardOutput:
-    """Run a pass as a function of the inputs' buffers. `wide`: each layer's page table, for torch's fused attention.
+    """Run a pass as a function of the inputs' buffers.
 
-    states: as in `ForwardBatch`, for passes that are not captured.
+    wide_tables: each layer's page table for torch's fused attention; None: Triton attention. state_layers: as in
+    `ForwardBatch`, for passes that are not captured.
     """
-    attention = kv.device_attention(inputs, wide)
+    attention = kv.device_attention(inputs, wide_tables)
     shape = inputs.shape
-    return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, states)
+    return forward_layers(model, inputs.ids_BT, inputs.at_BJ, attention, shape.observe, shape.return_mass, state_layers)
 
 
 def _cut(padded: ForwardOutput, rows: int, width: int, columns: int, batch: ForwardBatch) -> ForwardOutput:
     """Return a copy of an output without its bucket's padding; the next pass of this shape overwrites `padded`."""
-    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, touched = padded
+    logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean_distinct_experts = padded
     return ForwardOutput(
         logits_BJV[:rows, :columns].clone(),
         queries_LBTHD[:, :rows, :width].clone() if queries_LBTHD is not None else None,
         mass_LBGU[:, :rows, :, : batch.views[0][1].units.shape[-1]].clone() if mass_LBGU is not None else None,
         states_SBTC[:, :rows, :width].clone() if states_SBTC is not None else None,
-        touched,
+        mean_distinct_experts,
     )
 
 
 class DraftShape(NamedTuple):
-    """Shape of a draft: all that its launches depend on. tier: of the noise, where draws are not by a race."""
+    """Shape of a draft: all that its launches depend on.
+
+    race: whether tokens are drawn by exponential races (`seeded`) or from uniforms. tier: the tier whose uniforms are
+    drawn.
+    """
 
     first_pass: PassShape
     tokens: int
@@ -189,9 +203,9 @@ class DraftShape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
-    """Drawn tokens and the bits of their columns' peaks, int64 (2, K, B).
+    """Drawn tokens, and the largest logit of each token's column as the bits of a float64: int64 (2, K, B).
 
-    probs: each token's probabilities (B, 1, V); empty for draws by a race.
+    probs: the distribution of each token (B, 1, V); empty for draws by a race.
     """
 
     drawn_2KB: Tensor
@@ -201,7 +215,7 @@ class DrawnTokens:
 class DraftInputs:
     """Buffers of one draft shape: of the first pass, and of the sampler for all tokens."""
 
-    def __init__(self, shape: DraftShape, device: torch.device) -> None:
+    def __init__(self, shape: DraftShape, device: str) -> None:
         B = shape.first_pass.rows
         self.shape = shape
         self.first_pass = GraphInputs(shape.first_pass, device, extra=2)
@@ -213,7 +227,7 @@ class DraftInputs:
         self._loaded_settings_5B: Tensor | None = None
 
     def fill(self, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws) -> None:
-        """Copy a draft's texts, whose shape fits, into the buffers, and its sampler's settings if they have changed."""
+        """Copy a draft's texts, which must fit, into the buffers, and its sampler's settings if they have changed."""
         ids_BS, lengths_B, live_B = texts
         B = self.shape.first_pass.rows
         ids_BT, at_BJ = _uncached_tokens(ids_BS, batch)
@@ -221,19 +235,19 @@ class DraftInputs:
         places_2B[0, : len(live_B)] = lengths_B
         places_2B[1, : len(live_B)] = np.where(live_B, 0, -1)
         self.first_pass.fill(ids_BT, at_BJ, batch, places_2B)
-        real = slice(len(live_B))
+        batch_rows = slice(len(live_B))
         if draws.settings_5B is not self._loaded_settings_5B:
             self._loaded_settings_5B = draws.settings_5B
-            self.settings_5B[:, real] = draws.settings_5B
-            self.seeds_B[real] = draws.seeds_B
-            self.choices_B[real] = draws.choices_B
+            self.settings_5B[:, batch_rows] = draws.settings_5B
+            self.seeds_B[batch_rows] = draws.seeds_B
+            self.choices_B[batch_rows] = draws.choices_B
         if draws.offsets_B is not None:
-            self.draws_B[real] = draws.offsets_B
+            self.draws_B[batch_rows] = draws.offsets_B
 
 
 def fused_draft_for(model: ModelBackend, kv: KVBackend, width: int) -> Callable[..., Tensor] | None:
     """Return `fused_draft` of `model` and `kv`, or None unless passes of `width` tokens a row are captured."""
-    if width <= WIDE and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
+    if width <= MAX_NARROW_WIDTH and isinstance(model, TritonModel) and isinstance(kv, TritonKV):
         return partial(fused_draft, model, kv)
     return None
 
@@ -242,17 +256,17 @@ def fused_draft(
     model: TritonModel, kv: TritonKV, batch: ForwardBatch, texts: tuple[Ints, Ints, Bools], draws: DraftDraws,
     tokens_BK: Ints,
 ) -> Tensor:  # fmt: skip
-    """Draft K tokens after each text into `tokens_BK`; return their probabilities, float64 (B, K, V), V = 0 by a race.
+    """Draft K tokens after each text into `tokens_BK`; return their distributions, float64 (B, K, V).
 
-    batch: the first pass, from which the others follow. texts: ids (B, S), lengths, and a mask of live rows. The host
-    waits once. Raises ModelError where logits are not finite.
+    V is 0 for draws by a race. batch: the first pass, from which the others follow. texts: ids (B, S), lengths, and a
+    mask of live rows. The host waits once. Raises ModelError where logits are not finite.
     """
     B, K = tokens_BK.shape
     _, lengths_B, live_B = texts
     counts_B = (lengths_B - np.array(batch.positions)) * live_B
-    layers, lists = batch.views[0]
+    layers, page_table = batch.views[0]
     T = int(counts_B.max())
-    batch = replace(batch, views=[(layers, replace(lists, counts=counts_B.tolist()))])
+    batch = replace(batch, views=[(layers, replace(page_table, counts=counts_B.tolist()))])
     kv.prepare(batch, T + K - 1)
     shape = DraftShape(shape_of(B, T, 1, batch, padded=True), K, draws.offsets_B is None, draws.tier)
     with device_context(kv.device):
@@ -263,7 +277,7 @@ def fused_draft(
         probs_BKV = torch.cat(output.probs, 1)[:B] if output.probs else torch.empty(B, K, 0, dtype=torch.float64)
         drawn_2KB = output.drawn_2KB.cpu()  # the host waits
     tokens_KB, peaks_KB = drawn_2KB[:, :, :B]
-    for peaks_B in peaks_KB.view(torch.float64):  # in order, as values after one that is not finite are undefined
+    for peaks_B in peaks_KB.view(torch.float64):  # in order, because values after a non-finite value are undefined
         check(peaks_B[:, None])
     tokens_BK[:] = tokens_KB.T.numpy()
     return probs_BKV
@@ -304,10 +318,10 @@ def _next_pass(pass_inputs: PassInputs, next_XB: Tensor, zeros_B1: Tensor) -> Pa
     return PassInputs(shape, tokens_B[:, None], zeros_B1, positions_B, counts_B, [starts_B], pass_inputs.units)
 
 
-def _uncached_tokens(ids_BS: Ints, batch: ForwardBatch) -> tuple[Tensor, Tensor]:
+def _uncached_tokens(ids_BS: Ints, batch: ForwardBatch) -> tuple[Ints, Ints]:
     """Return ids (B, T) of the tokens that the first pass feeds, and the column (B, 1) of each row's last token."""
     positions_B, counts_B = (ints(row_values) for row_values in (batch.positions, batch.views[0][1].counts))
     at_BT = np.minimum(columns(positions_B, int(counts_B.max())), ids_BS.shape[1] - 1)
     ids_BT = ids_BS[rows(len(at_BT)), at_BT]
     at_BJ = np.maximum(counts_B - 1, 0)[:, None]
-    return torch.from_numpy(ids_BT), torch.from_numpy(at_BJ)
+    return ids_BT, at_BJ

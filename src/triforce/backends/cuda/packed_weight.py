@@ -1,95 +1,96 @@
 """Weights of GGUF types, packed for the Triton kernels: codes of 4 or 8 bits, with the scales of their file.
 
-Q4_0, Q4_1 and Q4_K keep their 4 bits; types of 5 to 8 bits take 8. Tiles have 32 outputs side by side, and all of their
-groups of 32 inputs in eights: smaller matrices are padded with zeros. Shape suffixes: M outputs, K inputs, B blocks of
-a file's row, X bytes of a block, G groups, S eights of groups, C tiles.
+Q4_0, Q4_1 and Q4_K keep their 4 bits; types of 5 to 8 bits take 8. A tile has 32 outputs and all of their inputs. The
+inputs are in groups of 32, and the groups are in eights: eight neighbouring groups, 256 inputs. Matrices that are no
+multiple of 32 outputs or of 256 inputs are padded with zeros. Shape suffixes: M outputs, K inputs, B blocks of a file's
+row, X bytes of a block, G groups, S eights of groups, C tiles.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, unflatten
 from torch.nn.functional import pad
 
+from triforce.arrays import HOST_TYPES, dtype_name
+from triforce.backends.torch.tensor_weights import mapped_weights
+from triforce.backends.torch.tensors import tensor_of, torch_dtype
 from triforce.errors import ModelError
-from triforce.model.weights import PLAIN, Layer, Matrix, QuantizedWeight, Weights
+from triforce.model.weights import NUMBER_TYPES, Layer, Matrix, QuantizedWeight, Weights
 
 OUTPUTS = 32
 """Outputs of a tile."""
 INPUTS = 32
 """Inputs of a group."""
 EIGHT = 8
-"""Neighbouring groups of an eight."""
+"""Groups of an eight."""
 
 
-class Parts(NamedTuple):
-    """Format of a type: bits as packed here, the offset that codes subtract, and `Scales` of csrc/low_bit.hpp."""
+class PackedFormat(NamedTuple):
+    """Format of a GGUF type as it is packed here."""
 
     bits: int
+    """Bits of a packed code: 4 or 8."""
     offset: int
+    """Number that is subtracted from a code before it is multiplied with its scale."""
     scales: str
+    """Kind of scales: a name of `Scales` in csrc/low_bit.hpp."""
     codes: Callable[[Tensor], Tensor]
     """Function from blocks (..., X) to codes: uint8 (..., inputs of a block)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PackedWeight(QuantizedWeight):
-    """Packed matrix. Its blocks are codes, uint8 (C, S, 32, bytes): each group has 16 bytes, the first half of its
-    inputs in the lower nibbles, or 32 signed bytes. Planes that the type does not have refer to the codes.
+    """Packed matrix.
+
+    `blocks` has the codes, uint8 (C, S, 32, bytes). A group of 4-bit codes takes 16 bytes: its first 16 inputs are the
+    lower nibbles. A group of 8-bit codes takes 32 signed bytes. `minima` and `small_scales` refer to the codes where a
+    type lacks them.
     """
 
     outputs: int
     scales: Tensor
-    """float16 (C, S, 32, 8), of each group, or (C, S, 32, 1), of each eight"""
+    """float16: (C, S, 32, 8) with a scale per group, or (C, S, 32, 1) with a scale per eight."""
     minima: Tensor
     """Minima, in the shape of the scales."""
-    small: Tensor
-    """int8 (2, C, S, 32, 8): multiples of scale and minimum, or of the scales of both halves of a group."""
+    small_scales: Tensor
+    """int8 (2, C, S, 32, 8): per group, factors of scale and minimum, or factors of the scale for its two halves."""
 
     @property
     def shape(self) -> tuple[int, int]:
         return self.outputs, self.inputs
 
     @property
-    def parts(self) -> Parts:
-        return PARTS[self.kind]
+    def format(self) -> PackedFormat:
+        return FORMATS[self.kind]
 
     def __len__(self) -> int:
         return self.outputs
 
 
-def on_device(weights: Weights) -> Weights:
-    """Pack the matrices of a model onto the device of its norms. Raises ModelError where a scale is NaN or infinite."""
-    device = weights.norm_C.device
-    packed_by_id = dict[int, Matrix]()
+def on_device(weights: Weights, device: torch.device | str) -> Weights:
+    """Return the weights on a device, with packed matrices. Raises ModelError where a scale is NaN or infinite."""
 
-    def pack_once(weight: Matrix) -> Matrix:
-        if not isinstance(weight, QuantizedWeight) or isinstance(weight, PackedWeight):
-            return weight
-        if id(weight) not in packed_by_id:  # a tied head stays tied
-            packed_by_id[id(weight)] = _checked(packed(weight, device), weight.kind)
-            weight.release()
-        return packed_by_id[id(weight)]
+    def uploaded(weight: Matrix) -> Matrix:
+        if not isinstance(weight, QuantizedWeight):
+            return tensor_of(weight, device)
+        matrix = _checked(packed(weight, device), weight.kind)
+        weight.release()
+        return matrix
 
-    def layer_of(layer: Layer) -> Layer:
+    def with_biases(layer: Layer) -> Layer:
+        """Return a layer with biases of the type of its products."""
+        dtype = torch_dtype(dtype_name(layer.o_proj_CQ))
         layer_fields = {f.name: getattr(layer, f.name) for f in fields(layer)}
-        packed_fields: dict[str, Any] = {
-            name: pack_once(matrix) for name, matrix in layer_fields.items() if "_proj_" in name
-        }
-        dtype = layer.o_proj_CQ.dtype
         biases = [name for name in layer_fields if "_bias_" in name and layer_fields[name] is not None]
-        return replace(layer, **packed_fields | {name: layer_fields[name].to(dtype) for name in biases})
+        return replace(layer, **{name: layer_fields[name].to(dtype) for name in biases})
 
-    return replace(
-        weights,
-        embedding_VC=pack_once(weights.embedding_VC),
-        layers=tuple(map(layer_of, weights.layers)),
-        head_VC=pack_once(weights.head_VC),
-    )
+    device_weights = mapped_weights(weights, uploaded)
+    return replace(device_weights, layers=tuple(map(with_biases, device_weights.layers)))
 
 
 def _checked(weight: Tensor | PackedWeight, kind: str) -> Tensor | PackedWeight:
@@ -99,30 +100,34 @@ def _checked(weight: Tensor | PackedWeight, kind: str) -> Tensor | PackedWeight:
     return weight
 
 
-def packed(weight: QuantizedWeight, device: torch.device) -> Tensor | PackedWeight:
+def packed(weight: QuantizedWeight, device: torch.device | str) -> Tensor | PackedWeight:
     """Return a matrix packed onto a device; types of plain numbers become a bfloat16 tensor."""
-    if weight.kind in PLAIN:
-        return weight.blocks.view(PLAIN[weight.kind]).view(weight.shape).to(device, weight.dtype)
-    parts = PARTS[weight.kind]
+    if weight.kind in NUMBER_TYPES:
+        return tensor_of(weight.blocks.view(HOST_TYPES[NUMBER_TYPES[weight.kind]])).to(device, torch.bfloat16)
+    packed_format = FORMATS[weight.kind]
     (M, K) = weight.shape
-    blocks_MBX = unflatten(weight.blocks.to(device), 1, (K // weight.block, -1))
-    codes_MGX = unflatten(parts.codes(blocks_MBX), -1, (-1, INPUTS)).flatten(1, 2)
+    blocks_MBX = unflatten(tensor_of(weight.blocks, device), 1, (K // weight.block, -1))
+    codes_MGX = unflatten(packed_format.codes(blocks_MBX), -1, (-1, INPUTS)).flatten(1, 2)
     codes_MGX = (
         codes_MGX[..., :16] | codes_MGX[..., 16:] << 4
-        if parts.bits == 4
-        else codes_MGX - parts.offset  # modulo 256, so the bits of an int8
+        if packed_format.bits == 4
+        else codes_MGX - packed_format.offset  # modulo 256, so the bits of an int8
     )
-    scales_at_end = parts.scales == "super_half"
+    scales_at_end = packed_format.scales == "super_half"
     scales_MB = _as_float16(blocks_MBX[..., -2:] if scales_at_end else blocks_MBX[..., :2])
-    minima_MB = _as_float16(blocks_MBX[..., 2:4]) if parts.scales.endswith("min") else None
+    minima_MB = _as_float16(blocks_MBX[..., 2:4]) if packed_format.scales.endswith("min") else None
     codes = _tiles(codes_MGX, EIGHT).flatten(3)
     scales, minima = (
         codes if plane_MB is None else _tiles(plane_MB[..., None], 1 if weight.block == 256 else EIGHT).flatten(3)
         for plane_MB in (scales_MB, minima_MB)
     )
-    small_MG2 = _small_scales(parts.scales, blocks_MBX)
-    small = codes if small_MG2 is None else torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
-    return PackedWeight(kind=weight.kind, blocks=codes, inputs=K, outputs=M, scales=scales, minima=minima, small=small)
+    small_MG2 = _small_scales(packed_format.scales, blocks_MBX)
+    small_scales = codes
+    if small_MG2 is not None:
+        small_scales = torch.stack([_tiles(small_MG2[..., i : i + 1], EIGHT) for i in range(2)])
+    return PackedWeight(
+        kind=weight.kind, blocks=codes, inputs=K, outputs=M, scales=scales, minima=minima, small_scales=small_scales
+    )
 
 
 def _as_float16(pairs_X: Tensor) -> Tensor:
@@ -185,13 +190,13 @@ def _shifts(end: int, reference: Tensor) -> Tensor:
     return torch.arange(end, dtype=torch.uint8, device=reference.device)
 
 
-PARTS = {
-    "Q4_0": Parts(4, 8, "half", lambda x: _nibbles(x[..., 2:])),
-    "Q4_1": Parts(4, 0, "half_min", lambda x: _nibbles(x[..., 4:])),
-    "Q5_0": Parts(8, 16, "half", lambda x: _nibbles(x[..., 6:]) | _fifth_bits(x[..., 2:6])),
-    "Q5_1": Parts(8, 0, "half_min", lambda x: _nibbles(x[..., 8:]) | _fifth_bits(x[..., 4:8])),
-    "Q8_0": Parts(8, 0, "half", lambda x: x[..., 2:]),
-    "Q4_K": Parts(4, 0, "super_min", lambda x: _pairs(x[..., 16:])),
-    "Q5_K": Parts(8, 0, "super_min", lambda x: _pairs(x[..., 48:]) | _fifth_bits_of_groups(x[..., 16:48])),
-    "Q6_K": Parts(8, 32, "super_half", _q6_codes),
+FORMATS = {
+    "Q4_0": PackedFormat(4, 8, "half", lambda x: _nibbles(x[..., 2:])),
+    "Q4_1": PackedFormat(4, 0, "half_min", lambda x: _nibbles(x[..., 4:])),
+    "Q5_0": PackedFormat(8, 16, "half", lambda x: _nibbles(x[..., 6:]) | _fifth_bits(x[..., 2:6])),
+    "Q5_1": PackedFormat(8, 0, "half_min", lambda x: _nibbles(x[..., 8:]) | _fifth_bits(x[..., 4:8])),
+    "Q8_0": PackedFormat(8, 0, "half", lambda x: x[..., 2:]),
+    "Q4_K": PackedFormat(4, 0, "super_min", lambda x: _pairs(x[..., 16:])),
+    "Q5_K": PackedFormat(8, 0, "super_min", lambda x: _pairs(x[..., 48:]) | _fifth_bits_of_groups(x[..., 16:48])),
+    "Q6_K": PackedFormat(8, 32, "super_half", _q6_codes),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 SCORES = 1 << 21
-"""Most scores in memory at once: beyond it KV heads take turns, which bounds memory and keeps scores in cache."""
+"""Most scores in memory at once. With more scores KV heads take turns, so that scores stay in the cache."""
 
 
 def attend(
@@ -29,8 +29,8 @@ def attend(
     are the queries for the sinks. Returns the mixed values (T, H, D) and the attention mass of each key, summed over
     the queries that share a KV head: float32 (G, S), of total T * H / G per head; (G, 0) unless `return_mass`.
 
-    cap: soft cap of scores before masking; 0: none. attention_sink_logits: float32, of each query head: a logit beside
-    those of the keys, which takes weight from them and has no value.
+    cap: soft cap of scores before masking; 0: none. attention_sink_logits: one float32 logit per query head, a term of
+    the softmax's denominator without a key or a value.
     """
     T, _, D = q_THD.shape
     G, S, _ = k_GSD.shape
@@ -72,7 +72,7 @@ def capped(scores: Tensor, cap: float) -> Tensor:
 def _mix(
     scores_GRS: Tensor, v_GSD: Tensor, return_mass: bool, attention_sink_logits_GR: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Return softmax times values, and mass. Scores are overwritten. A sink logit adds to the sum of weights."""
+    """Return softmax times values, and mass. Scores are overwritten. A sink logit adds to the denominator."""
     top_GR1 = scores_GRS.amax(-1, keepdim=True)
     if attention_sink_logits_GR is not None:
         top_GR1 = torch.maximum(top_GR1, attention_sink_logits_GR[..., None])
@@ -89,8 +89,8 @@ def _mix(
 def attend_causal(q_THD: Tensor, k_GSD: Tensor, v_GSD: Tensor) -> Tensor:
     """Attend causally with many queries, whose own keys are the last T. Returns (T, H, D).
 
-    Keys before the queries need no mask, the queries' own keys the causal mask: two calls of torch's fused attention,
-    merged by their log-sum-exp, so that no (T, S) mask or score is ever in memory.
+    Keys before the queries need no mask; the queries' own keys need the causal mask. So there are two calls of torch's
+    fused attention, merged by their log-sum-exp, and no (T, S) mask or scores are ever in memory.
     """
     T, H, D = q_THD.shape
     G, S, _ = k_GSD.shape

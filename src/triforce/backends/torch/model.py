@@ -5,28 +5,32 @@ Shape suffixes as in kernel_api.py; I MLP size, Q = H * D, P = G * D.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend, LayerAttention, ModelBackend
+from triforce.arrays import Array, on_device
+from triforce.backends.kernel_api import ForwardBatch, ForwardOutput, KVBackend
+from triforce.backends.layerwise import forward_layerwise
 from triforce.backends.torch.attention import capped
+from triforce.backends.torch.tensor_weights import torch_weights
 from triforce.distributed.group import ALONE, TPGroup, span
 from triforce.model.config import Experts, ModelConfig
-from triforce.model.expert_unions import SAMPLED
+from triforce.model.expert_unions import SAMPLED_TOKENS
 from triforce.model.weights import Layer, Matrix, Mlp, Weights, numbers
+from triforce.ragged import Ints
 
 LEAST_SUM = 1e-20
-"""Added to the sum that divides sigmoid weights, as models were trained."""
+"""Number that is added to the sum by which sigmoid weights are divided, as in the models' training."""
 
 
 def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the experts of each token, int64 (N, K), and their weights (N, K): among equals the lowest ids.
+    """Return the experts of each token, int64 (N, K), and their weights (N, K).
 
-    Shared experts come last.
+    Among equal scores the lowest ids are chosen. Shared experts come last.
     """
     ids = ranking_scores(logits_NE, experts, correction_E).sort(dim=1, descending=True, stable=True).indices
     logits = logits_NE.gather(1, ids)
@@ -45,7 +49,7 @@ def choose(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None = No
 def ranking_scores(logits_NE: Tensor, experts: Experts, correction_E: Tensor | None) -> Tensor:
     """Return the values that rank experts, (N, E): corrected scores, -inf outside of the best groups.
 
-    Without correction and groups, the logits, which have the order of scores but for rounding.
+    Without correction and groups the values are the logits: apart from rounding, scores have the same order.
     """
     if correction_E is None and experts.groups == 1:
         return logits_NE
@@ -70,30 +74,32 @@ Half = Callable[[Mlp, Tensor], Tensor]
 
 
 def mix(
-    y_NC: Tensor, layer: Layer, experts: Experts, gate: Half, down: Half, read: Callable[[Tensor], Tensor]
+    y_NC: Tensor, layer: Layer, experts: Experts, gate: Half, down: Half, exchange: Callable[[Tensor], Tensor]
 ) -> tuple[Tensor, int]:
     """Return the experts' outputs (N, C) of each token, weighted and summed in float32 in ascending order of ids.
 
-    Between `gate` and `down`, `read` exchanges the gated outputs of all experts, (N * K, some of I), among ranks at
-    once. The router's logits are float32, as its weight is. Returns the number of distinct experts of the first tokens,
-    at most `SAMPLED`, too.
+    `gate` and `down` are the halves of an expert. Between them, one call of `exchange` gives ranks the inputs of `down`
+    from the gated outputs of all experts, (N * K, this rank's part of I). The router's logits are float32, as its
+    weight is. Also returns the number of distinct experts that the first `SAMPLED_TOKENS` tokens read.
     """
     assert layer.router_EC is not None
     logits_NE = F.linear(y_NC.float(), layer.router_EC, layer.router_bias_E)
     ids_NK, weights_NK = choose(logits_NE, experts, layer.router_correction_E)
     ids = sorted({*ids_NK.flatten().tolist()})
-    touched = [layer.experts[e] for e in ids]
+    read_experts = [layer.experts[e] for e in ids]
     places = [(ids_NK == e).nonzero(as_tuple=True) for e in ids]
-    gated = read(torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(touched, places, strict=True)]))
-    sum_NC = y_NC.new_zeros(len(y_NC), touched[0].down_proj_CI.shape[0], dtype=torch.float32)
+    gated = exchange(
+        torch.cat([gate(expert, y_NC[rows]) for expert, (rows, _) in zip(read_experts, places, strict=True)])
+    )
+    sum_NC = y_NC.new_zeros(len(y_NC), read_experts[0].down_proj_CI.shape[0], dtype=torch.float32)
     gated_by_expert = torch.split(gated, [len(rows) for rows, _ in places])
-    for expert, (rows, which), gated_XI in zip(touched, places, gated_by_expert, strict=True):
-        sum_NC[rows] += weights_NK[rows, which, None] * down(expert, gated_XI).float()
-    return sum_NC.to(y_NC.dtype), distinct_experts(ids_NK[:SAMPLED])
+    for expert, (rows, choice), gated_XI in zip(read_experts, places, gated_by_expert, strict=True):
+        sum_NC[rows] += weights_NK[rows, choice, None] * down(expert, gated_XI).float()
+    return sum_NC.to(y_NC.dtype), distinct_experts(ids_NK[:SAMPLED_TOKENS])
 
 
 CLAMP = 7.0
-"""Bound of the sides in `clamped_swiglu`."""
+"""Bound of gate and up projection in `clamped_swiglu`."""
 GAIN = 1.702
 """Factor of the gate in the sigmoid of `clamped_swiglu`."""
 
@@ -119,7 +125,7 @@ def geglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
 
 
 def clamped_swiglu(gate_NI: Tensor, up_NI: Tensor) -> Tensor:
-    """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): clamped sides, a steeper sigmoid, and up + 1."""
+    """Return the SwiGLU of gpt-oss (arXiv 2508.10925), (N, I): clamped gate and up, a steeper sigmoid, and up + 1."""
     gate_NI = gate_NI.clamp(max=CLAMP)
     up_NI = up_NI.clamp(-CLAMP, CLAMP)
     return (up_NI + 1) * (gate_NI * torch.sigmoid(gate_NI * GAIN))
@@ -154,9 +160,9 @@ class TorchLayer:
         C = x_NC.shape[1]
         part_NC = self.out(ranks.inputs(attn_out_NQ, self.layer.o_proj_CQ.shape[1]))
         self._add(x_NC, ranks.outputs(part_NC, C), self.layer.attn_out_norm_C)
-        part_NC, touched = self._mlp(x_NC, ranks)
+        part_NC, distinct_count = self._mlp(x_NC, ranks)
         self._add(x_NC, ranks.outputs(part_NC, C), self.layer.mlp_out_norm_C)
-        return touched
+        return distinct_count
 
     def out(self, attn_out_NQ: Tensor) -> Tensor:
         return self.linear(attn_out_NQ, self.layer.o_proj_CQ, self.layer.o_bias_C)
@@ -175,8 +181,8 @@ class TorchLayer:
         assert experts is not None
         y_NC = self._normed(x_NC, layer.post_norm_C)
         inner = layer.experts[0].down_proj_CI.shape[1]
-        read = partial(ranks.inputs, width=inner)
-        return mix(y_NC, layer, experts, self._gate, self._down, read)
+        exchange = partial(ranks.inputs, width=inner)
+        return mix(y_NC, layer, experts, self._gate, self._down, exchange)
 
     def _gate(self, mlp: Layer | Mlp, y_NC: Tensor) -> Tensor:
         gate_NI = self.linear(y_NC, mlp.gate_proj_IC, mlp.gate_bias_I)
@@ -215,109 +221,33 @@ class TorchModel:
     width_independent = False
     """False, as torch's matrix products do not guarantee it."""
     block = TorchLayer
+    upload = staticmethod(torch_weights)
 
-    def __init__(self, config: ModelConfig, weights: Weights) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, device: str = "cpu") -> None:
+        """weights: host arrays."""
         self.config = config
-        self.weights = weights
-        self.blocks = [self.block(config, layer) for layer in weights.layers]
+        self.weights = self.upload(weights, device)
+        self.blocks = [self.block(config, layer) for layer in self.weights.layers]
 
-    def forward(self, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None) -> ForwardOutput:
+    @torch.no_grad()
+    def forward(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         return forward_layerwise(self, ids_BT, kv, batch, at_BJ)
 
-    def embed(self, ids_N: Tensor) -> Tensor:
+    def embed(self, ids_N: Array) -> Tensor:
         table_VC = numbers(self.weights.embedding_VC)
         scale = self.config.architecture.embedding_scale
-        x_NC = F.embedding(ids_N.to(table_VC.device), table_VC)
+        x_NC = F.embedding(on_device(ids_N, table_VC.device), table_VC)
         return x_NC if scale == 1 else x_NC * torch.tensor(scale, dtype=x_NC.dtype, device=x_NC.device)
 
-    def head_rows(self, ids_N: Tensor) -> Tensor:
+    def head_rows(self, ids_N: Array) -> Tensor:
         """Return the head's rows of tokens `ids_N`: float32 (N, C)."""
         head_VC = numbers(self.weights.head_VC)
-        return head_VC[ids_N.to(head_VC.device)].float()
+        rows_NC: Tensor = head_VC[on_device(ids_N, head_VC.device)]
+        return rows_NC.float()
 
     def head(self, x_NC: Tensor) -> Tensor:
         y_NC = self.block.norm(x_NC, self.weights.norm_C, self.config.norm_eps)
-        parts = self.config.architecture
+        architecture = self.config.architecture
         logits_NV = self.block.linear(y_NC, self.weights.head_VC).float()
-        logits_NV = logits_NV if parts.logit_scale == 1 else logits_NV.mul_(parts.logit_scale)
-        return capped(logits_NV, parts.logit_cap)
-
-
-def forward_layerwise(
-    model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
-) -> ForwardOutput:
-    """Run `ModelBackend.forward` for any model that has layers and any KV memory."""
-    return run_steps(layer_steps(model, ids_BT, kv, batch, at_BJ))
-
-
-def layer_steps(
-    model: ModelBackend, ids_BT: Tensor, kv: KVBackend, batch: ForwardBatch, at_BJ: Tensor | None
-) -> Generator[int, None, ForwardOutput]:
-    """Run the same pass, and yield after each layer the tokens that all work so far is worth."""
-    attention = kv.layer_attention(batch, ids_BT.shape[1])
-    return (yield from _layers(model, ids_BT, at_BJ, attention, batch.observe, batch.return_mass, batch.states))
-
-
-def run_steps(steps: Generator[int, None, ForwardOutput]) -> ForwardOutput:
-    """Run all steps of a pass, and return its output."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            output: ForwardOutput = end.value
-            return output
-
-
-def forward_layers(
-    model: ModelBackend,
-    ids_BT: Tensor,
-    at_BJ: Tensor | None,
-    attention: LayerAttention,
-    observe: bool,
-    return_mass: bool,
-    states: Sequence[int] = (),
-) -> ForwardOutput:
-    """Return logits of columns `at_BJ` (None: all, J = T), queries if `observe`, their mass if `return_mass`.
-
-    Returns the residual stream after the first n layers, for each n of `states`, too.
-    """
-    return run_steps(_layers(model, ids_BT, at_BJ, attention, observe, return_mass, states))
-
-
-def _layers(
-    model: ModelBackend,
-    ids_BT: Tensor,
-    at_BJ: Tensor | None,
-    attention: LayerAttention,
-    observe: bool,
-    return_mass: bool,
-    states: Sequence[int],
-) -> Generator[int, None, ForwardOutput]:
-    B, T = ids_BT.shape
-    queries = list[Tensor]()
-    masses = list[Tensor]()
-    states_by_layer = dict[int, Tensor]()
-    x_NC = model.embed(ids_BT.flatten())
-    scored = at_BJ is None or at_BJ.shape[1] > 0
-    touched = list[int]()
-    for index, block in enumerate(model.blocks):
-        q, k, v = (x.view(B, T, *x.shape[1:]) for x in block.qkv(x_NC))
-        rotated_BTHD, attn_out_BTHD, mass_BGU = attention(index, q, k, v)
-        queries.append(rotated_BTHD)
-        masses.append(mass_BGU)
-        if scored or index + 1 < len(model.blocks):
-            touched.append(block.finish(x_NC, attn_out_BTHD.flatten(0, 1).flatten(1)))
-        if index + 1 in states:
-            states_by_layer[index + 1] = x_NC.view(B, T, -1).clone()
-        yield B * T * (index + 1) // len(model.blocks)
-    if at_BJ is not None:
-        T = at_BJ.shape[1]
-        at_BJ1 = at_BJ[..., None].to(x_NC.device)
-        x_NC = x_NC.view(B, -1, x_NC.shape[1]).take_along_dim(at_BJ1, dim=1).flatten(0, 1)
-    logits_NV = model.head(x_NC)
-    queries_LBTHD = torch.stack(queries) if observe else None
-    mass_LBGU = torch.stack(masses) if return_mass else None
-    states_SBTC = torch.stack([states_by_layer[layer] for layer in states]) if states else None
-    logits_BJV = logits_NV.view(B, T, logits_NV.shape[1])
-    mean = sum(touched) / max(1, sum(count > 0 for count in touched))
-    return ForwardOutput(logits_BJV, queries_LBTHD, mass_LBGU, states_SBTC, mean)
+        logits_NV = logits_NV if architecture.logit_scale == 1 else logits_NV.mul_(architecture.logit_scale)
+        return capped(logits_NV, architecture.logit_cap)

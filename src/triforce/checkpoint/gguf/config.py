@@ -11,14 +11,12 @@ from math import log
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.hf_config import HFConfig, read_local_theta, read_window, with_windows
 from triforce.checkpoint.json_fields import MOST_CHANNELS, MOST_LAYERS, Fields
 from triforce.checkpoint.model_families import FAMILIES, LAYER_TYPES
-from triforce.checkpoint.rope_scaling import Linear, LongRope, Scaling, Unscaled, Yarn, wavelengths
+from triforce.checkpoint.rope_scaling import Floats, Linear, LongRope, Scaling, Unscaled, Yarn, wavelengths
 from triforce.errors import ModelError
 
 FACTORS = "rope_freqs.weight"
@@ -31,8 +29,10 @@ class Divided(Scaling):
 
     divisors: tuple[float, ...]
 
-    def frequencies(self, theta: float, D: int, context: int) -> tuple[Tensor, float]:
-        return 1.0 / wavelengths(theta, D) / torch.tensor(self.divisors, dtype=torch.float32), 1.0
+    def frequencies(self, theta: float, D: int, context: int) -> tuple[Floats, float]:
+        divisors_F: Floats = np.array(self.divisors, dtype=np.float32)
+        inv_freq_F: Floats = 1.0 / wavelengths(theta, D) / divisors_F
+        return inv_freq_F, 1.0
 
 
 def read_gguf_scaling(
@@ -92,7 +92,7 @@ def _divisors(file: GGUFFile, name: str, D: int) -> tuple[float, ...]:
         raise ModelError(f"{file.path}: tensor {name} {fault} F32 [{D // 2}]; download it again")
     values = file.raw(name).view("<f4")[0]
     if not (np.isfinite(values) & (values > 0)).all():
-        raise ModelError(f"{file.path}: tensor {name} has values that divide nothing; download it again")
+        raise ModelError(f"{file.path}: tensor {name} has values that are not positive numbers; download it again")
     return tuple(values.tolist())
 
 
@@ -147,7 +147,7 @@ O_BIAS = "blk.0.attn_output.bias"
 GATE_BIAS = "blk.0.ffn_gate.bias"
 Q_NORM = "blk.0.attn_q_norm.weight"
 OPTIONAL_O_BIAS = ("llama", "granite")
-"""Families whose files may have an attention output bias without biases of queries, keys and values, or lack it."""
+"""Families whose files may have an attention output bias or lack it, with or without biases of q, k and v."""
 SIGMOID = 2
 """Number of a router's sigmoid function in the key `expert_gating_func`."""
 TOKENS = "tokenizer.ggml.tokens"
@@ -201,10 +201,10 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
     positions = config.integer("context_length")
     theta = config.number("rope.freq_base", 10_000.0, minimum=2.0)
     fields = _fields(file, config, model_type, hidden_size, heads, head_dim)
-    parts = with_windows(fields, family)
+    architecture_settings = with_windows(fields, family)
     rounds_ramp = fields.nested("rope_parameters").flag("truncate", True)
     if model_type in OPTIONAL_O_BIAS:
-        parts = replace(parts, o_bias=O_BIAS in file.tensors)
+        architecture_settings = replace(architecture_settings, o_bias=O_BIAS in file.tensors)
     return HFConfig(
         model_type=model_type,
         vocab_size=_vocabulary(config, file, hidden_size),
@@ -221,7 +221,7 @@ def read_gguf_config(file: GGUFFile) -> HFConfig:
         rope_theta=theta,
         scaling=read_gguf_scaling(config, file, rotated, positions, rounds_ramp, model_type == "olmo3"),
         architecture=replace(
-            parts, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0
+            architecture_settings, norm_offset=0.0, rotated=rotated if rotated < head_dim else 0
         ),  # norms in files include the offset
         local_theta=read_local_theta(fields, family),
         extra_layers=fields.integer("num_nextn_predict_layers", 0, minimum=0),

@@ -20,7 +20,7 @@ from triforce.errors import ModelError, unreadable
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-LONGEST = 1 << 26
+LONGEST_HEADER = 1 << 26
 """Bytes of the longest accepted header. The largest vocabularies take a quarter of it."""
 ALIGNMENT = "general.alignment"
 LONGEST_NAME = 256
@@ -106,7 +106,7 @@ class _HeaderReader:
         self._data = data
         self._file = file
         self.position = 8
-        self._end = min(len(data), LONGEST)
+        self._end = min(len(data), LONGEST_HEADER)
 
     def number(self, code: str) -> Any:
         return self._take(_STRUCTS[code])
@@ -287,7 +287,7 @@ class _Part:
         self.header: GGUFHeader = read_header(self.data, file)
 
     def tensors(self, part: int) -> Iterator[GGUFTensor]:
-        """Yield this file's tensors. Raises ModelError for an impossible place or an unsupported type."""
+        """Yield this file's tensors. Raises ModelError for a place outside the file or an unsupported type."""
         tensors = [self._tensor(name, info, part) for name, info in self.header.tensors.items()]
         for tensor_before, tensor_behind in pairwise(sorted(tensors, key=lambda tensor: tensor.start)):
             if tensor_before.start + tensor_before.size > tensor_behind.start:
@@ -378,8 +378,8 @@ _QUANTISATION = re.compile(r"(I?Q|TQ|B?F|FP|MXFP|NVFP)\d+(_\w+)?", re.IGNORECASE
 def choose_gguf(names: Iterable[str], quantisation: str, source: str) -> list[str]:
     """Return the files of one model, all parts of its set in order.
 
-    names: files in `source`, of any kind. quantisation: end of the model's name, in any case. Empty: Q4_K_M, else the
-    first single-file model, else the first set. Raises ModelError naming the available quantisations.
+    names: files in `source`, of any kind. quantisation: end of the model's name, in upper or lower case. Empty: Q4_K_M,
+    else the first single-file model, else the first set. Raises ModelError naming the available quantisations.
     """
     models: dict[str, list[str]] = {}
     for name in model_files(names):
@@ -396,14 +396,19 @@ def choose_gguf(names: Iterable[str], quantisation: str, source: str) -> list[st
             if models
             else f"{source} has no GGUF file of a model; name it without :{quantisation}"
         )
-    if len(models) > 1:
-        further_parts = f" and {len(matches[0]) - 1} more" if len(matches[0]) > 1 else ""
-        LOG.info("taking %s%s of %d models in %s", matches[0][0], further_parts, len(models), source)
     return matches[0]
 
 
+def log_choice(files: list[str], names: Iterable[str], source: str) -> None:
+    """Log which files of `names` were chosen, if `source` has those of several models."""
+    model_count = len({_PART_NAME.sub("", name) for name in model_files(names)})
+    if model_count > 1:
+        further_parts = f" and {len(files) - 1} more" if len(files) > 1 else ""
+        LOG.info("taking %s%s of %d models in %s", files[0], further_parts, model_count, source)
+
+
 def model_files(names: Iterable[str]) -> list[str]:
-    """Return those of some names that are of GGUF files of models, in their order."""
+    """Return the names of GGUF files of models among `names`, sorted."""
     files = (name for name in names if name.endswith(".gguf"))
     return sorted(name for name in files if not PurePosixPath(name).name.lower().startswith(NON_MODEL_PREFIXES))
 
@@ -421,7 +426,7 @@ def _quantisation(model: str) -> str:
 
 
 def _has_quantisation(model: str, quantisation: str) -> bool:
-    """Return whether a name ends with a quantisation, in any case."""
+    """Return whether a name ends with a quantisation, in upper or lower case."""
     quantisation_parts = _name_parts(f"{quantisation}.gguf")
     return [part.lower() for part in _name_parts(model)[-len(quantisation_parts) :]] == [
         part.lower() for part in quantisation_parts

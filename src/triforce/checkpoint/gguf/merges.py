@@ -1,8 +1,8 @@
 """Scores of SentencePiece tokens as the ordered list of merges that the `tokenizers` library needs.
 
 llama.cpp merges the two neighbours that make the token with the highest score, and of equal scores the leftmost. The
-library merges by place in a list. Different scores give the same order. Of two merges with equal scores that can meet
-in a text, the left one must come first in the list.
+library merges by place in a list. So a list in descending order of scores gives the same merges, apart from equal
+scores. Of two merges with equal scores that can meet in a text, the left one must come first in the list.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class TokenCuts(NamedTuple):
 
 
 def token_cuts(texts: Sequence[str], score_T: Scores) -> TokenCuts:
-    """Return all cuts of a text into two of the texts, int64 (M,) each, without cuts that merging never reaches.
+    """Return all cuts of one text of `texts` into two others, int64 (M,) each, without cuts that merging never reaches.
 
     texts: none is empty. A cut is never reached if the two characters around it make a text whose score is higher than
     the score of any text at the end of the left part or the start of the right part: they merge first.
@@ -123,7 +123,7 @@ def _slot(hash_M: Hashes) -> Ints:
 
 Merges = NDArray[np.int32]
 FEWEST_TOKENS = 1 << 16
-"""Tokens from which merges are cached. Smaller vocabularies take a fifth of a second."""
+"""Smallest vocabulary whose merges are cached. Merges of smaller ones are found in a fraction of a second."""
 _HASH_BYTES = 32
 
 
@@ -169,7 +169,7 @@ def _digest(parts: Iterable[bytes]) -> bytes:
 
 
 Merge = tuple[str, str]
-LONGEST = 512
+LONGEST_TOKEN = 512
 """Characters of the longest accepted token."""
 MOST_CHARACTERS = 1 << 22
 """Largest total of all tokens' characters. The largest vocabularies have a third of it."""
@@ -187,9 +187,9 @@ def merges_by_score(vocabulary: GGUFVocabulary) -> list[Merge]:
     texts = list(vocabulary.ids)
     score_T = np.asarray(vocabulary.numbers("scores"), np.float64)
     length_T = np.fromiter(map(len, texts), np.int64, len(texts))
-    if (length := int(length_T.max())) > LONGEST:
+    if (length := int(length_T.max())) > LONGEST_TOKEN:
         token = int(length_T.argmax())
-        vocabulary.fail(f"token {token} of tokenizer.ggml.tokens has {length} characters, more than {LONGEST}")
+        vocabulary.fail(f"token {token} of tokenizer.ggml.tokens has {length} characters, more than {LONGEST_TOKEN}")
     if (length := int(length_T.sum())) > MOST_CHARACTERS:
         vocabulary.fail(f"tokenizer.ggml.tokens has {length} characters, more than {MOST_CHARACTERS}")
     find = partial(_merges, vocabulary, texts, score_T, length_T)
@@ -207,7 +207,7 @@ def _merges(vocabulary: GGUFVocabulary, texts: list[str], score_T: Scores, lengt
     tied = _tied(text_M, score_T[text_M])
     normal_T = np.asarray(vocabulary.kinds) == NORMAL
     if sum(int(normal_T[text_M[begin:end]].sum()) ** 2 for begin, end in tied) > MOST_COMPARED:
-        vocabulary.fail("tokenizer.ggml.scores has too many tokens whose score others have, too: their order is lost")
+        vocabulary.fail("tokenizer.ggml.scores has too many tokens with equal scores: their merges have no order")
     for begin, end in tied:
         pairs = [(texts[left_token], texts[right_token]) for left_token, right_token in merges_M2[begin:end].tolist()]
         ordered_pairs = _order(vocabulary, pairs)
@@ -236,7 +236,7 @@ def _order(vocabulary: GGUFVocabulary, tied: list[Merge]) -> list[Merge]:
         order = list(TopologicalSorter(_predecessors(normal_pairs)).static_order())
     except CycleError:
         merged_text = "".join(normal_pairs[0])[:40]
-        vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: their order is lost")
+        vocabulary.fail(f"tokenizer.ggml.scores has one score for {merged_text!r} and others: merges have no order")
     ordered_pairs = set(order)
     return order + [pair for pair in tied if pair not in ordered_pairs]
 
@@ -261,5 +261,8 @@ def _predecessors(tied: list[Merge]) -> dict[Merge, set[Merge]]:
 
 
 def _repeats(*parts: str) -> bool:
-    """Return whether all parts repeat one text. Merged from the left, they meet only as its longest tokens."""
+    """Return whether all parts are repetitions of one text.
+
+    Merges from the left then make the longest tokens first, so the order of such merges does not matter.
+    """
     return all(left_part + right_part == right_part + left_part for left_part, right_part in pairwise(parts))

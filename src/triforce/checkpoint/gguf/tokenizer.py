@@ -1,4 +1,6 @@
-"""The tokenizer of a GGUF file, built from its metadata. Token ids match llama.cpp, for Qwen on NFC texts.
+"""The tokenizer of a GGUF file, built from its metadata.
+
+Token ids are those of llama.cpp; with Qwen's tokenizers they are for texts in NFC.
 
 Two kinds are supported: byte-level BPE ("gpt2") and SentencePiece's BPE by scores ("llama").
 """
@@ -68,8 +70,10 @@ class PreTokenizerKind:
     bos: bool = False
     """Whether texts begin with BOS if the file does not say."""
     composes: bool = False
-    """Whether a text is NFC-normalised before the split, as in the family's own tokenizer. No file says so, and
-    llama.cpp does not."""
+    """Whether a text is NFC-normalised before the split, as in the family's own tokenizer.
+
+    GGUF files do not state it, and llama.cpp does not normalise.
+    """
 
 
 KINDS: dict[PreTokenizerKind, tuple[str, ...]] = {
@@ -102,7 +106,7 @@ PRETOKENIZERS = {name: kind for kind, names in KINDS.items() for name in names}
 
 
 def pre_tokenizer_kind(name: object, file_name: str) -> PreTokenizerKind:
-    """Return the pre-tokenizer kind of a name. Raises ModelError for unknown names: a guess would harm the model."""
+    """Return the pre-tokenizer kind of a name. Raises ModelError for an unknown name, as kinds differ in token ids."""
     kind = PRETOKENIZERS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise ModelError(
@@ -133,7 +137,7 @@ DEFAULTS = {"bos_token": 1, "eos_token": 2, "unk_token": 0}
 NEEDED = frozenset("ĊĠ").union(map(chr, range(0x21, 0x7F)))
 """Bytes of plain English in byte-level BPE's characters. Some vocabularies lack bytes absent from their corpus."""
 MOST_ADDED = 1 << 21
-"""Largest total of added tokens' characters. Preparation takes long, and 100 bytes for each character."""
+"""Largest total of added tokens' characters. The library takes long to prepare them, and 100 bytes per character."""
 _BLANK = "▁"
 
 
@@ -173,7 +177,7 @@ def read_gguf_tokenizer(metadata: Mapping[str, Any], file_name: str) -> GGUFToke
 
 @contextmanager
 def _without_garbage_collection() -> Iterator[None]:
-    """Switch garbage collection off. With hundreds of thousands of merge tuples it takes a tenth of the time."""
+    """Switch garbage collection off: building hundreds of thousands of merge tuples then takes a tenth of the time."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -222,7 +226,7 @@ def _by_scores(vocabulary: GGUFVocabulary) -> tuple[Core, bool]:
 
 
 def _added_tokens(vocabulary: GGUFVocabulary) -> list[AddedToken]:
-    """Return tokens that are matched before the split, special ones only where special tokens are parsed."""
+    """Return tokens that are matched before the split. Special tokens are matched only if texts may hold them."""
     kinds = zip(vocabulary.ids, vocabulary.kinds, strict=True)
     added_texts = [(text, kind) for text, kind in kinds if kind in (CONTROL, UNKNOWN, USER_DEFINED)]
     if (length := sum(len(text) for text, _ in added_texts)) > MOST_ADDED:

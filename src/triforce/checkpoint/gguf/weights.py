@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Iterable
 from functools import partial
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
+from triforce.arrays import HOST_TYPES, DType, float32
 from triforce.checkpoint.gguf.config import FACTORS, LONG_FACTORS
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.hf_config import HFConfig
 from triforce.checkpoint.stacked_experts import mxfp4_weight
 from triforce.checkpoint.weights import EMBEDDING, HEAD, NORM
 from triforce.errors import ModelError
-from triforce.model.weights import PLAIN, Matrix, QuantizedWeight
+from triforce.model.weights import NUMBER_TYPES, Matrix, QuantizedWeight
 
-ENDS = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
+OUTSIDE_LAYERS = {"token_embd.weight": EMBEDDING, "output_norm.weight": NORM, "output.weight": HEAD}
 IN_BLOCK = {
     "attn_norm.weight": "input_layernorm.weight",
     "attn_q.weight": "self_attn.q_proj.weight",
@@ -118,7 +117,7 @@ def hugging_face_names(file: GGUFFile, family: str, extra: tuple[str, ...] = ())
     return {name: _hugging_face_name(file, family, name) for name in read}
 
 
-def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> Tensor | None:
+def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) -> NDArray[np.int64] | None:
     """Return each row's place in the file, int64 (N,), so that `rows[order]` is in Hugging Face's order.
 
     None if the order is the same. In files of `PERMUTED_FAMILIES`, the two channels of queries and keys that rotate
@@ -130,13 +129,13 @@ def row_order(family: str, name: str, heads: int, kv_heads: int, head_dim: int) 
     if family not in PERMUTED_FAMILIES or part not in PERMUTED:
         return None
     count = heads if part == "attn_q" else kv_heads
-    return torch.arange(count * head_dim).view(count, head_dim // 2, 2).transpose(1, 2).flatten()
+    return np.arange(count * head_dim).reshape(count, head_dim // 2, 2).swapaxes(1, 2).reshape(-1)
 
 
 def _hugging_face_name(file: GGUFFile, family: str, name: str) -> str:
     block = _BLOCK.fullmatch(name)
-    if name in ENDS:
-        return ENDS[name]
+    if name in OUTSIDE_LAYERS:
+        return OUTSIDE_LAYERS[name]
     if block and block[2] in FAMILIES[family]:
         return f"model.layers.{block[1]}.{FAMILIES[family][block[2]]}"
     raise ModelError(
@@ -157,74 +156,84 @@ class GGUFWeights:
         self._hf = hf
         self.packed = packed
         self._places: dict[str, tuple[str, int | None]] = {}
-        for gguf, name in hugging_face_names(file, hf.model_type, hf.extra(BLOCK)).items():
+        for gguf_name, name in hugging_face_names(file, hf.model_type, hf.extra_layer_prefixes(BLOCK)).items():
             if "{}" in name:
-                self._places |= {name.format(n): (gguf, n) for n in range(self._experts(gguf))}
+                self._places |= {name.format(n): (gguf_name, n) for n in range(self._experts(gguf_name))}
             else:
-                self._places[name] = gguf, None
+                self._places[name] = gguf_name, None
 
     def names(self) -> Iterable[str]:
         return self._places
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor."""
-        gguf, expert = self._places[name]
-        return self._file.tensors[gguf].shape[0 if expert is None else 1 :]
+        gguf_name, expert = self._places[name]
+        return self._file.tensors[gguf_name].shape[0 if expert is None else 1 :]
+
+    def dtype(self, name: str) -> DType:
+        """Return the type of a tensor's view, or of the inputs of a packed matrix's products."""
+        if self._is_packed(name):
+            return "bfloat16"
+        dtype = NUMBER_TYPES.get(self._file.tensors[self._places[name][0]].type, "float32")
+        return "float32" if self.packed and dtype == "float16" else dtype
 
     def view(self, name: str) -> Matrix:
         """Return a tensor in its shape, rows in Hugging Face's order. A view of the file if the order is the same."""
-        (gguf, expert), hf = self._places[name], self._hf
-        tensor = self._file.tensors[gguf]
+        (gguf_name, expert), hf = self._places[name], self._hf
+        tensor = self._file.tensors[gguf_name]
         shape = self.shape(name)
-        order = row_order(hf.model_type, gguf, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
-        with warnings.catch_warnings(action="ignore", category=UserWarning):  # the view is never written to
-            rows = torch.from_numpy(self._file.raw(gguf))
+        order = row_order(hf.model_type, gguf_name, hf.num_attention_heads, hf.num_key_value_heads, hf.head_dim)
+        rows = self._file.raw(gguf_name)
         if expert is not None:
-            rows = rows.view(tensor.shape[0], -1, rows.shape[1])[expert]
+            rows = rows.reshape(tensor.shape[0], -1, rows.shape[1])[expert]
         matrix = len(shape) == 2
-        dtype = PLAIN.get(tensor.type)
-        packed = self.packed and matrix and not gguf.endswith(ROUTER)  # routers and vectors are computed in float32
+        dtype = NUMBER_TYPES.get(tensor.type)
+        packed = self._is_packed(name)
         if not packed and (dtype is not None or not matrix):
-            plain = self._numbers(tensor.type, rows) if dtype is None else rows.flatten().view(dtype)
-            numbers = plain.view(shape) if order is None else plain.view(shape)[order]
-            return numbers.float() if self.packed and dtype == torch.float16 else numbers
+            numbers = self._numbers(tensor.type, rows) if dtype is None else rows.reshape(-1).view(HOST_TYPES[dtype])
+            numbers = numbers.reshape(shape) if order is None else numbers.reshape(shape)[order]
+            return float32(numbers) if self.packed and dtype == "float16" else numbers
         rows = rows if order is None else rows[order]
         if packed and tensor.type == "MXFP4":
             return mxfp4_matrix(rows)
         if packed:
-            return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf))
+            return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf_name))
         return self._numbers(tensor.type, rows)
 
     transient_view = view
 
-    def _experts(self, gguf: str) -> int:
+    def _is_packed(self, name: str) -> bool:
+        """Return whether a tensor keeps its type. Routers and vectors are computed in float32."""
+        return self.packed and len(self.shape(name)) == 2 and not self._places[name][0].endswith(ROUTER)
+
+    def _experts(self, gguf_name: str) -> int:
         """Return a tensor's number of experts. Raises ModelError if the config has another, or lacks the layer."""
-        shape = self._file.tensors[gguf].shape
+        shape = self._file.tensors[gguf_name].shape
         experts = self._hf.architecture.experts
         count = experts.count if experts else 0
-        layer = int(gguf.split(".")[1])
+        layer = int(gguf_name.split(".")[1])
         if layer >= self._hf.num_hidden_layers:
             raise ModelError(
-                f"{self._file.path}: tensor {gguf} is of layer {layer}, but the config has "
-                f"{self._hf.num_hidden_layers}; download it again"
+                f"{self._file.path}: tensor {gguf_name} is of layer {layer}, but the config has "
+                f"{self._hf.num_hidden_layers} layers; download it again"
             )
         if shape[0] != count:
-            raise ModelError(f"tensor {gguf} has shape {list(shape)}, but the config asks for {count} experts")
+            raise ModelError(f"tensor {gguf_name} has shape {list(shape)}, but the config asks for {count} experts")
         return count
 
-    def _numbers(self, kind: str, rows: Tensor) -> Tensor:
+    def _numbers(self, kind: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
         from gguf import GGMLQuantizationType, quants  # takes 0.1 s, so only for GGUF models
 
         with np.errstate(all="ignore"):  # the caller refuses scales that are not finite
-            return torch.from_numpy(quants.dequantize(rows.numpy(), GGMLQuantizationType[kind]))
+            return quants.dequantize(rows, GGMLQuantizationType[kind])
 
 
-def mxfp4_matrix(rows: Tensor) -> Matrix:
+def mxfp4_matrix(rows: NDArray[np.uint8]) -> Matrix:
     """Return the matrix (O, 32 B) of packed rows, uint8 (O, 17 B).
 
     A block has a scale and 16 bytes, whose lower nibbles are its first half.
     """
-    blocks = rows.view(len(rows), -1, 17)
+    blocks = rows.reshape(len(rows), -1, 17)
     scales_OB = blocks[..., 0]
     nibbles_OB16 = blocks[..., 1:]
-    return mxfp4_weight(torch.cat((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, narrow=True)
+    return mxfp4_weight(np.concatenate((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, packed=True)

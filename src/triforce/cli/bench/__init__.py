@@ -1,4 +1,4 @@
-"""`triforce bench`: speed, the certificate, kernels and the start, a module for each; other engines, in a checkout."""
+"""`triforce bench`: one module for each part. The comparison with other engines exists in a checkout only."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ OF_CHECKOUT = {"compare": "benchmarks.compare.command"}
 
 
 def run(options: Namespace) -> int:
-    """Run one part; --json writes all figures, with the commit as it is before they are measured.
+    """Run one part. --json writes all figures, with the commit, which is read before the measurements.
 
-    Raises RequestError for a part of a checkout outside a checkout.
+    Raises RequestError outside a checkout for a part of `OF_CHECKOUT`.
     """
     module = OF_CHECKOUT.get(options.bench)
     if module:
         _find_checkout(options.bench, module)
+    from triforce.backends.dispatch import require_torch
     from triforce.bench import results_file
 
+    require_torch("benchmarks")
     require_writable(options.json, "--json")
     results_file.commit()
     code: int = import_module(module or f"triforce.cli.bench.{options.bench}").run(options)
@@ -36,7 +38,8 @@ def _find_checkout(part: str, module: str) -> None:
     root = Path(str(triforce.__file__)).parents[2]
     if not root.joinpath(*module.split(".")).with_suffix(".py").is_file():
         raise RequestError(
-            f"bench {part} needs a checkout of the repository; run `make install` in one, and its .venv/bin/triforce"
+            f"bench {part} needs a checkout of the repository; run `make install` in it, then "
+            "use its .venv/bin/triforce"
         )
     if sys.path[0] != str(root):
         sys.path.insert(0, str(root))

@@ -36,6 +36,6 @@ def _line(row: dict[str, Any]) -> str:
     microseconds_text = f"{row['seconds'] * 1e6:>10,.1f} us" if "seconds" in row else ""
     bandwidth_text = f"{row['gb_per_second']:>7.1f} GB/s" if "gb_per_second" in row else ""
     flops_text = f" {row['gflop_per_second']:,.0f} GFLOP/s" if "gflop_per_second" in row else ""
-    union_text = f", {row['union']:.1f} x the experts" if "union" in row else ""
-    share_text = f", {row['fraction']:.0%} of what can be" if "fraction" in row else ""
+    union_text = f", {row['union']:.1f} times the experts of one token" if "union" in row else ""
+    share_text = f", {row['fraction']:.0%} of the machine's limit" if "fraction" in row else ""
     return f"{name:<28} {axes_text:<34} {microseconds_text} {bandwidth_text}{flops_text}{share_text}{union_text}"

@@ -9,7 +9,7 @@ from triforce.cli import options
 from triforce.cli.options import minutes, path
 
 _BUDGET = "tokens the retrieval tier sees (default: auto: 2048 or so)"
-_MODES = f"of {', '.join(options.MODES)}"
+_MODES = f"some of {', '.join(options.MODES)}"
 
 
 def bench(parser: argparse.ArgumentParser) -> None:
@@ -24,33 +24,33 @@ def _speed(parser: argparse.ArgumentParser) -> None:
     _models_and_texts(parser)
     add = parser.add_argument
     _cells(parser)
-    options.number(parser, "--top-p", "of the sampled texts", 0.9, float, "X")
-    default_modes = "ar, retrieval, triforce, draft-ngram and auto, as far as there is a draft"
+    options.number(parser, "--top-p", "top-p of sampled texts", 0.9, float, "X")
+    default_modes = "ar, retrieval, triforce, draft-ngram and auto, if these models can run them"
     _several(parser, "--modes", str, "MODE", f"{_MODES} (default: {default_modes})")
     options.number(parser, "--tokens", "new tokens of each text", 128)
-    text = "turns at most; at least 3 if there is no end (default: 7, or as many short ones as 30 seconds hold)"
+    text = "maximal number of turns of a cell (default: 7, or as many as fit into 30 seconds if these are more)"
     options.number(parser, "--repeats", text)
-    options.number(parser, "--minutes", "for all cells; each gets its share", 90, minutes, "X")
-    text = "keep the KV of the prompts there for another time: 6 KiB a token"
+    options.number(parser, "--minutes", "minutes for all cells, which share them evenly", 90, minutes, "X")
+    text = "keep the KV of prompts in FOLDER for later runs: 6 KiB per token"
     add("--caches", type=path, metavar="FOLDER", help=text)
     options.speculation_lengths(parser)
     options.retrieval_budget(parser, _BUDGET)
     options.searched_layers(parser)
     options.lower_tiers(parser)
     options.coupling(parser)
-    text = "instead of a model: a shape of random weights, whose draft tokens are accepted with these probabilities"
+    text = "measure random weights instead of a model, and accept draft tokens with these probabilities"
     add("--synthetic", type=options.several(float), metavar="OUTER,INNER", help=text)
     _several(parser, "--shapes", str, "NAME", "of --synthetic: 30m (default), qwen3-30b-a3b and others")
-    add("--layers", type=int, metavar="N", help="of these shapes, where memory has no room for more (default: all)")
+    add("--layers", type=int, metavar="N", help="layers of these shapes, if memory has no room for all (default: all)")
     options.quiet(parser)
     options.placement(parser, context=False)
 
 
 def _cells(parser: argparse.ArgumentParser) -> None:
-    _several(parser, "--cells", str, "NAME", "cells by name; paper: 48 that cover all (default)")
+    _several(parser, "--cells", str, "NAME", "cells by name; paper: 48 cells that cover all values (default)")
     parser.add_argument("--full", action="store_true", help="every cell there is: 600 of them, half a day")
     _several(parser, "--contexts", int, "N", "prompt tokens, instead of --cells")
-    _several(parser, "--batches", int, "N", "texts made together")
+    _several(parser, "--batches", int, "N", "texts generated together")
     _several(parser, "--temperatures", float, "X", "0 is greedy")
     _several(parser, "--workloads", str, "NAME", "books, code, needle, copy, summary, many-shot")
 
@@ -65,7 +65,7 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
     _models_and_texts(parser)
     _several(parser, "--contexts", int, "N", "prompt tokens", [512, 4096, 16_384])
     _several(parser, "--temperatures", float, "X", "0 is greedy", [0.0, 0.6, 1.0, 1.2])
-    _several(parser, "--batches", int, "N", "texts made together", [1, 4])
+    _several(parser, "--batches", int, "N", "texts generated together", [1, 4])
     _several(parser, "--workloads", str, "NAME", "as in bench speed", ["books", "code", "copy"])
     _several(parser, "--modes", str, "MODE", "to compare (default: all that these models can run)")
     _several(parser, "--couplings", str, "NAME", ", ".join(options.COUPLINGS), list(options.COUPLINGS))
@@ -79,14 +79,20 @@ def _lossless(parser: argparse.ArgumentParser) -> None:
 def _compare(parser: argparse.ArgumentParser) -> None:
     _models_and_texts(parser)
     add = parser.add_argument
-    _several(parser, "--engines", str, "NAME", "some of them; a wrong name lists them all")
+    _several(parser, "--engines", str, "NAME", "engines to compare (default: all; an unknown name lists them)")
     text = "prompt tokens (default: 16384,32768; of a GGUF file 512,2048,7168)"
     _several(parser, "--contexts", int, "N", text)
     text = "as in bench speed (default: books); of a GGUF file books, questions (default: both)"
     _several(parser, "--workload", str, "NAME", text)
     options.number(parser, "--tokens", "new tokens (default: 64; of a GGUF file 128)")
-    _several(parser, "--temperatures", float, "X", "of a GGUF file, 0 is greedy (default: 0,0.6); else all is greedy")
-    _several(parser, "--modes", str, "MODE", f"ours on a GGUF file, {_MODES} (default: ar,auto)")
+    _several(
+        parser,
+        "--temperatures",
+        float,
+        "X",
+        "temperatures on a GGUF file; 0 is greedy (default: 0,0.6). Other models decode greedily",
+    )
+    _several(parser, "--modes", str, "MODE", f"modes of triforce on a GGUF file: {_MODES} (default: ar,auto)")
     options.number(parser, "--repeats", "turns of each engine on a GGUF file (default: 3)")
     options.number(parser, "--threads", "for every engine (default: the cores there are)")
     options.number(parser, "--timeout", "seconds that one run may take", 1800, float, "S")
@@ -100,13 +106,13 @@ def _start(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.draft(parser)
     add = parser.add_argument
-    text = "instead of a model: random weights in as many layers as thin32 or thin80 says, or of another shape"
+    text = "measure random weights of a shape instead of a model: thin32 has 32 layers, thin80 has 80"
     add("--shape", metavar="NAME", help=text)
     _several(parser, "--modes", str, "MODE", _MODES, ["ar", "auto"])
     add("--prompt-file", type=path, metavar="FILE", help="a UTF-8 text (default: two words, or the demo's book)")
     options.number(parser, "--prompt-tokens", "use the first N tokens of the text")
     options.load_cache(parser)
-    options.number(parser, "--repeats", "processes of each kind", 5)
+    options.number(parser, "--repeats", "processes for each row", 5)
     options.placement(parser, context=False)
 
 

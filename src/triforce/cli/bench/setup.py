@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from triforce.backends.torch_import import import_torch
 from triforce.bench.results_file import machine, measured_roofline, provenance
 from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import draft_named
@@ -18,12 +18,10 @@ from triforce.cli.text_files import BOOK, read_texts, sample_book, write_text
 from triforce.errors import RequestError
 
 if TYPE_CHECKING:
-    import torch
-
     from triforce.bench.prompts import Sources
     from triforce.checkpoint.tokenizer import Tokenizer
-    from triforce.eval import Table
     from triforce.llm import LLM
+    from triforce.tables import Table
 
 OWN_CODE = "triforce.py"
 """Name of the text that is the package's own source."""
@@ -36,10 +34,16 @@ def load(options: Namespace) -> LLM:
         name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
     }
     with loading(options):
-        import_torch()
         from triforce.llm import LLM
 
         return LLM(options.model, draft, **{name: value for name, value in settings.items() if value is not None})
+
+
+def require_temperatures(temperatures: Iterable[float]) -> None:
+    """Raise RequestError for a temperature below 0, or one that is not finite."""
+    for temperature in temperatures:
+        if not 0 <= temperature < math.inf:
+            raise RequestError(f"--temperatures {temperature}: give finite numbers of at least 0 (0 is greedy)")
 
 
 def modes(llm: LLM, requested_modes: Sequence[str] | None, default_modes: Iterable[str]) -> list[str]:
@@ -86,7 +90,7 @@ def own_texts() -> dict[str, str]:
 __all__ = ["about", "machine", "measured_roofline", "show", "write"]
 
 
-def about(command: str | None = None, device: torch.device | None = None) -> dict[str, Any]:
+def about(command: str | None = None, device: str = "cpu") -> dict[str, Any]:
     """Return provenance of figures: `command` (None: this process's), and the machine and software."""
     return {"command": command or "triforce " + " ".join(sys.argv[1:])} | provenance(device)
 

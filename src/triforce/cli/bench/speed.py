@@ -11,22 +11,33 @@ from typing import TYPE_CHECKING, Any
 
 from triforce.bench.results_file import ResultsFile
 from triforce.bench.speed import WORKLOADS, Cell, cells_named, covering, grid
-from triforce.cli.bench.setup import about, load, machine, make_folder, modes, show, sources, write
+from triforce.cli.bench.setup import (
+    about,
+    load,
+    machine,
+    make_folder,
+    modes,
+    require_temperatures,
+    show,
+    sources,
+    write,
+)
 from triforce.cli.progress import Prefill
 from triforce.errors import RequestError
+from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from triforce.llm import LLM
 
 Row = dict[str, Any]
 SETTINGS = (
-    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "kv_dtype", "draft_tokens",
-    "speculative_tokens", "retrieval_budget", "searched_layers",
+    "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "dtype", "kv_dtype",
+    "draft_tokens", "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
 """Settings that must be the same for a file of rows to be continued."""
 
 MODEL_OPTIONS = "model", "modes", "temperatures", "batches", "workloads", "cells", "caches", "texts"
-"""Options that `--synthetic` does not have."""
+"""Options that cannot be given together with `--synthetic`."""
 
 MODES = ("ar", "retrieval", "triforce", "draft-ngram", "auto")
 """Default modes: plain decoding, the fixed modes that may be fastest, and `auto`."""
@@ -66,8 +77,9 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
 
     settings = {name: getattr(options, name) for name in SETTINGS if hasattr(options, name)}
     settings |= {"model": llm.target.path.name, "modes": names}
-    results = ResultsFile(options.json, about() | settings, SETTINGS)
+    results = ResultsFile(options.json, about() | settings, (*SETTINGS, "level"))
     unmeasured_cells = [cell for cell in cells if str(cell) not in results.cells]
+    texts = sources(llm, options.texts)
     print(f"{machine()}\n{HEAD}")
     for row in results.rows:
         print(line(row))
@@ -76,8 +88,7 @@ def _measure(llm: LLM, cells: list[Cell], names: list[str], options: Namespace) 
         folder = Path(options.caches or temporary)
         make_folder("--caches", folder)
         prompts = PromptCache(llm, folder, partial(Prefill, options.quiet))
-        texts = sources(llm, options.texts)
-        for rows in speed.rows(llm, texts, unmeasured_cells, plan, prompts, keep=bool(options.caches)):
+        for rows in speed.rows(llm, texts, unmeasured_cells, plan, prompts, keep_prompts=bool(options.caches)):
             results.add(rows)
             for row in rows:
                 print(line(row), flush=True)
@@ -92,9 +103,11 @@ def _report(rows: list[Row]) -> int:
     if summary["mean"] is not None:
         of_best = summary["of_best"]
         best_note = f"; {of_best:.3f} of the best fixed setting's tokens/s" if of_best is not None else ""
-        print(f"auto: {summary['mean']:.2f} times plain decoding in the mean of {summary['cells']} cells{best_note}")
+        print(f"auto: {summary['mean']:.2f} times plain decoding on average over {summary['cells']} cells{best_note}")
         lost_cells = (
-            "not known, as one turn has no spread" if summary["lost"] is None else ", ".join(summary["lost"]) or "none"
+            "unknown, as --repeats 1 gives no spread"
+            if summary["lost"] is None
+            else ", ".join(summary["lost"]) or "none"
         )
         print(f"cells lost: {lost_cells}")
     print(json.dumps(summary))
@@ -124,6 +137,8 @@ def _require_valid_options(options: Namespace) -> None:
     repeats = 1 if options.repeats is None else options.repeats
     if min(repeats, options.tokens, *(options.batches or [1])) < 1:
         raise RequestError("--repeats, --tokens and --batches must be at least 1")
+    require_temperatures(options.temperatures or [])
+    SamplingParams(top_p=1.0 if options.top_p is None else options.top_p)
     for name in ("shapes", "layers"):
         if getattr(options, name) and not options.synthetic:
             raise RequestError(f"--{name} is for the random weights of --synthetic; give that as well, or leave it out")
@@ -164,7 +179,9 @@ def _synthetic(options: Namespace) -> int:
             shape, contexts, acceptance_rates, speculation, options.tokens, repeats, int8, options.layers
         ):
             rows.append({"shape": shape, "lower_tiers": options.lower_tiers} | row)
-            bound_note = f", {row['least_seconds'] / row['seconds']:.0%} of what can be" if row["least_seconds"] else ""
+            bound_note = (
+                f", {row['least_seconds'] / row['seconds']:.0%} of the machine's limit" if row["least_seconds"] else ""
+            )
             print(f"{line(row)}  {shape}, KV as {row['kv_dtype']}{bound_note}; {verification_note(row)}", flush=True)
             write(options.json, about() | {"rows": rows})
     return 0
@@ -189,4 +206,4 @@ def verification_note(row: Row) -> str:
     """Return text that compares measured tokens per verification with the number expected by the acceptance rates."""
     measured_rate = row["tokens_per_verification"]
     expected_rate = row["expected_tokens_per_verification"]
-    return f"{measured_rate:.2f} tokens a verification, {expected_rate:.2f} +- {row['deviation']:.2f} to expect"
+    return f"{measured_rate:.2f} tokens per verification, {expected_rate:.2f} +- {row['deviation']:.2f} expected"

@@ -19,7 +19,7 @@ from triforce.cli.text_files import read_text, sample_book
 from triforce.engine.inputs import known
 from triforce.engine.tier_builder import MODES
 from triforce.errors import RequestError
-from triforce.eval import Table
+from triforce.tables import Table
 
 SHORT = "It was"
 POSITIONS = 32_768
@@ -32,9 +32,10 @@ def run(options: Namespace) -> int:
         known("mode", mode, MODES)
     if options.repeats < 1 or (options.prompt_tokens is not None and options.prompt_tokens < 1):
         raise RequestError("--repeats and --prompt-tokens must be at least 1")
-    print(machine())
     with tempfile.TemporaryDirectory() as folder:
-        measured_rows = list(rows(options.modes, _task(options, Path(folder)), options.repeats))
+        task = _task(options, Path(folder))
+        print(machine())
+        measured_rows = list(rows(options.modes, task, options.repeats))
     show([_table(measured_rows)])
     print(json.dumps({"machine": machine(), "rows": measured_rows}))
     write(options.json, about() | {"repeats": options.repeats, "rows": measured_rows})
@@ -49,6 +50,9 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
             raise RequestError(f"--shape {options.shape} stands for a model; leave out {model}")
         shapes.write(known("shape", options.shape, shapes.SHAPES), folder, POSITIONS)
         model = str(folder)
+    if options.load_cache and not Path(options.load_cache).is_file():
+        advice = "name one that `triforce generate --save-cache` has written"
+        raise RequestError(f"--load-cache {options.load_cache}: there is no such file; {advice}")
     task = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "load_cache")}
     draft = draft_named(options)
     return task | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
@@ -81,7 +85,8 @@ def _table(measured_rows: list[dict[str, Any]]) -> Table:
         seconds_cells = [f"{row['seconds']:.2f}", f"{row['spread']:.2f}", f"{row['of_import']:.2f}"]
         lines.append([row["mode"], row["process"], *seconds_cells, *step_cells])
     note = (
-        "Seconds, medians. The first process finds no cache folder, the second what the first left there. Imports "
-        "begin with the command; the prompt is read with its saved KV, if there is any; after the token comes the exit."
+        "Seconds, medians. The first process starts without a cache folder; the second finds the files that the first "
+        "has cached. The imports include the start of Python, and the prompt includes loading saved KV. The exit comes "
+        "last."
     )
     return Table("To the first token", note, ["mode", "process", "all", "spread", "of import torch", *STEPS], lines)

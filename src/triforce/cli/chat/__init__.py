@@ -14,11 +14,11 @@ from triforce.cli.answer_output import chat_sampling
 from triforce.cli.chat.commands import LeaveChat, question, run_command
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.chat.dialogue import Dialogue, follow, remark
-from triforce.cli.counts import counted
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.text_files import decode_text, read_document, stdin_lines
 from triforce.distributed.group import TPGroup
 from triforce.errors import ModelError, RankError, RequestError, TriforceError, printable
+from triforce.interface.quantities import counted
 
 
 def run(options: Namespace) -> int:
@@ -61,7 +61,7 @@ def _document(options: Namespace) -> str:
 
 
 def _chat_on_terminal(dialogue: Dialogue, banner: str) -> int:
-    """Run on a terminal: mistakes are printed, remedies offered. banner: printed first, unless it is empty."""
+    """Run on a terminal. A mistake is printed, and the chat goes on. banner: printed first, unless it is empty."""
     from triforce.cli.chat import terminal
 
     dialogue.confirm = terminal.confirm

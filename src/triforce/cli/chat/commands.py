@@ -8,9 +8,8 @@ from typing import NamedTuple
 
 from triforce.cli.chat import conversation
 from triforce.cli.chat.dialogue import Dialogue, remark
-from triforce.cli.counts import counted
 from triforce.errors import RequestError, printable, suggest
-from triforce.interface.byte_size import user_path
+from triforce.interface.quantities import counted, user_path
 
 
 class LeaveChat(Exception):
@@ -98,10 +97,10 @@ def _counts(dialogue: Dialogue) -> str:
 
 
 COMMANDS = {
-    "/help": Command("", "this list; so does /?", _help),
+    "/help": Command("", "show this list, as /? does", _help),
     "/exit": Command("", "leave, as Ctrl-D does; so do /bye, /quit and /q", _exit),
     "/reset": Command("", "forget all turns, as /clear does; the document and the system message stay", _reset),
-    "/system": Command("[TEXT]", "tell the model what it is to be, or show what it was told", _system),
+    "/system": Command("[TEXT]", "set the system message, or show it", _system),
     "/save": Command("FILE", "write the conversation to a file, document and all", _save),
     "/load": Command("FILE", "go on with a conversation from such a file", _load),
 }
@@ -115,10 +114,10 @@ FOREIGN_COMMANDS = {
     "/show": "for a model's properties: triforce info MODEL",
     "/model": "a chat is with one model; for another: triforce chat MODEL",
 }
-"""Commands of other chats that have no counterpart here, and where their work is done."""
+"""Commands of other chats that have no counterpart here, and what to use instead."""
 
 KEYS = """\
-//...           ask what begins with a slash; several lines are a question anyway
+//...           ask a question that begins with a slash; several lines are always a question
 Alt-Enter       a new line (Esc, then Enter, where Alt does nothing); lines that are pasted stay together
 Up, Down        what was asked before, in this chat: nothing of it is written to disk
 Ctrl-C          ends an answer, and the chat goes on; at the prompt it clears what was typed

@@ -44,7 +44,7 @@ class Conversation:
         return system + _alternating(texts)
 
     def save(self, file: Path, model: str) -> None:
-        """Write the conversation, whole or not at all. Only a conversation is overwritten. Raises RequestError."""
+        """Write the conversation, whole or not at all. Other files than conversations are kept. Raises RequestError."""
         messages = _alternating([text for turn in self.turns for text in turn])
         record = {MARK: VERSION, "model": model, "system": self.system, "document": self.document, "messages": messages}
         try:

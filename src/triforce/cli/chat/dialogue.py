@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 from triforce.checkpoint.hub import model_name
 from triforce.cli.answer_output import Painter, cached_note, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.counts import counted
 from triforce.cli.progress import Prefill, Tokenization
 from triforce.errors import RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
+from triforce.interface.quantities import counted
 from triforce.interface.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Interrupts:
-    """Context manager that records Ctrl-C in `pending`, where an answer can end; repeats change nothing."""
+    """Context manager that records Ctrl-C in `pending`. An answer checks `pending` at points where it can end."""
 
     def __init__(self) -> None:
         self.pending = False
@@ -189,7 +189,9 @@ class Dialogue:
         if dropped_turns and len(candidates[-1]) < self.context and self._drop_turns(size_note, dropped_turns):
             return candidates[-1]
         if len(full_ids) >= self.context:
-            advice = "/reset forgets all turns" if turn_count else "ask less at a time, or give a shorter document"
+            advice = "ask less at a time, or give a shorter document"
+            if turn_count:
+                advice = "/reset forgets all turns" if self.confirm else "begin another chat, or raise --context"
             raise RequestError(f"{size_note}; nothing was asked: {advice}")
         return full_ids
 

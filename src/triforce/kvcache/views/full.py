@@ -1,4 +1,4 @@
-"""The exact view: every committed page. It owns the committed length and observes attention mass.
+"""The full view: every committed page. It owns the committed length and observes attention mass.
 
 Shape suffixes: B rows, T tokens fed in one pass, J scored columns, V vocabulary, L layers, H query heads, G KV heads,
 U units, N tokens, D head size.
@@ -12,9 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from triforce.arrays import Array, is_gpu, to_host
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, KVBackend, PageTable
 from triforce.errors import CacheError
 from triforce.kvcache.eagle_memory import EagleHeadSlots
@@ -28,35 +27,37 @@ def by_window(pool: PagePool, page_table: PageTable, rows: range) -> list[tuple[
 
     page_table: the one of layers without a window, which lists whole rows.
     """
-    table_of_window = windowed(pool, page_table, rows)
+    table_of_window = table_by_window(pool, page_table, rows)
     return [(len([*group]), table_of_window(window)) for window, group in groupby(pool.config.windows)]
 
 
-def windowed(pool: PagePool, page_table: PageTable, rows: range) -> Callable[[int], PageTable]:
-    """Return a function that maps a layer's window to its page table; for window 0 that is `page_table`."""
+def table_by_window(pool: PagePool, page_table: PageTable, rows: range) -> Callable[[int], PageTable]:
+    """Return a function that maps the window of a layer to its page table; for window 0 that is `page_table`."""
     units_BU = pool.units(rows, page_table.unit, windows=True)
-    return lambda window: replace(page_table, units=units_BU, window=window, coarse=[]) if window else page_table
+    return lambda window: (
+        replace(page_table, units=units_BU, window=window, low_precision_ends=[]) if window else page_table
+    )
 
 
-OBSERVED = 80
-"""Passes of at most `OBSERVED` tokens a row are observed. No verification is wider; wider passes are prefill."""
+MAX_OBSERVED_TOKENS = 80
+"""Most tokens of a row in a pass that is observed. Verifications are not wider; wider passes are prefill."""
 
-PREFILL = 8192
-"""Tokens of a prompt in one pass."""
+PREFILL_CHUNK = 8192
+"""Tokens of a prefill pass on a GPU."""
 
-PREFILL_ON_CPU = 512
-"""The same on a CPU: few tokens, so that their activations stay in cache and memory."""
+PREFILL_CHUNK_ON_CPU = 512
+"""Tokens of a prefill pass on a CPU: few, so that activations stay in the processor's cache."""
 
 TAIL = 16
-"""A prompt's last tokens are fed in a pass of their own, which is observed, so that the first selection has queries."""
+"""Last tokens of a prompt, which a pass of their own feeds: it is observed, so that the first selection has queries."""
 
 
-def prefill_chunk(device: torch.device) -> int:
+def prefill_chunk(device: str) -> int:
     """Return the tokens of a prefill pass. Passes end at multiples of it, wherever the first one begins."""
-    return PREFILL_ON_CPU if device.type == "cpu" else PREFILL
+    return PREFILL_CHUNK if is_gpu(device) else PREFILL_CHUNK_ON_CPU
 
 
-LayerKV = tuple[Tensor, Tensor]
+LayerKV = tuple[Array, Array]
 """K and V of a layer, each (G, N, D)."""
 
 
@@ -71,10 +72,10 @@ class AttentionObservation:
     start: int = 0
     passes: int = 0
     grain: int = 0
-    queries_LTHD: Tensor = field(default_factory=lambda: torch.empty(0))
-    mass_LGU: Tensor | None = None
+    queries_LTHD: Array = field(default_factory=lambda: np.empty(0))
+    mass_LGU: Array | None = None
 
-    def query(self, position: int) -> Tensor:
+    def query(self, position: int) -> Array:
         """Return the query of the token at `position`, (L, H, D), or the nearest query of the pass."""
         return self.queries_LTHD[:, min(max(position - self.start, 0), self.queries_LTHD.shape[1] - 1)]
 
@@ -83,7 +84,7 @@ class AttentionObservation:
 class SwappedKV:
     """A row's contents: K and V of its committed tokens for each layer, and its last observation.
 
-    Tensors are on the host once the row is swapped out. eagle_slots: contents of an EAGLE head's memory for these
+    K and V are host arrays once the row is swapped out. eagle_slots: contents of an EAGLE head's memory for these
     tokens. window_start: first token that layers with pages of their own hold.
     """
 
@@ -124,7 +125,7 @@ class FullView:
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         pool = self.pool
         rows = slice(self.rows.start, self.rows.stop)
-        observe = width <= OBSERVED
+        observe = width <= MAX_OBSERVED_TOKENS
         starts = pool.lengths_B[rows].tolist()
         unit = self.grain or PAGE
         if pool.windows:
@@ -133,11 +134,18 @@ class FullView:
         page_table = PageTable(units_BU, starts, counts_B.tolist(), unit)
         return_mass = observe and self.grain > 0
         budget = self.budget
-        keep = max(map(budget.of, starts)) // PAGE if budget and pool.offloaded and observe else 0
-        views = by_window(pool, page_table, self.rows) if pool.windowed else [(pool.config.layers, page_table)]
+        retained_pages = max(map(budget.of, starts)) // PAGE if budget and pool.offloaded and observe else 0
+        views = by_window(pool, page_table, self.rows) if pool.has_window_layers else [(pool.config.layers, page_table)]
         tables = pool.tables[rows]
         return ForwardBatch(
-            starts, views, observe, return_mass, pool.min_pass_shape, exact=True, keep=keep, tables=tables
+            starts,
+            views,
+            observe,
+            return_mass,
+            pool.min_pass_shape,
+            past_committed=True,
+            retained_pages=retained_pages,
+            tables=tables,
         )
 
     def record(self, batch: ForwardBatch, output: ForwardOutput | None = None) -> None:
@@ -154,13 +162,13 @@ class FullView:
                 queries_LTHD = queries_LBTHD[:, i, :count]
                 self.observations[b] = AttentionObservation(start, passes, page_table.unit, queries_LTHD, mass_LGU)
 
-    def rewindable(self, b: int, length: int) -> int:
-        """Return the length to rewind row b to for `length`: 0 where the windows before `length` are freed."""
+    def rewind_length(self, b: int, length: int) -> int:
+        """Return the length to which row b can be rewound: `length`, or 0 where the windows before it are freed."""
         windows = self.pool.windows
         return length if windows is None or windows.holds(self.rows[b], length) else 0
 
     def rewind(self, lengths_B: Ints) -> None:
-        """Rewind each row to at most its length in `lengths_B`. Raises CacheError where one is not `rewindable`."""
+        """Rewind each row to at most its length in `lengths_B`. Raises CacheError where its windows are freed."""
         view_lengths_B = self.lengths_B
         np.minimum(view_lengths_B, lengths_B, out=view_lengths_B)
         for b in self.rows if (windows := self.pool.windows) else ():
@@ -196,7 +204,7 @@ class FullView:
         """Return a copy of a row's contents on the host, for `swap_in`."""
         row_kv = self._row_kv(b)
         eagle_slots = row_kv.eagle_slots.to_host() if row_kv.eagle_slots else None
-        return replace(row_kv, layers=to_host(row_kv.layers), eagle_slots=eagle_slots)
+        return replace(row_kv, layers=host_copies(row_kv.layers), eagle_slots=eagle_slots)
 
     def swap_in(self, b: int, swapped: SwappedKV) -> None:
         """Restore a swapped row's contents into empty row b, whose pages are reserved."""
@@ -224,15 +232,14 @@ class FullView:
         return SwappedKV(length, layers, self.observations[row], eagle_slots, window_start)
 
 
-def to_host(layers: Iterable[LayerKV]) -> list[LayerKV]:
+def host_copies(layers: Iterable[LayerKV]) -> list[LayerKV]:
     """Return copies of each layer's K and V on the host."""
-    return [(keys_GND.to("cpu", copy=True), values_GND.to("cpu", copy=True)) for keys_GND, values_GND in layers]
+    return [(np.array(to_host(keys_GND)), np.array(to_host(values_GND))) for keys_GND, values_GND in layers]
 
 
 def write_layers(
-    memory: KVBackend, slots_N: Tensor, layers: Iterable[tuple[int, LayerKV]], tokens: slice = slice(None)
+    memory: KVBackend, slots_N: Array, layers: Iterable[tuple[int, LayerKV]], tokens: slice = slice(None)
 ) -> None:
     """Write K and V of these layers into slots of a memory, bit for bit. tokens: the part of them to write."""
-    for layer, layer_kv in layers:
-        keys_GND, values_GND = (tensor[:, tokens] for tensor in layer_kv)
-        memory.write(layer, slots_N, keys_GND.to(slots_N.device), values_GND.to(slots_N.device))
+    for layer, (keys_GND, values_GND) in layers:
+        memory.write(layer, slots_N, keys_GND[:, tokens], values_GND[:, tokens])

@@ -12,19 +12,18 @@ from itertools import groupby
 from math import gcd
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from triforce.arrays import Array, to_host
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable, Search
 from triforce.kvcache.retrieval_config import RetrievalConfig
 from triforce.kvcache.selection import PageLists, Policy, RowSelection, select_pages, window_start
-from triforce.kvcache.views.full import FullView, by_window, windowed
+from triforce.kvcache.views.full import FullView, by_window, table_by_window
 from triforce.ragged import Ints, ints
 
 SEARCH_DIVISOR = 4
-"""A search picks 1 / `SEARCH_DIVISOR` of the context. The new tokens of a pass share it, and each needs other keys."""
+"""A search picks 1 / `SEARCH_DIVISOR` of the context, for all tokens of a pass together: these need different keys."""
 SKETCH_DIVISOR = 16
-"""Searching this many keys costs about as much as reading one: sketches are small, but all of them are scored."""
+"""Number of keys whose search costs about as much as reading one: sketches are small, but all are scored."""
 MAX_TRACE_PARTS = 256
 """Parts of a text in a coverage trace, at most."""
 
@@ -46,8 +45,9 @@ class RetrievalView:
         self.observes = self.selections[0].policy.observes
         self._lists = self._new_lists()
         self.full_layers = setting.searched_layers or frozenset()
+        """Layers that read all tokens, because the user named them."""
         self.searched_layers: frozenset[int] = frozenset()
-        """Layers in which each token searches the context anew; it reads all of it where the memory has no search."""
+        """Layers in which each token searches all tokens. Where the memory has no search, they read all tokens."""
         self.trying = False
         """Whether `searched_layers` is a trial of the planner: passes of this kind may not recur."""
         self.budget_factors: dict[int, float] = {}
@@ -67,7 +67,7 @@ class RetrievalView:
             row.committed = committed
             if row.pages and committed < row.pages.end:  # the text was cut: some selected tokens are gone
                 row.pages = None
-            if count and self._due(b):
+            if count and self._needs_selection(b):
                 self._select(b)
             row.window_start = window_start(row.pages, committed, budget, self.unit)
         rows = self.full.rows
@@ -82,7 +82,9 @@ class RetrievalView:
     def rewind(self, lengths_B: Ints) -> None:
         lengths = self.full.lengths_B.tolist(), lengths_B.tolist()
         for row, verified, length in zip(self.selections, *lengths, strict=True):
-            if verified > row.committed and length <= row.fed_tokens:  # else this tier itself rejected the token
+            if (
+                verified > row.committed and length <= row.fed_tokens
+            ):  # the full tier verified; otherwise this tier itself rejected
                 row.rejected = True
             row.fed_tokens = min(row.fed_tokens, length)
 
@@ -90,11 +92,11 @@ class RetrievalView:
         """Return the tokens that a row reads of `context` tokens at most."""
         return self.setting.budget.of(context, self.budget_factors.get(context.bit_length(), 1.0))
 
-    def keys(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
+    def keys_read(self, context: int, searched: int | None = None, budget: int | None = None) -> int:
         """Return the keys that one token reads of `context` keys: the mean of the layers without a window.
 
-        searched: count of searched layers; None: that of `searched_layers`. budget: None: `budget(context)`. Layers
-        with a window are left out: they read what the full tier's layers read.
+        searched: count of searched layers; None: that of `searched_layers`. budget: tokens; None: `budget(context)`.
+        Layers with a window are left out: they read what the full tier's layers read.
         """
         pool = self.full.pool
         budget_keys = min(budget or self.budget(context), context)
@@ -113,7 +115,7 @@ class RetrievalView:
         )
 
     def resume(self, length: int) -> tuple[int, int]:
-        """Return an empty range: the exact view feeds the prompt."""
+        """Return an empty range: the full view feeds the prompt."""
         return length, length
 
     def row(self, b: int) -> RetrievalView:
@@ -121,7 +123,7 @@ class RetrievalView:
         return self
 
     def fork(self, source: int, row: int) -> None:
-        """Copy nothing: pages of the row are selected anew, by the observation of the exact view."""
+        """Copy nothing: pages of the row are selected anew, by the observation of the full view."""
 
     def select(self, rows: Sequence[int]) -> None:
         self.selections = [self.selections[b] for b in rows]
@@ -132,7 +134,7 @@ class RetrievalView:
         self._lists = self._new_lists()
 
     def swap_out(self, b: int) -> RowSelection:
-        """Return a copy of a row's selection, for `swap_in`. It has unit indices in the row, as pages will change."""
+        """Return a copy of a row's selection, for `swap_in`. It names units by their index in the row: pages change."""
         row = self.selections[b]
         pages = row.pages and replace(row.pages, units=self._places(b, row.pages.units))
         return replace(row, pages=pages)
@@ -151,13 +153,14 @@ class RetrievalView:
         mass_LGU = self.full.observations[self.full.rows[b]].mass_LGU
         if row.pages is None or mass_LGU is None:
             return None
-        selected_LG = mass_LGU.gather(2, self._places(b, row.pages.units)).sum(2)
-        seen_LG = selected_LG + mass_LGU[..., row.window_start // self.unit :].sum(2)
-        missed_L: list[float] = (1 - seen_LG / mass_LGU.sum(2)).mean(1).tolist()
+        xp = self.full.pool.xp
+        selected_LG = xp.sum(xp.take_along_axis(mass_LGU, self._places(b, row.pages.units), axis=2), axis=2)
+        seen_LG = selected_LG + xp.sum(mass_LGU[..., row.window_start // self.unit :], axis=2)
+        missed_L: list[float] = xp.mean(1 - seen_LG / xp.sum(mass_LGU, axis=2), axis=1).tolist()
         return missed_L
 
     def coverage(self, b: int) -> list[int]:
-        """Return, for equal parts of row b's text from its start, the percentage of page lists that hold its tokens.
+        """Return, for each of equal parts of row b's text, the percentage of page lists that hold the part's tokens.
 
         There is a list for each layer and KV head. Layers that read or search all tokens are left out.
         """
@@ -168,7 +171,7 @@ class RetrievalView:
         layers = [layer for layer in range(config.layers) if self._kind(layer) == "selected"]
         if row.pages is None or not layers:
             return [100] * len(starts)
-        selected_units = self._places(b, row.pages.units[layers]).flatten().cpu().numpy()
+        selected_units = to_host(self._places(b, row.pages.units[layers])).reshape(-1)
         counts_U = np.bincount(selected_units, minlength=units)[:units]
         lists = len(layers) * config.kv_heads
         counts_U[row.window_start // self.unit :] = lists
@@ -176,19 +179,19 @@ class RetrievalView:
         percents: list[int] = np.rint(np.add.reduceat(counts_U, starts) * 100 / (sizes * lists)).astype(int).tolist()
         return percents
 
-    def _places(self, b: int, units: Tensor) -> Tensor:
+    def _places(self, b: int, units: Array) -> Array:
         """Return the index in row b of each of its `units`, int64 of the same shape."""
-        row_U = self.row_units(b)
-        place = torch.zeros(int(row_U.max()) + 1, dtype=torch.long, device=row_U.device)
-        place[row_U.long()] = torch.arange(len(row_U), device=row_U.device)
-        return place[units.long()]
+        xp = self.full.pool.xp
+        row_U = xp.astype(self.row_units(b), xp.int64)
+        place = xp.zeros(int(row_U.max()) + 1, dtype=xp.int64, device=row_U.device)
+        place[row_U] = xp.arange(len(row_U), device=row_U.device)
+        return place[xp.astype(units, xp.int64)]
 
     def _new_lists(self) -> PageLists:
         """Return empty page lists. The next pass writes those of all rows."""
-        config = self.full.pool.config
-        return PageLists(config.layers, len(self.selections), config.kv_heads, self.full.pool.device)
+        return PageLists(self.full.pool, len(self.selections))
 
-    def _due(self, b: int) -> bool:
+    def _needs_selection(self, b: int) -> bool:
         """Whether the row's pages are to be selected before the next pass."""
         row = self.selections[b]
         refresh = self.setting.refresh
@@ -211,13 +214,13 @@ class RetrievalView:
         budget = self.budget(row.committed)
         passes = full.observations[full_row].passes
         row.pages = select_pages(
-            self.row_units(b), row.committed, budget, row.policy.latest(budget), chunk,
+            self.row_units(b), row.committed, budget, row.policy.latest_tokens(budget), chunk,
             lambda candidates, picks: row.policy.pick(full, full_row, chunk, candidates, picks), passes,
         )  # fmt: skip
         if row.pages:
             row.rejected = False
 
-    def row_units(self, b: int) -> Tensor:
+    def row_units(self, b: int) -> Array:
         """Return all pages of row b as units (U)."""
         row = self.full.rows[b]
         pool = self.full.pool
@@ -231,25 +234,27 @@ class RetrievalView:
         layers = self.full.pool.config.layers
         unit = self.unit
         committed = [row.committed for row in self.selections]
-        full_table = PageTable(self.full.pool.units(self.full.rows, unit), starts, counts, unit, coarse=committed)
+        full_table = PageTable(
+            self.full.pool.units(self.full.rows, unit), starts, counts, unit, low_precision_ends=committed
+        )
         if not any(row.pages for row in self.selections):
             return by_window(self.full.pool, full_table, self.full.rows)
         for b, (row, start, count) in enumerate(zip(self.selections, starts, counts, strict=True)):
             window = range(row.window_start // unit, -(-(start + count) // unit))
             self._lists.show(b, row.pages.units if row.pages else None, self.row_units(b), window)
         hidden_tokens = [row.window_start - row.pages.tokens if row.pages else 0 for row in self.selections]
-        list_starts, coarse = (
+        list_starts, low_precision_ends = (
             [n - hidden_count for n, hidden_count in zip(lengths, hidden_tokens, strict=True)]
             for lengths in (starts, committed)
         )
         searched_table = replace(full_table, search=self._search())
         views: list[tuple[int, PageTable]] = []
         windows = self.full.pool.config.windows
-        table_of_window = windowed(self.full.pool, full_table, self.full.rows)
+        table_of_window = table_by_window(self.full.pool, full_table, self.full.rows)
         for (kind, window), group in groupby(range(layers), lambda layer: (self._kind(layer), windows[layer])):
             group_layers = list(group)
             units_LBGU = self._lists.units_LBGU[group_layers[0] : group_layers[-1] + 1]
-            selected_table = PageTable(units_LBGU, list_starts, counts, unit, coarse=coarse)
+            selected_table = PageTable(units_LBGU, list_starts, counts, unit, low_precision_ends=low_precision_ends)
             views.append(
                 (
                     len(group_layers),

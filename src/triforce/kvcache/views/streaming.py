@@ -10,16 +10,15 @@ from copy import copy
 from math import ceil, gcd
 
 import numpy as np
-import torch
-from torch import Tensor
 
+from triforce.arrays import Array, DType
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import PAGE, ForwardBatch, ForwardOutput, PageTable
-from triforce.backends.kv_rows import kv_dtype
 from triforce.errors import CacheError
-from triforce.kvcache.views.full import LayerKV, to_host, write_layers
+from triforce.kvcache.views.full import LayerKV, host_copies, write_layers
 from triforce.model.config import ModelConfig
-from triforce.ragged import Ints, to_device
+from triforce.model.kv_rows import kv_dtype
+from triforce.ragged import Ints
 
 Ring = tuple[list[LayerKV], int, int]
 """Contents of a row: K and V of its sinks and ring for each layer, its length, and its written length."""
@@ -28,10 +27,10 @@ Ring = tuple[list[LayerKV], int, int]
 class StreamingView:
     """View in which each token sees the first `sinks` tokens and the `window` tokens that end with itself.
 
-    Distances are those of the places in [sinks | window], so that they stay within the range the draft was trained on.
-    Within the window they are the true distances; towards the sinks a query has its place in [sinks | window]. So keys
-    are stored rotated by their true position and each query is rotated twice, instead of rotating every key in every
-    pass. The tokens that a token sees do not depend on how the text was cut into passes.
+    Rotary distances count places in [sinks | window], so that they stay within the range the draft was trained on.
+    Between two tokens of the window they are the true distances; between a query and the sinks they are shorter. So
+    keys are stored rotated by their true position and each query is rotated twice, instead of rotating every key in
+    every pass. The tokens that a token sees do not depend on how the text was cut into passes.
 
     A ring of keys has `slack` slots more than the window, so that up to `slack` rejected tokens can be dropped.
     Each row has pages of its own for its sinks and ring; the memory has such pages for `rows` rows. `new_rows` gives
@@ -45,8 +44,8 @@ class StreamingView:
         sinks: int = 16,
         window: int = 496,
         slack: int = 128,
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
+        dtype: DType = "float32",
+        device: str = "cpu",
     ) -> None:
         self.config = config
         self.sinks = sinks
@@ -59,7 +58,6 @@ class StreamingView:
         self.pages = ceil((sinks + self.ring) / PAGE)
         self.kv = dispatch.memory(config, rows * self.pages, dtype, device, self.unit)
         self.dtype = kv_dtype(config, dtype)
-        self.device = torch.device(device)
         self.free_rings = list(range(rows))
         self._set_rows(rows)
 
@@ -76,7 +74,7 @@ class StreamingView:
 
     def _forget_lists(self) -> None:
         self._dropped_units: list[int] = []
-        self._units_BU = torch.zeros(len(self.rows), 0, dtype=torch.int32, device=self.device)
+        self._units_BU = self.kv.array(np.zeros((len(self.rows), 0), np.int32))
 
     def new_rows(self, rows: int) -> StreamingView:
         """Return `rows` empty rows of the same memory. Raises CacheError where it has too few free rows."""
@@ -99,26 +97,27 @@ class StreamingView:
         self._forget_lists()
 
     def steps(self, counts_B: Ints, limit: int) -> int:
-        """Return how many tokens to feed one by one after a pass of `counts_B`, until its lists move or at `limit`."""
+        """Return how many single tokens can follow a pass of `counts_B` over the same page table, up to `limit`."""
         return steps_in_place(self.lengths_B, counts_B, self.sinks + self.window - 1, self.unit, limit)
 
     def begin(self, counts_B: Ints, width: int) -> ForwardBatch:
         # Computed on the host: a pass of the draft costs less than a dozen tensor operations.
         starts = self.lengths_B.tolist()
         counts = counts_B.tolist()
-        written = [
+        written_lengths = [
             max(self.written_lengths[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)
         ]
-        if any(count and end - start > self.slack for start, count, end in zip(starts, counts, written, strict=True)):
+        ends = zip(starts, counts, written_lengths, strict=True)
+        if any(count and end - start > self.slack for start, count, end in ends):
             raise CacheError(
-                f"A streaming cache with slack {self.slack} cannot run further ahead of the text; raise `slack`."
+                f"a streaming cache with slack {self.slack} cannot hold draft tokens this far beyond its text"
             )
-        self.written_lengths[self.rows.start : self.rows.stop] = written
-        dropped = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
-        if dropped != self._dropped_units:
-            self._dropped_units = dropped
-            self._units_BU = self._units(dropped)
-        list_starts = [start - drop * self.unit for start, drop in zip(starts, dropped, strict=True)]
+        self.written_lengths[self.rows.start : self.rows.stop] = written_lengths
+        dropped_units = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
+        if dropped_units != self._dropped_units:
+            self._dropped_units = dropped_units
+            self._units_BU = self._units(dropped_units)
+        list_starts = [start - drop * self.unit for start, drop in zip(starts, dropped_units, strict=True)]
         page_table = PageTable(self._units_BU, list_starts, counts, self.unit, self.sinks, self.window)
         return ForwardBatch(starts, [(self.config.layers, page_table)])
 
@@ -161,14 +160,13 @@ class StreamingView:
 
     def swap_out(self, b: int) -> Ring:
         """Return a copy of a row's contents on the host, for `swap_in`."""
-        return to_host(self._ring(b)), int(self.lengths_B[b]), self.written_lengths[b]
+        return host_copies(self._ring(b)), int(self.lengths_B[b]), self.written_lengths[b]
 
     def swap_in(self, b: int, ring: Ring) -> None:
         """Restore a swapped row's contents into empty row b."""
         layers, self.lengths_B[b], self.written_lengths[b] = ring
-        write_layers(
-            self.kv, torch.arange(self.pages * PAGE, device=self.device) + self._first_slot(b), enumerate(layers)
-        )
+        slots_N = self.kv.array(np.arange(self.pages * PAGE) + self._first_slot(b))
+        write_layers(self.kv, slots_N, enumerate(layers))
 
     def visible(self, length: int) -> int:
         """Return the count of visible tokens of a text of `length` tokens: its sinks and its window."""
@@ -177,18 +175,19 @@ class StreamingView:
     def window_of(self, b: int) -> list[LayerKV]:
         """Return copies of row b's visible K and V, those of its sinks and window, for each layer, (G, N, D)."""
         slots_N = self._visible_slots(b, int(self.lengths_B[b]))
-        return to_host(self.kv.read(n, slots_N) for n in range(self.config.layers))
+        return host_copies(self.kv.read(n, slots_N) for n in range(self.config.layers))
 
     def start_at(self, b: int, length: int, layers: list[LayerKV]) -> None:
         """Start empty row b as a row that was fed `length` tokens. layers: that row's `window_of`."""
         write_layers(self.kv, self._visible_slots(b, length), enumerate(layers))
         self.lengths_B[b] = self.written_lengths[b] = length
 
-    def _visible_slots(self, b: int, length: int) -> Tensor:
+    def _visible_slots(self, b: int, length: int) -> Array:
         """Return the slots (N) of the sinks and the window of row b after `length` tokens."""
-        sinks_N = torch.arange(min(self.sinks, length), device=self.device)
-        window_N = torch.arange(max(self.sinks, length - self.window), length, device=self.device)
-        return self._first_slot(b) + torch.cat([sinks_N, self.sinks + (window_N - self.sinks) % self.ring])
+        sinks_N = np.arange(min(self.sinks, length))
+        window_N = np.arange(max(self.sinks, length - self.window), length)
+        places_N = np.concatenate([sinks_N, self.sinks + (window_N - self.sinks) % self.ring])
+        return self.kv.array(self._first_slot(b) + places_N)
 
     def _first_slot(self, b: int) -> int:
         return (self.rings[b] * self.pages + 1) * PAGE
@@ -196,22 +195,22 @@ class StreamingView:
     def _ring(self, b: int) -> list[LayerKV]:
         return [self.kv.view(n, self._first_slot(b), self.pages * PAGE) for n in range(self.config.layers)]
 
-    def _units(self, dropped: list[int]) -> Tensor:
+    def _units(self, dropped_units: list[int]) -> Array:
         """Return each row's sinks, and then its ring from the oldest visible unit on, as units: int32 (B, U)."""
         sinks = self.sinks // self.unit
         ring = self.ring // self.unit
         first_units = [(self.rings[b] * self.pages + 1) * PAGE // self.unit for b in self.rows]
         rows = [
             [*range(first_unit, first_unit + sinks), *(first_unit + sinks + (drop + i) % ring for i in range(ring))]
-            for first_unit, drop in zip(first_units, dropped, strict=True)
+            for first_unit, drop in zip(first_units, dropped_units, strict=True)
         ]
-        return to_device(np.array(rows, dtype=np.int32), self.device)
+        return self.kv.array(np.array(rows, dtype=np.int32))
 
 
 def steps_in_place(lengths_B: Ints, counts_B: Ints, first_move: int, unit: int, limit: int) -> int:
-    """Return how many tokens can be fed after a pass of `counts_B` before a list moves, at most `limit`.
+    """Return how many tokens can be fed after a pass of `counts_B` before a page list changes, at most `limit`.
 
-    A list moves at length `first_move`, and every `unit` tokens after it.
+    The list of a row drops a unit at length `first_move`, and after every `unit` tokens from there on.
     """
     dropped_B = np.maximum(lengths_B - first_move, 0) // unit
     remaining_B = (dropped_B + 1) * unit + first_move - (lengths_B + counts_B)

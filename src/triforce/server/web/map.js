@@ -15,9 +15,9 @@ class ReadMap {
     if (!this.lines.length) return;
     this.draw();
     const seen = this.lines.at(-1), mean = Math.round(seen.reduce((a, b) => a + b) / seen.length);
-    $("map").setAttribute("aria-label", `Heads of the retrieval tier see ${mean} % of ${told(this.tokens)} tokens on average`);
+    $("map").setAttribute("aria-label", `Heads of the retrieval tier see ${mean} % of ${formatCount(this.tokens)} tokens on average`);
     const all = this.lines.every(line => line.every(percent => percent === 100));
-    this.say(all ? "It read the whole text: the text is within the tier's budget." : "");
+    this.say(all ? "The retrieval tier read the whole text, as the text is within its budget." : "");
   }
   end() { if (!this.lines.length) this.say("The retrieval tier was not used for this text."); }
   say(text) {

@@ -1,10 +1,10 @@
 "use strict";
 // The comparison: one text with TriForce, and the same seed by plain decoding.
-const PAUSE = 100;  // milliseconds between two repaints, which take CPU time that the server may need
+const PAUSE = 100;  // milliseconds between two repaints, as a repaint takes CPU time that the server may need
 const map = new ReadMap(), progress = new Progress();
 let running = null;
 
-async function learn() {
+async function loadModel() {
   $("error").textContent = "";
   let model;
   try { [model] = (await (await ask("/v1/models")).json()).data; } catch (error) {
@@ -12,10 +12,10 @@ async function learn() {
     throw error;
   }
   const {chats, modes, pays, pays_from} = model.triforce;
-  gains = {from: pays_from, said: pays};
+  breakEven = {tokens: pays_from, sentence: pays};
   $("pays").textContent = pays;
   context = model.max_model_len;
-  $("about").textContent = `serves ${model.id}, ${told(context)} tokens of context`;
+  $("about").textContent = `serves ${model.id}, ${formatCount(context)} tokens of context`;
   $("asking").hidden = !chats; $("continuing").hidden = chats;
   $("mode").replaceChildren($("mode").options[0], ...modes.map(mode => new Option(mode, mode)));
   await offerSamples();
@@ -33,10 +33,10 @@ function request(mode) {
   return ["/v1/chat/completions", {...common, messages: [{role: "user", content: `${text}\n\n${question}`}]}];
 }
 
-// Generate one text: `look` receives each trace, and `show` repaints at most once per PAUSE.
-async function write(mode, writing, step, said, show, look = () => {}) {
+// Generate one text: `onTrace` receives each trace, and `show` repaints at most once per PAUSE.
+async function write(mode, writing, step, activity, show, onTrace = () => {}) {
   const [path, body] = request(mode);
-  let shown = -PAUSE;
+  let paintTime = -PAUSE;
   const paint = () => { writing.show(); show(); };
   for await (const event of frames(await post(path, body, running.signal))) {
     if (event.prompt_progress) {
@@ -51,10 +51,10 @@ async function write(mode, writing, step, said, show, look = () => {}) {
     if (!choice) continue;
     writing.add(choice);
     if (!choice.trace) continue;
-    look(choice.trace);
-    if (performance.now() - shown < PAUSE) continue;
-    shown = performance.now();
-    progress.begin(`${step}: ${said}`);
+    onTrace(choice.trace);
+    if (performance.now() - paintTime < PAUSE) continue;
+    paintTime = performance.now();
+    progress.begin(`${step}: ${activity}`);
     progress.at(writing.tokens, body.max_tokens);
     paint();
   }
@@ -62,15 +62,15 @@ async function write(mode, writing, step, said, show, look = () => {}) {
 }
 
 async function compare() {
-  const mode = $("mode").value, both = $("compare").checked, steps = both ? 2 : 1;
+  const mode = $("mode").value, comparing = $("compare").checked, steps = comparing ? 2 : 1;
   const tiered = new Writing("tiered"), plain = new Writing("plain");
-  $("beside").hidden = !both;
+  $("beside").hidden = !comparing;
   await write(mode, tiered, `1 of ${steps}`, "generating with TriForce", () => {
     unveil();
     explain(tiered.tiers); tabulate(tiered); map.show(); raceBars(tiered, plain);
-  }, look => map.add(look));
+  }, trace => map.add(trace));
   map.end();
-  if (!both) return;
+  if (!comparing) return;
   progress.begin("2 of 2: plain decoding");
   await write("ar", plain, "2 of 2", "generating the same by plain decoding", () => raceBars(tiered, plain));
   judge(tiered, plain);
@@ -113,17 +113,17 @@ function giveUp(error) {
 
 function fail(error) { $("error").textContent = error.message; }
 
-function promise() {
-  const both = $("compare").checked, tokens = told($("tokens").valueAsNumber || 0);
-  $("run").textContent = both ? "Compare" : "Run";
-  $("promise").textContent = `Generates up to ${tokens} tokens with TriForce` + (both ? ", then the same by plain decoding." : ".");
+function describeRun() {
+  const comparing = $("compare").checked, tokens = formatCount($("tokens").valueAsNumber || 0);
+  $("run").textContent = comparing ? "Compare" : "Run";
+  $("run-note").textContent = `Generates up to ${tokens} tokens with TriForce` + (comparing ? ", then the same by plain decoding." : ".");
 }
 
 $("form").addEventListener("submit", event => { event.preventDefault(); if (!running) run(); });
 $("stop").addEventListener("click", () => running?.abort());
-$("advanced").addEventListener("input", promise);
+$("advanced").addEventListener("input", describeRun);
 $("advanced").addEventListener("invalid", () => { $("advanced").open = true; }, true);  // else an invalid field stays hidden
-$("key").addEventListener("change", () => learn().catch(fail));
+$("key").addEventListener("change", () => loadModel().catch(fail));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => map.draw());
-promise();
-learn().catch(fail);
+describeRun();
+loadModel().catch(fail);

@@ -1,20 +1,20 @@
 "use strict";
 // Requests to the server, as any client sends them, with the visitor's key.
 const $ = id => document.getElementById(id);
-const told = number => number.toLocaleString("en");
+const formatCount = number => number.toLocaleString("en");
 
 async function ask(path, options = {}) {
   const key = $("key").value.trim();
   const headers = {"Content-Type": "application/json", ...(key ? {"Authorization": "Bearer " + key} : {})};
   let response;
-  try { response = await fetch(path, {headers, ...options}); } catch (error) { throw inWords(error); }
+  try { response = await fetch(path, {headers, ...options}); } catch (error) { throw readableError(error); }
   if (!response.ok) throw await refusal(response);
   return response;
 }
 
 const post = (path, body, signal) => ask(path, {method: "POST", body: JSON.stringify(body), signal});
 
-function inWords(error) {
+function readableError(error) {
   return error.name === "AbortError" ? error : new Error("The server does not answer. Is it still running?");
 }
 
@@ -29,7 +29,7 @@ async function refusal(response) {
 async function* frames(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   for (let rest = "";;) {
-    const {value, done} = await reader.read().catch(error => { throw inWords(error); });
+    const {value, done} = await reader.read().catch(error => { throw readableError(error); });
     if (done) return;
     const parts = (rest + value).split("\n\n");
     rest = parts.pop();

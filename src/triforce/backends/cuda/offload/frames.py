@@ -1,8 +1,8 @@
 """Frames of offloaded KV pages on the device: each layer has write slots, for pages being written, and a working set.
 
-Write slots are frames that hold a page for all KV heads; the host assigns them. The working set follows: frames of the
-most recently read pages of single KV heads, assigned and looked up on the device, without waiting for the host. Frame 0
-is scratch, and stands for pages without a frame.
+Write slots are frames that hold a page for all KV heads; the host assigns them. The other frames are the working set:
+they hold the most recently read pages of single KV heads. The device assigns and looks them up without waiting for the
+host. Frame 0 is scratch, and stands for pages without a frame.
 
 Shape suffixes as in kernel_api.py; L layers, P pages, S frames of the working set, N pages.
 """
@@ -17,9 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.arrays import is_gpu
 from triforce.backends.cuda.triton.kv_tiles import copy_pages
 from triforce.backends.kernel_api import PAGE, KeysValues, OffloadLayout
 from triforce.backends.torch.kv import allocate
+from triforce.backends.torch.tensors import tensor_of
 from triforce.errors import CacheError, argument
 from triforce.model.config import ModelConfig
 
@@ -74,7 +76,7 @@ class WriteSlots:
         evictable_pages = [page for page in self._lru if page not in set(pages)]
         if len(evictable_pages) < missing_slots:
             raise CacheError(
-                f"too many texts are being written at once for {argument('kv_memory')}; give more, or fewer texts"
+                f"{argument('kv_memory')} cannot hold all sequences that are written at once; raise it, or run fewer"
             )
         return sorted(evictable_pages, key=self._dirty.__contains__)[:missing_slots]
 
@@ -104,9 +106,13 @@ class WriteSlots:
 
 
 class WorkingSet:
-    def __init__(
-        self, layers: int, heads: int, pages: int, write_slot_count: int, frames: int, device: torch.device
-    ) -> None:
+    """Frames of the most recently read pages, for each layer and KV head, assigned on the device.
+
+    write_slot_count: frames of each layer before the working set. frames: frames of the working set of a layer and KV
+    head.
+    """
+
+    def __init__(self, layers: int, heads: int, pages: int, write_slot_count: int, frames: int, device: str) -> None:
         self._write_slot_count = write_slot_count
         self.frames_LGP = torch.zeros(layers, heads, pages + 1, dtype=torch.int32, device=device)
         """Frame of each page; 0: none."""
@@ -157,9 +163,11 @@ Event = torch.cuda.Event | None
 
 
 class CopyStream:
-    def __init__(self, device: torch.device) -> None:
+    """CUDA stream for copies beside the compute stream. On a CPU copies are synchronous, and events are None."""
+
+    def __init__(self, device: str) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if is_gpu(device) else None
 
     def copy(self, copies: Copies) -> None:
         """Queue copies after the stream's earlier copies, and the events that it waits for."""
@@ -188,38 +196,38 @@ class CopyStream:
 
 
 class Buffers:
-    """Places that layers use in turns: while one is computed with, the next one is filled.
+    """Buffers that layers use in turns: while one layer computes with its buffer, the next layer's buffer is filled.
 
-    A layer calls `fill`, `use`, `release`, in this order. Between `fill` and `release` there may be at most as many
-    layers as places.
+    buffers: the index of each buffer. For a buffer a layer calls `fill`, `use`, `release`, in this order. At most
+    `len(buffers)` layers may be between `fill` and `release`.
     """
 
-    def __init__(self, stream: CopyStream, places: Sequence[int]) -> None:
+    def __init__(self, stream: CopyStream, buffers: Sequence[int]) -> None:
         self._stream = stream
-        self._ready: dict[int, Event] = dict.fromkeys(places)
-        self._free: dict[int, Event] = dict.fromkeys(places)
+        self._ready: dict[int, Event] = dict.fromkeys(buffers)
+        self._free: dict[int, Event] = dict.fromkeys(buffers)
 
     def fill(self, copies: Callable[[int], Copies]) -> int:
-        """Fill the place that was filled longest ago, once it is free; return the place."""
-        place = next(iter(self._free))
-        self._stream.copy_after(self._free.pop(place))
-        self._stream.copy(copies(place))
-        self._ready[place] = self._stream.record_copy()
-        self._free[place] = None
-        return place
+        """Fill the buffer that was filled longest ago, once it is free; return its index."""
+        buffer = next(iter(self._free))
+        self._stream.copy_after(self._free.pop(buffer))
+        self._stream.copy(copies(buffer))
+        self._ready[buffer] = self._stream.record_copy()
+        self._free[buffer] = None
+        return buffer
 
-    def use(self, place: int) -> None:
-        """Let later computation wait until the place is filled."""
-        self._stream.compute_after(self._ready[place])
+    def use(self, buffer: int) -> None:
+        """Let later computation wait until the buffer is filled."""
+        self._stream.compute_after(self._ready[buffer])
 
-    def release(self, place: int, copies: Copies = ()) -> None:
-        """Free the place after all computation so far, and after `copies` from it."""
+    def release(self, buffer: int, copies: Copies = ()) -> None:
+        """Free the buffer after all computation so far, and after `copies` from it."""
         event = self._stream.record_compute()
         if copies := list(copies):
             self._stream.copy_after(event)
             self._stream.copy(copies)
             event = self._stream.record_copy()
-        self._free[place] = event
+        self._free[buffer] = event
 
 
 Run = tuple[int, int]
@@ -227,106 +235,128 @@ Run = tuple[int, int]
 
 
 class DeviceLayout:
-    def __init__(self, config: ModelConfig, pages: int, offload_layout: OffloadLayout, homes: KeysValues) -> None:
-        """`homes`: (offload_layout.layers + offload_layout.buffers, G, S, D) each."""
-        self._homes = homes
+    """Memory of pages on the device and in the store.
+
+    A layer memory is device memory with room for all pages of one layer. Each resident layer owns a layer memory; the
+    other layer memories are buffers. The pages of any other layer lie in the store. Such a cached layer also has frames
+    on the device. A place is the index of a page or a frame in a memory, counted over the KV heads one after the other.
+    """
+
+    def __init__(
+        self, config: ModelConfig, pages: int, offload_layout: OffloadLayout, layer_memories: KeysValues
+    ) -> None:
+        """layer_memories: keys and values of all layer memories, (resident layers + buffers, G, S, D) each."""
+        self._layer_memories = layer_memories
         self._pages = pages + 1
         self._size = PAGE * config.row_size
         G = config.kv_heads
         D = config.row_size
-        keys = homes[0]
-        self.home = {layer: layer for layer in range(offload_layout.layers)}
-        """Index in `homes` of each whole layer."""
-        self.part = {layer: layer - offload_layout.layers for layer in range(offload_layout.layers, config.layers)}
-        """Index in `parts`, and in the store, of each other layer."""
+        keys = layer_memories[0]
+        self.resident_index = {layer: layer for layer in range(offload_layout.resident_layers)}
+        """Index in `layer_memories` of each resident layer."""
+        stored_layers = range(offload_layout.resident_layers, config.layers)
+        self.cached_index = {layer: index for index, layer in enumerate(stored_layers)}
+        """Index in `frame_memories`, and in the store, of each cached layer."""
         assert offload_layout.store.memory is not None, "a store that a device reads is memory"
-        self.store = offload_layout.store.memory.view(keys.dtype).view(len(self.part), 2, G, self._pages * PAGE, D)
-        self.write_slot_count = offload_layout.moving // G
-        parts = max(1, len(self.part))
-        self._frames = (offload_layout.frames // G - offload_layout.layers * self._pages) // parts
+        store_shape = (len(self.cached_index), 2, G, self._pages * PAGE, D)
+        self.store = tensor_of(offload_layout.store.memory).view(keys.dtype).view(store_shape)
+        self.write_slot_count = offload_layout.written_pages // G
+        cached_layers = max(1, len(self.cached_index))
+        self._frames = (offload_layout.frames // G - offload_layout.resident_layers * self._pages) // cached_layers
         self.frames = max(1, self._frames - 1 - self.write_slot_count)
         """Frames in the working set of each layer and KV head."""
-        shape = (len(self.part), G, self._frames * PAGE, D)
-        parts_k, parts_v = (allocate(shape, keys.dtype, keys.device).zero_() for _ in range(2))
-        self.parts = parts_k, parts_v
+        shape = (len(self.cached_index), G, self._frames * PAGE, D)
+        frame_keys, frame_values = (allocate(shape, keys.dtype, keys.device).zero_() for _ in range(2))
+        self.frame_memories = frame_keys, frame_values
         self._heads_G1 = torch.arange(G, device=keys.device)[:, None]
         self._locate()
 
     def on_device(self, layer: int) -> KeysValues:
-        """Return a layer's home, or its part: (G, S, D) each."""
-        if layer in self.home:
-            return self.of_home(self.home[layer])
-        return self.parts[0][self.part[layer]], self.parts[1][self.part[layer]]
+        """Return a layer's own layer memory, or the memory of its frames: (G, S, D) each."""
+        if layer in self.resident_index:
+            return self.layer_memory(self.resident_index[layer])
+        return self.frame_memories[0][self.cached_index[layer]], self.frame_memories[1][self.cached_index[layer]]
 
-    def of_home(self, home: int) -> KeysValues:
-        return self._homes[0][home], self._homes[1][home]
+    def layer_memory(self, index: int) -> KeysValues:
+        """Return the keys and values of one layer memory: (G, S, D) each."""
+        return self._layer_memories[0][index], self._layer_memories[1][index]
 
     def at_pages(self, pages: Tensor) -> Tensor:
-        """Return pages (..., N), or (..., G, N) if each head has its own, as places of a layer in store or home."""
+        """Return the places of pages in a layer memory, or in a layer's part of the store.
+
+        pages: (..., N) for all KV heads, or (..., G, N) if each KV head has its own.
+        """
         return self._heads_G1 * self._pages + pages
 
     def at_frames(self, frames: Tensor) -> Tensor:
-        """Return frames as places of a part, in their shape; 0 where a frame is 0."""
+        """Return the places of frames in the memory of a layer's frames, in their shape; 0 where a frame is 0."""
         return (self._heads_G1 * self._frames + frames) * (frames > 0)
 
     def _locate(self) -> None:
-        """Update which layers have parts, and where a part and its pages in the store begin; 0 for whole layers."""
-        layers = range(len(self.home) + len(self.part))
+        """Update which layers are cached, and where their frames and their pages in the store begin; else 0."""
+        layers = range(len(self.resident_index) + len(self.cached_index))
         device = self._heads_G1.device
-        self.has_part_L = torch.tensor([layer in self.part for layer in layers], device=device)
-        parts_L = torch.tensor([self.part.get(layer, 0) for layer in layers], device=device)
-        heads_L11 = parts_L[:, None, None] * len(self._heads_G1)
+        self.is_cached_L = torch.tensor([layer in self.cached_index for layer in layers], device=device)
+        indices_L = torch.tensor([self.cached_index.get(layer, 0) for layer in layers], device=device)
+        heads_L11 = indices_L[:, None, None] * len(self._heads_G1)
         self._in_store_L11 = 2 * heads_L11 * self._pages
-        self._in_parts_L11 = heads_L11 * self._frames
+        self._in_frames_L11 = heads_L11 * self._frames
 
     def fetch(self, layers: slice, pages_LGN: Tensor, frames_LGN: Tensor) -> None:
-        """Copy pages of single KV heads from the store to frames of parts; no copy where a frame is 0."""
+        """Copy pages of single KV heads from the store to frames of `layers`; no copy where a frame is 0."""
         from_LGN = self.at_pages(pages_LGN) + self._in_store_L11[layers]
-        to_LGN = (self.at_frames(frames_LGN) + self._in_parts_L11[layers]) * (frames_LGN > 0)
-        copy_pages((self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.parts, to_LGN.flatten(), self._size)
+        to_LGN = (self.at_frames(frames_LGN) + self._in_frames_L11[layers]) * (frames_LGN > 0)
+        copy_pages(
+            (self.store[0, 0], self.store[0, 1]), from_LGN.flatten(), self.frame_memories, to_LGN.flatten(), self._size
+        )
 
-    def from_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        copy_pages(self.on_device(layer), frames_X, self.of_home(home), pages_X, self._size)
+    def frames_to_buffer(self, layer: int, buffer: int, frames_X: Tensor, pages_X: Tensor) -> None:
+        """Copy frames of a cached layer to pages of a buffer."""
+        copy_pages(self.on_device(layer), frames_X, self.layer_memory(buffer), pages_X, self._size)
 
-    def to_part(self, layer: int, home: int, frames_X: Tensor, pages_X: Tensor) -> None:
-        copy_pages(self.of_home(home), pages_X, self.on_device(layer), frames_X, self._size)
+    def buffer_to_frames(self, layer: int, buffer: int, frames_X: Tensor, pages_X: Tensor) -> None:
+        """Copy pages of a buffer to frames of a cached layer."""
+        copy_pages(self.layer_memory(buffer), pages_X, self.on_device(layer), frames_X, self._size)
 
-    def to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """Copy frames of layers that are not whole to their pages in the store."""
+    def frames_to_store(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
+        """Copy frames of cached layers to their pages in the store."""
         for layer in layers:
             copy_pages(self.on_device(layer), frames_X, self.of_store(layer), pages_X, self._size)
 
-    def to_parts(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
-        """Copy pages of layers that are not whole from the store to their frames."""
+    def store_to_frames(self, layers: Collection[int], frames_X: Tensor, pages_X: Tensor) -> None:
+        """Copy pages of cached layers from the store to their frames."""
         for layer in layers:
             copy_pages(self.of_store(layer), pages_X, self.on_device(layer), frames_X, self._size)
 
-    def copies_in(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """Return copies of runs of pages from the store to a home."""
-        return ((at_home, stored) for stored, at_home in self.copies_out(layer, runs, home))
+    def copies_in(self, layer: int, runs: Sequence[Run], memory_index: int) -> Copies:
+        """Return copies of runs of pages from the store to a layer memory."""
+        return ((on_device, stored) for stored, on_device in self.copies_out(layer, runs, memory_index))
 
-    def copies_out(self, layer: int, runs: Sequence[Run], home: int) -> Copies:
-        """Yield copies of runs of pages from a home to the store: each head's keys and values, run by run."""
-        for stored_GSD, home_GSD in zip(self.of_store(layer), self.of_home(home), strict=True):
-            for stored_SD, home_SD in zip(stored_GSD, home_GSD, strict=True):
+    def copies_out(self, layer: int, runs: Sequence[Run], memory_index: int) -> Copies:
+        """Yield copies of runs of pages from a layer memory to the store: each head's keys and values, run by run."""
+        for stored_GSD, memory_GSD in zip(self.of_store(layer), self.layer_memory(memory_index), strict=True):
+            for stored_SD, memory_SD in zip(stored_GSD, memory_GSD, strict=True):
                 for first_page, count in runs:
                     slots = slice(first_page * PAGE, (first_page + count) * PAGE)
-                    yield stored_SD[slots], home_SD[slots]
+                    yield stored_SD[slots], memory_SD[slots]
 
     def exchange(self, evicted_layer: int, admitted_layer: int, buffer: int, runs: Sequence[Run]) -> None:
-        """Move `evicted_layer` from its home to the store, and `admitted_layer` from `buffer` into that home."""
-        home = self.home[evicted_layer]
-        for stored, at_home in self.copies_out(admitted_layer, runs, home):
-            stored.copy_(at_home, non_blocking=True)
-        for home_GSD, buffer_GSD in zip(self.of_home(home), self.of_home(buffer), strict=True):
-            home_GSD.copy_(buffer_GSD)
-        self.home[admitted_layer] = self.home.pop(evicted_layer)
-        self.part[evicted_layer] = self.part.pop(admitted_layer)
+        """Move `evicted_layer` from its layer memory to the store, and `admitted_layer` from `buffer` into that memory.
+
+        The evicted layer takes over the admitted layer's part of the store and its frames.
+        """
+        memory_index = self.resident_index[evicted_layer]
+        for stored, on_device in self.copies_out(admitted_layer, runs, memory_index):
+            stored.copy_(on_device, non_blocking=True)
+        for memory_GSD, buffer_GSD in zip(self.layer_memory(memory_index), self.layer_memory(buffer), strict=True):
+            memory_GSD.copy_(buffer_GSD)
+        self.resident_index[admitted_layer] = self.resident_index.pop(evicted_layer)
+        self.cached_index[evicted_layer] = self.cached_index.pop(admitted_layer)
         self._locate()
 
     def of_store(self, layer: int) -> KeysValues:
-        """Return all pages of a layer that is not whole, on the host: (G, S, D) each."""
-        return self.store[self.part[layer], 0], self.store[self.part[layer], 1]
+        """Return all pages of a cached layer, on the host: (G, S, D) each."""
+        return self.store[self.cached_index[layer], 0], self.store[self.cached_index[layer], 1]
 
 
 def runs_of(pages: Sequence[int]) -> list[Run]:

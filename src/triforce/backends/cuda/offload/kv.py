@@ -1,9 +1,10 @@
 """KV memory for the Triton kernels whose pages lie in pinned host memory.
 
-A pass of the exact view streams layers through two buffers: one is filled while the other computes, and the pages of
-most mass of each layer stay in the working set. A pass over lists of single KV heads looks pages up there; the device
-itself reads missing pages from the host, so that such passes can be captured. A prompt is read layer by layer, all of
-its tokens through one layer before the next: so KV leaves the device once. Shape suffixes as in kernel_api.py.
+A pass over all keys streams layers through two buffers: one layer computes with its buffer while the next layer's
+buffer is filled. Each layer's pages of most mass stay in the working set. A pass whose KV heads have their own page
+lists looks these pages up in the working set. The device itself reads missing pages from the host, so that such passes
+can be captured. A prompt is read layer by layer, all of its tokens through one layer before the next. The KV of each
+layer is thus copied to the host once. Shape suffixes as in kernel_api.py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from triforce.arrays import Array, DType
 from triforce.backends.cuda.graphs import PassInputs, ViewShape
 from triforce.backends.cuda.kv import TritonKV, write_and_attend
 from triforce.backends.cuda.offload.frames import Run, runs_of
@@ -24,7 +26,6 @@ from triforce.backends.cuda.triton.attention import DevicePageTable
 from triforce.backends.current_device import device_context
 from triforce.backends.kernel_api import (
     PAGE,
-    Device,
     ForwardBatch,
     KeysValues,
     LayerBackend,
@@ -33,14 +34,15 @@ from triforce.backends.kernel_api import (
     PageTable,
     pages_for,
 )
-from triforce.backends.torch.kv import WIDE
+from triforce.backends.torch.kv import MAX_NARROW_WIDTH
 from triforce.interface.outputs import KVMemoryUsage
 from triforce.model.config import ModelConfig
+from triforce.ragged import Ints
 
-AT_ONCE = 8192
-"""Tokens of a prompt that go through a layer at once, counted from the text's start."""
+PROMPT_CHUNK = 8192
+"""Tokens of a prompt that go through a layer together. Chunks end at multiples of it, counted from the text's start."""
 Places = tuple[Tensor, Tensor]
-"""Pages as places of a part and of a home."""
+"""Write slots of some pages, as places of frames; and the pages, as places of a layer memory."""
 
 
 @dataclass
@@ -50,21 +52,21 @@ class StreamPlan:
     layers: list[int] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     write_slot_places: Places | None = None
-    """Pages with write slots, which may be newer than the store's."""
+    """Pages with write slots, whose contents may be newer than in the store."""
     written_places: Places | None = None
     """Pages that the pass writes."""
-    keep: int = 0
+    retained_pages: int = 0
     filled: dict[int, int] = field(default_factory=dict)
     """Buffer of each layer that is filled ahead."""
 
 
 class TritonOffloadedKV(TritonKV):
     def __init__(
-        self, config: ModelConfig, pages: int, dtype: torch.dtype, device: Device, offload_layout: OffloadLayout
+        self, config: ModelConfig, pages: int, dtype: DType, device: str, offload_layout: OffloadLayout
     ) -> None:
-        super().__init__(config, pages, dtype, device, offload_layout.layers + offload_layout.buffers)
+        super().__init__(config, pages, dtype, device, offload_layout.resident_layers + offload_layout.buffers)
         self.offload_layout = offload_layout
-        self.whole_layers = offload_layout.layers
+        self.max_resident_layers = offload_layout.resident_layers
         self.manager = OffloadManager(config, pages, offload_layout, (self.keys_LGSD, self.values_LGSD))
         self._streams = StreamPlan()
         self._streamed = 0
@@ -91,7 +93,7 @@ class TritonOffloadedKV(TritonKV):
     def commit(self, pages: Sequence[int]) -> None:
         """Do nothing: pages leave when other pages need their write slots."""
 
-    def write(self, layer: int, slots_N: Tensor, k_GND: Tensor, v_GND: Tensor) -> None:
+    def write(self, layer: int, slots_N: Tensor, k_GND: Array, v_GND: Array) -> None:
         with device_context(self.device):
             self.manager.write(layer, slots_N, k_GND, v_GND)
 
@@ -108,7 +110,7 @@ class TritonOffloadedKV(TritonKV):
         counts = batch.views[0][1].counts
         batch_rows = zip(batch.tables, batch.positions, counts, strict=True)
         rows = [(table, at, count) for table, at, count in batch_rows if count]
-        if batch.exact:
+        if batch.past_committed:
             manager.store([page for table, at, _ in rows for page in manager.write_slots.mark_full_stored(table, at)])
         written_pages = dict.fromkeys(
             page for table, at, count in rows for page in table[at // PAGE : pages_for(at + count)]
@@ -118,19 +120,20 @@ class TritonOffloadedKV(TritonKV):
         self.capturable = not self._streams.layers
         if self._streams.layers:
             self._prepare([page for table, at, _ in rows for page in table[: pages_for(at)]], [*written_pages])
-            self._streams.keep = min(batch.keep, manager.layout.frames // max(1, len(rows)))
+            self._streams.retained_pages = min(batch.retained_pages, manager.layout.frames // max(1, len(rows)))
             self._fill(self._streams.layers[0])
 
     def _to_stream(self, batch: ForwardBatch) -> list[int]:
         """Return the layers to stream: all offloaded ones of an exact pass, or views larger than the working set."""
         layers: list[int] = []
         first_layer = 0
-        for count, lists in batch.views:
-            pages = sum(pages_for(start + new) for start, new in zip(lists.starts, lists.counts, strict=True) if new)
-            if batch.exact or pages > self.manager.layout.frames:
+        for count, page_table in batch.views:
+            row_ends = zip(page_table.starts, page_table.counts, strict=True)
+            pages = sum(pages_for(start + new) for start, new in row_ends if new)
+            if batch.past_committed or pages > self.manager.layout.frames:
                 layers += range(first_layer, first_layer + count)
             first_layer += count
-        return [layer for layer in layers if layer in self.manager.layout.part]
+        return [layer for layer in layers if layer in self.manager.layout.cached_index]
 
     def _prepare(self, read_pages: list[int], written_pages: list[int]) -> None:
         """Plan the runs of pages to read, and the places of pages with write slots, and of pages to write."""
@@ -144,7 +147,7 @@ class TritonOffloadedKV(TritonKV):
         streams.runs = runs_of(pages_N.tolist())
         streams.write_slot_places = manager.places_of(pages_N[write_slots_N > 0].tolist())
         streams.written_places = manager.places_of(written_pages)
-        manager.stream.copy_after(manager.stream.record_compute())  # pages stored just now
+        manager.stream.copy_after(manager.stream.record_compute())  # after the copies that stored pages
 
     def _fill(self, layer: int) -> None:
         manager = self.manager
@@ -152,30 +155,30 @@ class TritonOffloadedKV(TritonKV):
         self._streams.filled[layer] = manager.buffers.fill(partial(manager.layout.copies_in, layer, runs))
         self._streamed += self.config.kv_heads * sum(count for _, count in runs)
 
-    def _lists(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
-        """Return page tables; layers that are neither whole nor streamed have frames in place of pages."""
-        lists_L = super()._lists(inputs)
+    def _layer_tables(self, inputs: PassInputs) -> list[tuple[Tensor, Tensor, ViewShape]]:
+        """Return page tables. Layers that are neither resident nor streamed have frames in place of pages."""
+        tables_L = super()._layer_tables(inputs)
         first_layer = 0
         for view, units, starts_B in zip(inputs.shape.views, inputs.units, inputs.starts, strict=True):
             layers = range(first_layer, first_layer + view.layers)
             first_layer = first_layer + view.layers
             framed_layers = [
-                layer for layer in layers if layer in self.manager.layout.part.keys() - {*self._streams.layers}
+                layer for layer in layers if layer in self.manager.layout.cached_index.keys() - {*self._streams.layers}
             ]
             if framed_layers:
                 units_LBGU = self._find(slice(layers.start, layers.stop), units, starts_B, inputs.counts_B)
                 for layer in framed_layers:
-                    lists_L[layer] = (units_LBGU[layer - layers.start], starts_B, view)
-        return lists_L
+                    tables_L[layer] = (units_LBGU[layer - layers.start], starts_B, view)
+        return tables_L
 
     def _find(self, layers: slice, units: Tensor, starts_B: Tensor, counts_B: Tensor) -> Tensor:
-        """Bring the visible pages of lists into frames; return the frames, int (L, B, G, U)."""
+        """Bring the visible pages of page tables into frames; return the frames, int (L, B, G, U)."""
         L = layers.stop - layers.start
         G = self.config.kv_heads
         units_LBGU = (units[:, None] if units.ndim == 2 else units).long().expand(L, len(starts_B), G, -1)
         unit_starts_U = torch.arange(units_LBGU.shape[3], device=self.device) * PAGE
         visible_BU = (unit_starts_U < (starts_B + counts_B)[:, None]) & (counts_B > 0)[:, None]
-        pages_LBGU = units_LBGU * visible_BU[:, None] * self.manager.layout.has_part_L[layers, None, None, None]
+        pages_LBGU = units_LBGU * visible_BU[:, None] * self.manager.layout.is_cached_L[layers, None, None, None]
         self.manager.find(layers, pages_LBGU.transpose(1, 2).flatten(2))
         frames_LGN = self.manager.working.frames_LGP[layers].gather(2, units_LBGU.transpose(1, 2).flatten(2))
         return frames_LGN.view(L, G, len(starts_B), -1).transpose(1, 2)
@@ -188,71 +191,70 @@ class TritonOffloadedKV(TritonKV):
         next_index = streams.layers.index(layer) + 1
         if next_index < len(streams.layers):
             self._fill(streams.layers[next_index])
-        home = streams.filled[layer]
-        self.manager.buffers.use(home)
+        buffer = streams.filled[layer]
+        self.manager.buffers.use(buffer)
         assert streams.write_slot_places is not None
-        layout.from_part(layer, home, *streams.write_slot_places)
-        return layout.of_home(home)
+        layout.frames_to_buffer(layer, buffer, *streams.write_slot_places)
+        return layout.layer_memory(buffer)
 
     def _close(self, layer: int, page_table: DevicePageTable, mass_BGU: Tensor) -> None:
         streams = self._streams
         manager = self.manager
         if layer not in streams.layers:
             return
-        home = streams.filled[layer]
+        buffer = streams.filled[layer]
         assert streams.written_places is not None
-        manager.layout.to_part(layer, home, *streams.written_places)
-        if streams.keep and mass_BGU.numel():
-            manager.keep(layer, home, _heaviest_pages(page_table, mass_BGU, streams.keep))
-        manager.buffers.release(home)
+        manager.layout.buffer_to_frames(layer, buffer, *streams.written_places)
+        if streams.retained_pages and mass_BGU.numel():
+            manager.keep(layer, buffer, _heaviest_pages(page_table, mass_BGU, streams.retained_pages))
+        manager.buffers.release(buffer)
 
-    def read_prompt(self, model: ModelBackend, ids_1T: Tensor, batch: ForwardBatch) -> Generator[int, None, None]:
+    def read_prompt(self, model: ModelBackend, ids_1T: Ints, batch: ForwardBatch) -> Generator[int, None, None]:
         """Run `OffloadedKVBackend.read_prompt`; between two layers other passes may use the buffers."""
         manager = self.manager
         (start,) = batch.positions
         (table,) = batch.tables
         T = ids_1T.shape[1]
-        device = manager.device
         earlier_runs = runs_of(sorted(table[: pages_for(start)]))
         new_pages = table[start // PAGE : pages_for(start + T)]
         manager.store([*manager.write_slots.mark_full_stored(table, start), *manager.write_slots.dirty(new_pages[:1])])
         manager.drop(new_pages)
         new_runs = runs_of(sorted(new_pages))
-        x_TC = model.embed(ids_1T.flatten().to(device))
-        ends = [*range((start // AT_ONCE + 1) * AT_ONCE, start + T, AT_ONCE), start + T]
+        x_TC = model.embed(ids_1T.reshape(-1))
+        ends = [*range((start // PROMPT_CHUNK + 1) * PROMPT_CHUNK, start + T, PROMPT_CHUNK), start + T]
         layout = manager.layout
         stream = manager.stream
         units_1U = batch.views[0][1].units
         try:
             for layer, block in enumerate(model.blocks):
-                is_whole = layer in layout.home
-                if not is_whole:
+                is_resident = layer in layout.resident_index
+                if not is_resident:
                     stream.copy_after(stream.record_compute())
                     buffer = manager.buffers.fill(partial(layout.copies_in, layer, earlier_runs))
                     manager.buffers.use(buffer)
-                home = layout.home[layer] if is_whole else buffer
+                memory_index = layout.resident_index[layer] if is_resident else buffer
                 for at, end in zip([start, *ends], ends, strict=False):
                     x_NC = x_TC[at - start : end - start]
                     is_last_layer = layer + 1 == len(model.blocks)
-                    self._run_layer(block, x_NC, at, units_1U, home, is_last_layer)
-                if not is_whole:
-                    manager.buffers.release(home, layout.copies_out(layer, new_runs, home))
+                    self._run_layer(block, x_NC, at, units_1U, memory_index, is_last_layer)
+                if not is_resident:
+                    manager.buffers.release(buffer, layout.copies_out(layer, new_runs, buffer))
                 yield (layer + 1) * T // len(model.blocks)
             manager.write_slots.mark_stored(new_pages)
         finally:
             stream.compute_after(stream.record_copy())
 
     def _run_layer(
-        self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, home: int, is_last_layer: bool
+        self, block: LayerBackend, x_NC: Tensor, at: int, units_1U: Tensor, memory_index: int, is_last_layer: bool
     ) -> None:
         """Take tokens from `at` on through one layer; the last layer only writes KV, as its outputs are not read."""
         count = len(x_NC)
         q_1NHD, k_1NGD, v_1NGD = (x.view(1, *x.shape) for x in block.qkv(x_NC))
         at_1, count_1 = (torch.tensor([n], device=x_NC.device) for n in (at, count))
         page_table = DevicePageTable(units_1U, at_1, count_1, PAGE)
-        wide = PageTable(units_1U, [at], [count]) if count > WIDE else None
+        wide = PageTable(units_1U, [at], [count]) if count > MAX_NARROW_WIDTH else None
         _, attn_out_1NHD, _ = write_and_attend(
-            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, page_table, self.manager.layout.of_home(home),
+            (q_1NHD, k_1NGD, v_1NGD), at_1, self.tables_PF, page_table, self.manager.layout.layer_memory(memory_index),
             self.hadamard_size, wide,
         )  # fmt: skip
         if not is_last_layer:

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-NAMES = {"torch.float32": tl.float32, "torch.bfloat16": tl.bfloat16, "torch.float16": tl.float16}
+TRITON_TYPES = {"torch.float32": tl.float32, "torch.bfloat16": tl.bfloat16, "torch.float16": tl.float16}
 
 
 def interpreted() -> bool:
@@ -30,10 +30,11 @@ def on_nvidia() -> bool:
 
 
 def multiplied_as(x: Tensor, coded: bool = False) -> tl.dtype:
-    """Return the type of a product's factors, of the type of `x`: float32 in the interpreter, which lacks bfloat16.
+    """Return the Triton type of the factors of a product with `x`.
 
-    coded: products with codes, whose weights include tiny ones, which float16 cannot represent.
+    The type is that of `x`, and float32 in the interpreter, which lacks bfloat16. coded: whether the product is with
+    int8 KV; attention weights times value scales may then be too small for float16, so 16-bit types become bfloat16.
     """
     if interpreted():
         return tl.float32
-    return tl.bfloat16 if coded and x.itemsize == 2 else NAMES[str(x.dtype)]
+    return tl.bfloat16 if coded and x.itemsize == 2 else TRITON_TYPES[str(x.dtype)]

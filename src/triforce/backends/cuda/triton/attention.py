@@ -2,8 +2,8 @@
 
 A list is cut into splits of `split` keys, counted from its start. Each split is one program for each KV head, in which
 the query heads of a group are rows of one tile; it goes through its keys in blocks. Splits are merged in ascending
-order. Neither depends on a list's length, and keys that a query does not see add exact zeros, so a query's bits depend
-on its own keys and on the shape of the pass (see `ForwardBatch.min_shape`).
+order. Neither the splits nor the order of the merge depends on a list's length, and keys that a query does not see add
+exact zeros. A query's bits thus depend on its own keys and on the shape of the pass (see `ForwardBatch.min_shape`).
 
 Scores are in base 2. For the mass, a split stores the log-sum-exp of each query row and unit; a third kernel then adds
 up 2 ** (log-sum-exp of the unit - log-sum-exp of the row).
@@ -34,7 +34,7 @@ from triforce.backends.cuda.triton.kv_tiles import (
 )
 
 FEW_ROWS = 16
-"""Most query rows of a KV head that are merged by several programs each. Measured at 4 rows, which gain, and at 32."""
+"""Most query rows of a KV head for which several programs merge a row. It gains time at 4 rows, and none at 32."""
 
 
 def merge(
@@ -48,8 +48,8 @@ def merge(
     """Write the mixed values, and the log-sum-exp of each query row in base 2.
 
     parts: sums (B, G, N, R, D), peaks and totals (B, G, N, R) of splits of `split` keys. spans: starts and counts (B).
-    Few query rows have several programs each, as one program a row leaves a device idle (docs/gpu.md). With rotated
-    heads a program has all channels, and rotates blocks of `hadamard_size` back; 1: no rotation.
+    Few query rows have several programs each, as one program a row leaves a device idle. With rotated heads a program
+    has all channels, and rotates blocks of `hadamard_size` back; 1: no rotation.
     """
     B, G, N, R, D = parts[0].shape
     T, H = attn_out_BTHD.shape[1:3]
@@ -155,9 +155,10 @@ class Tile(NamedTuple):
 def tile_of(size: int, dim: int, rows: int, coded: bool = False) -> Tile:
     """Return the tile for numbers of `size` bytes, heads of `dim`, and `rows` query rows of a KV head.
 
-    Among tiles that hardly spill on any device, the best for all shapes measured on an H200 (docs/gpu.md): few warps,
-    so that several programs share a multiprocessor, and one computes while others wait for keys. Tiles of AMD are not
-    measured, nor is the tile of codes and more than 16 rows since scales are loaded in pairs.
+    It is the best one for all shapes measured on an H200, among tiles that hardly spill on any device (see
+    docs/contributing/gpu-kernels.md). With few warps several programs share a multiprocessor, and one computes while
+    others wait for keys. Tiles of AMD have not been measured. The tile of codes and more than 16 rows has not been
+    measured since scales load in pairs.
     """
     if size == 4:
         return Tile(16, 16, 4, 1)  # other tiles spill more: ptxas favours many programs per multiprocessor
@@ -196,7 +197,8 @@ def attend(
 ) -> tuple[Tensor, Tensor]:
     """Return mixed values (B, T, H, D), and the mass of each unit, float32 (B, G, U), if `return_mass`.
 
-    Both are those of a `LayerAttention`; int8 memory has the layout of `kv_pages`. `split`: keys, a multiple of 64.
+    Both are those of a `LayerAttention`; int8 memory has the layout of `kv_pages`. `split`: keys of a split, a multiple
+    of 64.
     `hadamard_size`: block size of the rotation that mixed values are rotated back by. The host does not wait.
     """
     B, T, H, D = q_BTHD.shape

@@ -1,8 +1,9 @@
-"""Sampling as in `sampler`, by several programs a column, each for one part of the vocabulary.
+"""Sampling as in `sampler`, by several programs per column, each for one part of the vocabulary.
 
-Tokens that are certainly cut are dropped in float32: a token below the k-th largest of its part is not among the k
-largest, and masses of all weights above each power of two bound the end of a nucleus. The other tokens become one list,
-by ascending id; one program makes the cuts in this list in float64, and parts of the list draw from the tokens left.
+Tokens that are certainly cut are dropped in float32. A token below the k-th largest logit of its part is not among the
+k largest. For each power of two, the mass of all weights above it tells whether a nucleus ends there or later. The
+other tokens become one list, by ascending id. One program makes the cuts in this list in float64. Then programs draw
+from parts of the cut list.
 
 Shape suffixes: B rows, J columns, K draft tokens, V vocabulary, C parts, N tokens of a part, P powers of two.
 """
@@ -68,7 +69,10 @@ def share_parts(
     places, ids, values, counts, divisors, draft_probs, probs, sums, B, J, V, C, draft_row_stride, draft_stride,
     N: tl.constexpr,
 ):  # fmt: skip
-    """Store a part's probabilities p, in its list too, and its sums of max(p - q, 0) with q of the draft, and of p."""
+    """Store a part's probabilities p in `probs` and in its list; store its sums of max(p - q, 0) and of p.
+
+    q: the draft's probabilities.
+    """
     c = tl.program_id(0)
     j = tl.program_id(1)
     b = tl.program_id(2)
@@ -125,10 +129,11 @@ def judge_parts(
 
 @triton.jit
 def _draw(ids, values, count, sums, draft_probs, rejected, uniform, sums_stride, C, N: tl.constexpr, C2: tl.constexpr):
-    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion: its part, then the token.
+    """Draw a token from max(p - q, 0) by inversion: first its part, then the token.
 
-    A scan may round a prefix below an earlier one, so parts and tokens of mass 0 are skipped; where no prefix passes
-    the end, the last part or token with mass is drawn. Sums of p lie `sums_stride` after those of residuals.
+    Without a rejection, or if max(p - q, 0) is zero, the token is drawn from p. Rounding may make a prefix sum smaller
+    than the one before it, so parts and tokens of mass 0 are skipped. If no prefix sum passes the end, the last part or
+    token with mass is drawn. In `sums`, the sums of p begin `sums_stride` entries after the sums of max(p - q, 0).
     """
     c_C = tl.arange(0, C2)
     lane_N = tl.arange(0, N)
@@ -153,7 +158,10 @@ def _draw(ids, values, count, sums, draft_probs, rejected, uniform, sums_stride,
 
 
 POWERS = 32
-"""Powers of two with masses. A nucleus that reaches below 2 ** -32 of the largest weight keeps its whole list."""
+"""Number of powers of two whose masses are stored.
+
+If a nucleus reaches below 2 ** -32 times the largest weight, no token is dropped in advance.
+"""
 
 
 def decide(
@@ -240,9 +248,10 @@ def _shortlist(
     logits, settings, places, peaks, ids, values, counts, masses, sums, B, J, V, C, row_stride, column_stride,
     N: tl.constexpr, C2: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
-    """List the tokens that a part's cuts may leave: scores if there is a top-k, else weights; store count and total.
+    """List the tokens of a part that may stay after all cuts: their scores if there is a top-k, else their weights.
 
-    The list is empty for a column without a distribution, or after a row's last column.
+    Store the list's count and the part's total. The list is empty for a column without a distribution, or after a row's
+    last column.
     """
     c = tl.program_id(0)
     j = tl.program_id(1)

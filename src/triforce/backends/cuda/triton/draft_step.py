@@ -12,7 +12,7 @@ from torch import Tensor
 from triforce.backends.cuda.graphs import PassInputs
 
 INTEGERS = 6
-"""Integers of each row: token, position, 1 where it counts, key in the row's list, and two of the sampler."""
+"""Integers of each row: token, position, count (1, or 0 for a row that is left out), key index, and `places` (2)."""
 
 
 def advance_draft(decided_2B1: Tensor, inputs: PassInputs, places_2B: Tensor, drawn_2KB: Tensor, step: int) -> Tensor:

@@ -2,8 +2,8 @@
 
 A head's memory is numbers (S, D), or pages of int8 KV: the codes of 16 slots, (16, D), and then their scales.
 Products use codes directly: key codes times query codes, with scales applied to scores; value codes times weights that
-include their scales. Shape suffixes as in kernel_api.py; M heads of tokens, R query rows, K keys of a block, P keys at
-once or in pairs, W words of four codes.
+include their scales. Shape suffixes as in kernel_api.py; M heads of tokens, R query rows, K keys of a block, P pairs of
+keys (or single keys in odd units), W words of four codes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ LANES = tl.constexpr(PAGE)
 
 
 def with_scales(kv: KeysValues) -> tuple[Tensor, Tensor, Tensor, Tensor, bool]:
-    """Return keys, values, views of the scales of both, and whether the memory has codes."""
+    """Return keys, values, views of the scales of both, and whether the memory has codes.
+
+    Without codes the views are keys and values themselves, and kernels do not read them.
+    """
     keys, values = kv
     return (keys, values, scales_of(keys), scales_of(values), True) if is_coded(keys) else (keys, values, *kv, False)
 
@@ -37,7 +40,7 @@ def load_scales(
 ):  # fmt: skip
     """Load the scales of keys and values of a block of a list, float32 (1, K), zeros from the list's end on.
 
-    Neighbouring scales load in pairs, as loads of two bytes are not made asynchronous copies.
+    Neighbouring scales load in pairs, because compilers make no asynchronous copies of two-byte loads.
     """
     WIDTH: tl.constexpr = 2 if UNIT % 2 == 0 else 1
     key_P = block + WIDTH * tl.arange(0, KEYS // WIDTH)
@@ -60,7 +63,7 @@ def _scales(scales, at_P, key_P, end, WIDTH: tl.constexpr, KEYS: tl.constexpr):
 
 @triton.jit
 def query_codes(q_RD):
-    """Return codes of queries, and the scale of each row: their product is `kv_rows.rounded_queries`."""
+    """Return codes of queries, and the scale of each row: their product is `int8_rows.rounded_queries`."""
     scale_R = _exact_scale(q_RD)
     return _codes(q_RD * _inverse(scale_R)[:, None]), scale_R
 
@@ -85,7 +88,8 @@ def mixed_block(
 def _codes_by_ptx(memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.constexpr):
     """Return codes as bfloat16 (K, D2), converted four at once; Triton would read shared memory byte by byte.
 
-    The lower seven bits below the exponent of 128 make 128 + bits; 128 is subtracted, or 256 where the sign is set.
+    A code's lower seven bits become the mantissa of a bfloat16 with the exponent of 128, which has the value 128 +
+    bits. Then 128 is subtracted, or 256 if the code's sign bit is set.
     """
     d_1W = tl.arange(0, D2 // 4)[None, :]
     at_KW = _row(head, slot_K[:, None], D, True) // 4 + d_1W
@@ -113,7 +117,7 @@ def _codes_by_ptx(memory, head, slot_K, in_list_K, D: tl.constexpr, D2: tl.const
 
 @triton.jit
 def store_rows(memory, scales, head_M, slot_M, d_1D, x_MD, real_M, D: tl.constexpr, CODED: tl.constexpr):
-    """Store float32 rows, which are zero beyond D. Codes are those of `kv_rows.rounded`."""
+    """Store float32 rows, which are zero beyond D. Codes are those of `int8_rows.rounded`."""
     at_MD = memory + _row(head_M, slot_M, D, CODED)[:, None] + d_1D
     real_MD = real_M[:, None] & (d_1D < D)
     if CODED:
@@ -142,7 +146,7 @@ def _scale(head, slot, D: tl.constexpr):
 
 @triton.jit
 def _scale_of(x_MD):
-    """Return a 127th of the largest, rounded up to bfloat16, as float32; NaN where a number is not finite."""
+    """Return largest magnitude / 127, rounded up to bfloat16, as float32; NaN where a number is not finite."""
     exact_M = _exact_scale(x_MD)
     upper_M = (exact_M.to(tl.int32, bitcast=True) + 0xFFFF) & -65536
     return tl.where(exact_M == exact_M, upper_M.to(tl.float32, bitcast=True), float("nan"))
@@ -155,15 +159,18 @@ def _exact_scale(x_MD):
 
 @triton.jit
 def _inverse(scale_M):
-    """Return 1 / scale rounded to nearest, as on a CPU; otherwise halves of the largest number round differently."""
+    """Return 1 / scale rounded to nearest, as on a CPU. An approximate inverse would round ties to other codes."""
     return tl.where(scale_M > 0, tl.div_rn(1.0, tl.where(scale_M > 0, scale_M, 1.0)), 0.0)
 
 
 @triton.jit
 def _codes(x_MD):
-    """Return the nearest integers, ties to even; -127 for NaN. Clamping first keeps the sum out of a fused multiply."""
+    """Return the nearest integers, ties to even; -127 for NaN.
+
+    The clamp comes before the addition, so that compilers cannot fuse it with the multiplication of `x_MD`.
+    """
     bounded_MD = tl.minimum(tl.maximum(x_MD, -127.0), 127.0)
-    nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # where float32 has no fractional bits
+    nearest_MD = (bounded_MD + 12582912.0) - 12582912.0  # sums with 1.5 * 2^23 have no fractional bits
     return tl.where(x_MD == x_MD, nearest_MD, -127.0).to(tl.int32).to(tl.int8)
 
 
@@ -180,7 +187,7 @@ def rotated_heads(x_MD, d_1D, HADAMARD_SIZE: tl.constexpr):
 
 
 PLACES_PER_PROGRAM = 32
-"""Places that a program checks: usually few of them need a copy, and programs without one end soon."""
+"""Places that a program checks. Usually few places need a copy, and a program without copies ends early."""
 
 
 def copy_pages(source: KeysValues, from_X: Tensor, target: KeysValues, to_X: Tensor, size: int) -> None:

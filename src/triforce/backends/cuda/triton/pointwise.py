@@ -1,7 +1,7 @@
-"""Norm, gate, and rotary embedding with the write to pages, each in one launch: all operations between products.
+"""All operations between matrix products, one launch each: norm, gate, and rotary embedding with the write to pages.
 
 Norm and gate are rounded where the torch path rounds. Shape suffixes as in kernel_api.py; I MLP size, X vectors,
-P positions of the tables, M heads of tokens. Inputs may be parts of one product, with gaps between tokens.
+P positions of the tables, M heads of tokens. Inputs may be slices of one product, with gaps between tokens.
 """
 
 from __future__ import annotations

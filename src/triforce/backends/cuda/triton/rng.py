@@ -1,6 +1,6 @@
-"""Noise of `sampling.rng` in one launch; torch, without 32-bit unsigned arithmetic, needs a hundred.
+"""The noise of `backends.torch.noise` in one launch. Torch lacks 32-bit unsigned arithmetic and needs many launches.
 
-N places, P pairs of tokens, V vocabulary, B rows, n draws.
+N positions, P pairs of tokens, V vocabulary, B rows, n draws.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Sampling from logits to verdicts: each column's distribution is computed, and decides about a draft token.
+"""Sampling from logits to verdicts: a column's distribution accepts or replaces a draft token.
 
-Large vocabularies take several programs a column (`column_parts`), others one program, here, in one launch.
+A large vocabulary has several programs per column (`column_parts`); other vocabularies have one program per column and
+one launch in all (this module).
 
 A program goes through its column in blocks. Tokens of nonzero probability are a list in memory, by ascending id, and
 each cut shortens it; so only the first passes read the whole vocabulary, and nothing is sorted (see `truncation`). All
@@ -29,8 +30,7 @@ BLOCK_INTERPRETED = 256
 """Tokens of a block; few in tests, so that small vocabularies have several blocks."""
 SINGLE_PROGRAM = 16_384
 SINGLE_PROGRAM_INTERPRETED = 256
-"""Largest vocabulary for which one program takes a column, in one launch instead of six: at 32,000 tokens one launch
-takes 124 microseconds of an H200, and six take 51."""
+"""Largest vocabulary for which one program takes a column, in one launch. Above it six launches take less time."""
 PART = 2048
 PART_INTERPRETED = 256
 """Tokens of a part of a column that several programs share."""
@@ -38,19 +38,22 @@ PART_INTERPRETED = 256
 
 @dataclass(frozen=True, slots=True)
 class SamplerInputs:
-    """Inputs of verification: logits of any type, and for each row its temperature, top-k, top-p, least score and
-    lightest share (`settings_5B`, float64; see `truncation`), its length and its last column (-1 for none)."""
+    """Inputs of verification."""
 
     logits_BJV: Tensor
+    """Logits of any type."""
     settings_5B: Tensor
+    """Per row: temperature, top-k, top-p, least score and lightest share, float64 (see `cuda.sampler._settings`)."""
     places_2B: Tensor
+    """Per row: length of the text, and index of the last column with a draft token or a draw (-1: no column)."""
 
 
 def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor:
-    """Return picks of an exponential race with the noise of `rng.exponentials`, and peaks: int64 (2, B, J).
+    """Return each column's token by an exponential race, and its peak: int64 (2, B, J).
 
-    A peak is the largest logit of a column, as the bits of a float64; NaN if any logit is. A column without a finite
-    peak has no distribution. There, and after a row's last column, a pick is undefined.
+    The token has the largest probability / exponential, with the exponentials of `rng.exponentials`. A peak is the
+    largest logit of a column, as the bits of a float64; NaN if any logit is. A column without a finite peak has no
+    distribution. In such a column, and after a row's last column, the token is undefined.
     """
     return _launch(inputs, True, seeds_B, choices_B, inputs.logits_BJV, inputs.logits_BJV)
 
@@ -58,7 +61,7 @@ def by_race(inputs: SamplerInputs, seeds_B: Tensor, choices_B: Tensor) -> Tensor
 def by_rejection(
     inputs: SamplerInputs, tokens_BK: Tensor, draft_probs_BKV: Tensor, uniforms_BJ: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return verdicts and peaks as `by_race` does, and the probabilities (B, J, V), which are 0 where there is none.
+    """Return verdicts and peaks as `by_race` does, and the distributions (B, J, V): zeros for columns without one.
 
     A verdict is ACCEPTED, or the token that ends the row if its earlier draft tokens were accepted. Uniforms are those
     of `speculation.verification.rejection`.
@@ -170,7 +173,7 @@ def _judge(ids, values, count, total, probs, draft_probs, draft_token, uniforms,
 
 @triton.jit
 def _draw(ids, values, count, draft_probs, rejected, uniform, N: tl.constexpr):
-    """Draw a token of max(p - q, 0), or of p without a rejection or residual, by inversion."""
+    """Draw a token from max(p - q, 0) by inversion; from p without a rejection, or if max(p - q, 0) is zero."""
     total, _ = _walk(ids, values, count, draft_probs, rejected, float("inf"), N)
     if rejected & (total == 0):  # p == q up to rounding
         rejected = tl.full([], False, tl.int1)
@@ -184,8 +187,8 @@ def _draw(ids, values, count, draft_probs, rejected, uniform, N: tl.constexpr):
 def _walk(ids, values, count, draft_probs, rejected, end, N: tl.constexpr):
     """Return the sum of all tokens' residuals, and the first token at which the running sum passes `end`.
 
-    A scan may round a prefix below an earlier one, so tokens without a residual are skipped; where no prefix passes
-    `end`, the last token with a residual is returned.
+    Rounding may make a prefix sum smaller than the one before it, so tokens without a residual are skipped. If no
+    prefix sum passes `end`, the last token with a residual is returned.
     """
     total = tl.full([], 0.0, tl.float64)
     token = tl.full([], 0x7FFFFFFF, tl.int32)

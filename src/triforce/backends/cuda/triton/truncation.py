@@ -1,8 +1,9 @@
 """Jitted parts of the sampler: from the logits of one column to its distribution, as `sampling.logits` defines it.
 
-The tokens left of the vocabulary are a list of ascending ids, with a value each. A cut's edge is the value of the last
-token that stays, found by halving its range until one value is left; among equals at the edge the lowest ids stay.
-Passes over one list need a barrier between them, as a thread may read values that another thread has written.
+The tokens that truncation keeps are a list of ascending ids, with a value for each id. The edge of a cut is the
+smallest value that stays. It is found by bisection of the range of values; among values equal to the edge the lowest
+ids stay. Two passes over one list need a barrier between them, because a thread may read values that another thread has
+written.
 
 V vocabulary, N tokens of a block.
 """
@@ -43,7 +44,7 @@ def distribution(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr
     light = tl.load(settings + 4 * B)
     edge = tl.full([], -float("inf"), tl.float64)
     if k > 0:
-        # Scores rise with logits, so both have their edge at the same token.
+        # Scores rise with logits, so the edge of scores and the edge of logits are at the same token.
         edge = (find_edge(logits, V, tl.where(k == 1, peak, low), peak, k, False, N) - peak) / temperature
     count = _scores(logits, ids, values, V, peak, temperature, tl.maximum(min_score, edge), N)
     count, total = _weights(ids, values, count, edge, k, light, N)
@@ -54,7 +55,8 @@ def distribution(logits, settings, ids, values, B, V, low, peak, N: tl.constexpr
 def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
     """Cut a list by top-k and top-p; return the count of tokens left, and the divisor of their values.
 
-    With a top-k the list has scores, the largest 0; else weights, with `total` the weight of all tokens.
+    With a top-k the list has scores, whose largest is 0. Without a top-k it has weights, and `total` is the sum of all
+    tokens' weights.
     """
     if k > 0:
         low = tl.full([], -float("inf"), tl.float64)
@@ -65,7 +67,7 @@ def cut(ids, values, count, total, k, mass, light, N: tl.constexpr):
 
 @triton.jit
 def _top_p(ids, values, count, total, mass, light, N: tl.constexpr):
-    """Turn weights into shares and cut them to their nucleus; return their count and divisor."""
+    """Turn weights into shares and cut the list to its nucleus; return its count and the divisor of its shares."""
     total_share = _shares(values, count, total, N)
     divisor = tl.full([], 1.0, tl.float64)
     if (mass < 1) & (total_share >= mass):
@@ -76,14 +78,14 @@ def _top_p(ids, values, count, total, mass, light, N: tl.constexpr):
 
 @triton.jit
 def find_edge(values, count, low, high, target, MASS: tl.constexpr, N: tl.constexpr):
-    """Return the largest value v so that the values >= v reach `target`, by their count or with MASS by their sum.
+    """Return the largest value v such that the values >= v reach `target`, by their count, or with MASS by their sum.
 
-    It lies from `low` to `high`, and the values from `low` on reach the target.
+    v lies between `low` and `high`. The values >= `low` reach the target.
     """
     turn = tl.full([], 0, tl.int32)
     while low < high:
         pivot = _middle(low, high)
-        if not MASS:  # shares spread over factors, logits over differences: every other pivot is the mean
+        if not MASS:  # a mean halves a difference, as of logits; a middle rank halves a ratio, as of shares
             mean = 0.5 * low + 0.5 * high
             pivot = tl.where((turn % 2 == 0) & (mean > low) & (mean <= high), mean, pivot)
         above, below, enough = _count_from(values, count, pivot, target, MASS, N)
@@ -95,7 +97,7 @@ def find_edge(values, count, low, high, target, MASS: tl.constexpr, N: tl.conste
 
 @triton.jit
 def _middle(low, high):
-    """Return the upper middle of all float64 numbers from `low` to `high`: above `low`."""
+    """Return the float64 in the middle of all float64 numbers from `low` to `high`, by rank; it is above `low`."""
     low_bits = low.to(tl.int64, bitcast=True)
     high_bits = high.to(tl.int64, bitcast=True)
     low_rank = low_bits ^ ((low_bits >> 63) & 0x7FFFFFFFFFFFFFFF)
@@ -136,7 +138,10 @@ def _scores(logits, ids, values, V, peak, temperature, min_score, N: tl.constexp
 
 @triton.jit
 def _weights(ids, values, count, edge, k, light, N: tl.constexpr):
-    """Turn scores, cut to the k largest, into weights, without those below `light`; return count, and sum of all."""
+    """Cut scores to the k largest and turn them into weights; drop weights below `light` from the list.
+
+    Return the count of the list, and the sum of the weights with the dropped ones.
+    """
     room = k
     level = tl.full([], 0, tl.int32)
     kept_count = tl.full([], 0, tl.int32)
@@ -173,7 +178,10 @@ def _shares(values, count, total, N: tl.constexpr):
 
 @triton.jit
 def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
-    """Cut shares to their nucleus, the fewest that hold `mass`, the largest and some at the edge; return count, sum."""
+    """Cut shares to their nucleus; return its count and sum.
+
+    The nucleus has all shares above the edge, and as many equal to the edge as it needs to hold `mass`.
+    """
     heavy_N = tl.full([N], 0.0, tl.float64)
     level_N = tl.full([N], 0, tl.int32)
     for start in range(0, count, N):
@@ -184,7 +192,7 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
     nucleus_mass = tl.sum(heavy_N, 0)
     room = tl.full([], 0, tl.int32)
     equals = tl.sum(level_N, 0)
-    while (nucleus_mass < mass) & (room < equals):  # one by one, as the torch path rounds
+    while (nucleus_mass < mass) & (room < equals):  # share by share, so that sums round as on the torch path
         nucleus_mass = nucleus_mass + edge
         room = room + 1
     kept_count = tl.full([], 0, tl.int32)
@@ -203,7 +211,10 @@ def _nucleus(ids, values, count, edge, mass, N: tl.constexpr):
 
 @triton.jit
 def _cut_at_edge(value_N, real_N, edge, level, room):
-    """Return a mask of values that stay, those above the edge and `room` of the equal ones; and the equals so far."""
+    """Return a mask of the values that stay, and the count of values equal to the edge so far.
+
+    Values above the edge stay, and the first `room` values equal to it.
+    """
     equal_N = real_N & (value_N == edge)
     rank_N = level + tl.cumsum(equal_N.to(tl.int32), 0)
     return real_N & ((value_N > edge) | (equal_N & (rank_N <= room))), level + tl.sum(equal_N.to(tl.int32), 0)
@@ -211,7 +222,7 @@ def _cut_at_edge(value_N, real_N, edge, level, room):
 
 @triton.jit
 def _append(ids, values, count, id_N, value_N, stays_N):
-    """Append tokens to a list of `count`, which may be the list that they come from; return its new count."""
+    """Append tokens to a list with `count` tokens, which may be the list that they come from; return its new count."""
     at_N = count + tl.cumsum(stays_N.to(tl.int32), 0) - 1
     tl.debug_barrier()  # until all threads have read their part of this block
     tl.store(ids + at_N, id_N, mask=stays_N)

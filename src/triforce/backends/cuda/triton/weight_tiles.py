@@ -1,8 +1,9 @@
 """Products with packed weights, whose codes become numbers in registers, and rows of such weights as numbers.
 
-`_load` loads a tile of a weight for both. Programs have 32 outputs, a part of the inputs, as otherwise few outputs
-would leave a device idle, and up to 16 tokens, or up to 32 where there are more: a token's bits depend on this height.
-Strict passes have one shape, and so one height. Sums of parts are added in order.
+`_load` loads a tile of a weight for both. A program has 32 outputs and a part of the inputs: with all inputs, matrices
+of few outputs would leave a device idle. The sums of the parts are added in order. A program has up to 16 tokens, or up
+to 32 if the product has more than 16 tokens. A token's bits depend on this height; passes of `strict` mode have one
+shape, and thus one height.
 
 Shape suffixes: N tokens, M outputs, K inputs, X inputs of half of an eight of groups (see `packed_weight`), P parts.
 """
@@ -15,12 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from triforce.backends.cuda.packed_weight import EIGHT, OUTPUTS, PackedWeight
-from triforce.backends.cuda.triton import NAMES, interpreted, multiplied_as
+from triforce.backends.cuda.triton import TRITON_TYPES, interpreted, multiplied_as
 
-LOW = 16
-HIGH = 32
-"""Tokens of a program: for products of at most `LOW` tokens, and for products of more."""
-WIDE = 256
+LOW_TILE = 16
+HIGH_TILE = 32
+"""Tokens of a program: of products of at most `LOW_TILE` tokens, and of products of more tokens."""
+MAX_TOKENS = 256
 """Most tokens of these kernels. More tokens are prefill: a matrix becomes numbers, which torch multiplies with."""
 PROGRAMS = 512
 """Programs of a matrix for one block of tokens, if its inputs suffice: four for each multiprocessor of an H100."""
@@ -33,13 +34,13 @@ def times(x_NK: Tensor, weight: PackedWeight, bias_M: Tensor | None = None) -> T
     """Return x W^T + bias, (N, M), in the type of x; sums are float32."""
     N, K = x_NK.shape
     M = weight.outputs
-    if N > WIDE:
+    if N > MAX_TOKENS:
         all_ids_M = torch.arange(M, device=x_NK.device)
         bias_M = None if bias_M is None else bias_M.to(x_NK.dtype)
         return torch.nn.functional.linear(x_NK, rows_of(weight, all_ids_M, x_NK.dtype), bias_M)
     y_NM = torch.empty(N, M, dtype=x_NK.dtype, device=x_NK.device)
     x_NK = x_NK.contiguous()
-    height, warps, stages = (LOW, 4, 3) if N <= LOW else (HIGH, 8, 2)
+    height, warps, stages = (LOW_TILE, 4, 3) if N <= LOW_TILE else (HIGH_TILE, 8, 2)
     tiles = triton.cdiv(M, OUTPUTS)
     eights = weight.blocks.shape[1]
     eights_per_part = triton.cdiv(eights, triton.cdiv(PROGRAMS, tiles))
@@ -66,21 +67,21 @@ def rows_of(weight: PackedWeight, ids_N: Tensor, dtype: torch.dtype) -> Tensor:
     rows_NK = torch.empty(N, K, dtype=number_type, device=ids_N.device)
     if N:
         _rows[(weight.blocks.shape[1], triton.cdiv(N, rows_at_once))](
-            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), rows_at_once, NAMES[str(number_type)]
+            ids_N, rows_NK, *_planes(weight), N, K, *_parts(weight), rows_at_once, TRITON_TYPES[str(number_type)]
         )  # fmt: skip
     return rows_NK.to(dtype)
 
 
 def _planes(weight: PackedWeight) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return weight.blocks, weight.scales, weight.minima, weight.small
+    return weight.blocks, weight.scales, weight.minima, weight.small_scales
 
 
 def _parts(weight: PackedWeight) -> tuple[int, int, int, int, bool, bool, bool]:
     """Return eights of a row, the count of small scales of one kind, and `_load`'s settings of a type."""
-    bits, offset, scales, _ = weight.parts
+    bits, offset, scales, _ = weight.format
     eights = weight.blocks.shape[1]
     kind = scales.startswith("super"), scales.endswith("min"), scales == "super_half"
-    return eights, weight.small.numel() // 2, bits, offset if bits == 4 else 0, *kind
+    return eights, weight.small_scales.numel() // 2, bits, offset if bits == 4 else 0, *kind
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def _load_scales(
 ):  # fmt: skip
     """Load scales of some outputs for one eight of groups, a step ahead of their use.
 
-    Returns scale, minimum, and the small scales of both; the scale in place of parts that a type lacks.
+    Returns scale, minimum, and the small scales of both; the scale stands in for values that a type lacks.
     """
     row_M = (m_M.to(tl.int64) // TILE * eights + eight) * TILE + m_M % TILE
     at_MG1 = (row_M[:, None] * GROUPS + tl.arange(0, GROUPS)[None, :])[:, :, None]
