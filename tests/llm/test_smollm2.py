@@ -19,6 +19,7 @@ from triforce.backends import dispatch
 from triforce.backends.decoder import Decoder
 from triforce.checkpoint.model_sources import KNOWN
 from triforce.cli import main
+from triforce.engine.tier_builder import DRAFT_MODES
 from triforce.eval.context import Text, spread_windows, tokenizer_of
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
@@ -74,10 +75,13 @@ def test_smollm2_modes_write_plain_decodings_texts_of_50_prompts(kv_dtype: str, 
     [(2, 48, "auto"), *(pytest.param(10, 256, kv_dtype, marks=pytest.mark.slow) for kv_dtype in ("auto", "int8"))],
 )
 def test_smollm2_draft_is_found_and_keeps_texts(texts: int, tokens: int, kv_dtype: str, tmp_path: Path) -> None:
+    """The modes that use the draft. The tests above compare those that need none."""
     workloads = ALL if texts > 2 else ALL[:1]
+    modes = [*DRAFT_MODES, "auto"]
     sizes = ["--contexts", "400", "--retrieval-budget", "128", "--workloads", ",".join(workloads)]
+    sizes += ["--modes", ",".join(modes), "--kv-dtype", kv_dtype]
     count = texts * len(workloads)
-    assert certify(tmp_path, texts, tokens, *sizes, "--kv-dtype", kv_dtype) == (count * tokens * 2 * 7, 0)
+    assert certify(tmp_path, texts, tokens, *sizes) == (count * tokens * 2 * len(modes), 0)
 
 
 def test_smollm2_has_no_draft_where_states_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
