@@ -169,10 +169,10 @@ def test_generate_arguments_reach_engine(llm: type[FakeLLM]) -> None:
 def test_generate_reads_prompt_file_and_stdin(llm: type[FakeLLM], stdin: Any, tmp_path: Path) -> None:
     (tmp_path / "prompt").write_bytes("línes\r\n\n".encode())
     assert main(["generate", "--prompt-file", str(tmp_path / "prompt")]) == 0
-    assert llm.called["prompt"] == "línes\r\n\n"
+    assert llm.called["prompt"] == "línes\r\n", "only the end of the last line is dropped"
     stdin(b"from a pipe\n")
     assert main(["generate"]) == 0
-    assert llm.called["prompt"] == "from a pipe\n"
+    assert llm.called["prompt"] == "from a pipe"
 
 
 @pytest.mark.usefixtures("llm")

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import weakref
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -144,6 +145,18 @@ def test_llm_text_long_in_characters_only_is_encoded_whole(llm: LLM, monkeypatch
     size = PROBE_CHARACTERS_PER_TOKEN * llm.target.config.context + 1
     monkeypatch.setattr(llm.tokenizer, "encode", lambda text: [5] * (3 if len(text) == size else 1))
     assert llm.encode("x" * size) == [5, 5, 5]
+
+
+def test_llm_makes_no_progress_bar_that_is_not_shown(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bar opens a semaphore, of which multiprocessing warns when a pool ends its workers."""
+    bars: list[object] = []
+    monkeypatch.setattr("tqdm.tqdm", lambda **options: bars.append(options) or nullcontext())
+    params = SamplingParams(max_tokens=2)
+    llm.generate([3, 4], params)
+    llm.generate([[3, 4], [5, 6]], params, use_tqdm=False)
+    assert not bars
+    llm.generate([3, 4], params, use_tqdm=True)
+    assert len(bars) == 1
 
 
 def test_llm_stream_pieces_join_to_output(llm: LLM) -> None:

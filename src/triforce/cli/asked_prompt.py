@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from argparse import Namespace
@@ -87,7 +88,10 @@ class AskedPrompt(NamedTuple):
 
 
 def resolve_prompt(options: Namespace) -> AskedPrompt:
-    """Return the model, and the prompt from the argument, the file or stdin. Raises RequestError."""
+    """Return the model, and the prompt from the argument, the file or stdin, without the end of its last line.
+
+    Raises RequestError.
+    """
     if options.prompt == STANDARD_STREAM and options.prompt_file is None:
         options.prompt = None
         options.prompt_file = STANDARD_STREAM
@@ -106,7 +110,8 @@ def resolve_prompt(options: Namespace) -> AskedPrompt:
     if options.prompt_file is None and sys.stdin.isatty():
         advice = "give it as an argument, with --prompt-file, or on stdin"
         raise RequestError(f"there is no prompt; {advice}{_model_remark(options.model)}")
-    prompt = read_document(STANDARD_STREAM if options.prompt_file is None else options.prompt_file, options)
+    text = read_document(STANDARD_STREAM if options.prompt_file is None else options.prompt_file, options)
+    prompt = re.sub(r"\r?\n\Z", "", text)  # `echo` and editors end the last line, too
     if prompt:
         return AskedPrompt(options.model, prompt)
     if options.prompt_file is None and options.model and is_word(options.model) and not names_model(options.model):

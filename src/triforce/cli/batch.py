@@ -142,7 +142,7 @@ def _report_tally(options: Namespace, tally: Tally, output: Path | None) -> int:
         print(f"{counts}: {printable(output or 'on stdout')}", file=sys.stderr)
     if not tally.refused:
         return 0
-    retry_note = "Run the command again to retry the refused lines."
+    retry_note = "The answers hold each reason. Correct the lines and run the command again: it retries refused lines."
     if output is None:
         retry_note = (
             "Answers on stdout are not kept: a second run answers all lines. With -o OUT it retries refused lines only."

@@ -1,6 +1,7 @@
 """`triforce demo`: a small real model answers questions about a part of a book, by plain decoding and in mode auto.
 
-If the model cannot be fetched, the shipped pair continues the book. Exit code 1 unless the texts are identical.
+If the model cannot be fetched, the shipped pair continues the book, by plain decoding and in mode triforce. Exit code 1
+unless the texts are identical.
 """
 
 from __future__ import annotations

@@ -143,7 +143,10 @@ def prompt(parser: argparse.ArgumentParser, text: str) -> None:
     add = parser.add_argument
     add("prompt", nargs="?", metavar="PROMPT", help=text)
     add("-p", "--prompt", action=StoreOnce, dest="named_prompt", metavar="PROMPT", help="PROMPT as an option")
-    text = "read the prompt from a file, UTF-8 or with a byte order mark, or a folder of them (-: stdin)"
+    text = (
+        "read the prompt from a file, UTF-8 or with a byte order mark, or a folder of them (-: stdin); "
+        "one line end behind the text is dropped"
+    )
     add("--prompt-file", action=StoreOnce, type=path_or_standard, metavar="FILE", help=text)
 
 

@@ -245,7 +245,8 @@ COMMANDS = (
     ("watch", "read a folder's texts into a disk cache in the background, and read changed texts again", _watch),
     (
         "demo",
-        "ask smollm2 (98 MB, fetched once) about a part of a book, by plain decoding and in mode auto, and compare",
+        "ask smollm2 (98 MB, fetched once) about a part of a book, by plain decoding and in mode auto, and compare; "
+        "where it cannot be fetched, the shipped pair continues the book in mode triforce",
         _demo,
     ),
     ("bench", "measure speed, certify texts, compare with other engines", bench),

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from triforce.backends.kernel_api import pages_for
 from triforce.checkpoint.tokenizer import Tokenizer
@@ -43,6 +43,9 @@ from triforce.interface.outputs import (
 from triforce.interface.quantities import named_path
 from triforce.kvcache import FullView, PagePool
 
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
 
 @fields_frozen
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class OutputChunk:
     logprobs: list[TokenLogprobs] | None = None
     """One entry per token, if requested."""
     characters: list[int] = field(default_factory=list)
-    """Characters that each token adds to the text. A possible stop string holds some back, and a stop drops them."""
+    """Characters that each token adds, including those held back for a possible stop string or dropped by a stop."""
     trace: DecodingSnapshot | None = None
     """State of the decoding, if requested."""
 
@@ -217,7 +220,7 @@ class Request:
     groups: list[SequenceGroup] = field(default_factory=list)
     """The sequences of the request, in groups. No group has more sequences than the engine has rows."""
     reread: str = ""
-    """Reason why most of the prompt was not cached, by `ReadingHistory.reread_reason`; "": no reason is due."""
+    """Reason why no more of the prompt came from the cache, see `Engine._set_reread`; "": none is given."""
     text: str | None = None
     """The prompt, if the caller gave it as a text."""
 
@@ -616,21 +619,27 @@ def collect_outputs(
     requests: Sequence[Request], events: Iterable[tuple[Request, Event]], use_tqdm: bool | None
 ) -> list[RequestOutput]:
     """Return the output of each request, in order. Raises Interruption, which holds the finished outputs."""
-    from tqdm import tqdm
-
     if use_tqdm is not None:
         require_bool("use_tqdm", use_tqdm)
     outputs: dict[Request, RequestOutput] = {}
     shown = len(requests) > 1 and _is_watched() if use_tqdm is None else use_tqdm
-    with tqdm(desc="generate", total=len(requests), unit=" prompts", disable=not shown, file=sys.stderr) as bar:
+    with _progress_bar(len(requests)) if shown else nullcontext() as bar:
         try:
             for request, event in events:
                 if isinstance(event, RequestOutput):
                     outputs[request] = event
-                    bar.update()
+                    if bar is not None:
+                        bar.update()
         except KeyboardInterrupt as error:
             raise Interruption([outputs.get(request) for request in requests]) from error
     return [outputs[request] for request in requests]
+
+
+def _progress_bar(prompts: int) -> tqdm[NoReturn]:
+    """Return a bar on stderr. Making one opens a semaphore, of which multiprocessing warns in terminated workers."""
+    from tqdm import tqdm
+
+    return tqdm(desc="generate", total=prompts, unit=" prompts", file=sys.stderr)
 
 
 def _is_watched() -> bool:

@@ -2,7 +2,7 @@
 
 The running sequences of a mode are one batch, and all batches have their KV in one `SharedKV`, the store. The
 `Scheduler` decides which prompt is prefilled next, and which group is swapped out. A `PrefillPacer` decides how many
-prompt tokens are prefilled between two steps. No pass mixes prompt tokens with decoding.
+prompt tokens are prefilled between two steps. No pass mixes prefill with decoding.
 
 A page is free once neither a row nor the prefix cache references it. Rows drop their pages when their sequence leaves
 the batch; the prefix cache drops pages when the scheduler needs room for a new group.
@@ -49,7 +49,7 @@ def share_prefixes(
 ) -> None:
     """Share the KV of these sequences with later prompts that begin alike.
 
-    midway: the prefill of `sequences` goes on, so the disk cache does not yet store the KV of layers with a window.
+    midway: do not store the KV of layers with a window on disk yet, as the prefill of `sequences` goes on.
     """
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
@@ -69,7 +69,7 @@ def share_prefixes(
 
 
 def _pages_of(pool: PagePool, b: int) -> PageLookup:
-    """Return a function that finds pages of row b of a caller's view, by a copy of its present page table."""
+    """Return a function that finds pages of row b of a caller's view, in a copy of the row's page table."""
     page_table = list(pool.tables[b])
     windows = pool.windows
 
@@ -83,10 +83,10 @@ def _pages_of(pool: PagePool, b: int) -> PageLookup:
 class EngineCore:
     """Runs the models for groups of sequences: `submit` them, then `step` until they are finished.
 
-    store: KV of all groups, which bounds their rows and pages. costs: measured costs of passes, and findings, which
-    name the layers that gain from a search (`planner.searched_layers`); the core adds its own. turn: steps after which
-    a running group is swapped out for waiting groups; None: never. max_itl: largest inter-token latency, in seconds,
-    that prefill between two steps may cause. disk: the disk cache of this KV.
+    store: KV of all groups, which bounds their rows and pages. costs: measured costs of passes, and findings about
+    searched layers (`planner.searched_layers`); the core adds to both. turn: steps after which a running group is
+    swapped out for waiting groups; None: never. max_itl: largest inter-token latency, in seconds, that prefill between
+    two steps may cause. disk: the disk cache of this KV.
     """
 
     def __init__(
@@ -170,7 +170,10 @@ class EngineCore:
         return outputs
 
     def _prefill_prompts(self) -> None:
-        """Prefill parts of prompts while there is time. If none is left to prefill, swap out a group after its turn."""
+        """Prefill parts of prompts while there is time.
+
+        If no prompt can be prefilled now, a group that has had its turn is swapped out.
+        """
         self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_prefill()])

@@ -20,7 +20,7 @@ from triforce.model.config import ModelConfig
 from triforce.sampling.logits import check_bias
 
 PROBE_CHARACTERS_PER_TOKEN = 16
-"""A text with more characters per token of the context is probed first: its beginning of that length is tokenized."""
+"""A text with more characters than this times the context is probed first: a beginning of that length is tokenized."""
 
 Prompt = str | Sequence[int]
 """A text, or token ids in a list, an array or a tensor."""
@@ -219,7 +219,7 @@ def chat_ids(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | N
 
 
 def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
-    """Raise RequestError for a text whose beginning is already too long, before the whole text is tokenized."""
+    """Raise RequestError for a long text with too many tokens, by its beginning alone if that suffices (see `_ids`)."""
     if len(text) > PROBE_CHARACTERS_PER_TOKEN * config.context:
         tokens = len(_ids(text, tokenizer, config.context))
         if tokens >= config.context:

@@ -88,7 +88,7 @@ def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: DType) -> ModelConf
         raise RequestError(f"{argument('kv_dtype', kv_dtype)} is not known; choose from {', '.join(KV_DTYPES)}")
     if kv_dtype == "bfloat16" and dtype != "bfloat16":
         raise RequestError(
-            f"KV is {dtype}, as the model is; use {argument('kv_dtype', 'auto')} or int8, or "
+            f"KV cannot be bfloat16 where the model is {dtype}; use {argument('kv_dtype', 'auto')} or int8, or "
             f"{argument('dtype', 'bfloat16')}"
         )
     return replace(config, kv_int8=kv_dtype == "int8")
@@ -348,7 +348,10 @@ class ModelPair:
 
     @property
     def kv_fingerprint(self) -> str:
-        """Fingerprints of all models that write to the target's page pool. If they are equal, pools may share KV."""
+        """Fingerprints of all models that write to the target's page pool.
+
+        Pools with equal fingerprints may share KV.
+        """
         return " ".join(checkpoint.fingerprint for checkpoint in (self.target, self.eagle_head) if checkpoint)
 
     @property

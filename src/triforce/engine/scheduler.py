@@ -1,14 +1,15 @@
 """Scheduler: which group is prefilled next, how much of it, and which group is swapped out. It runs no model.
 
 A group is admitted once there are rows and pages of KV for its longest possible texts. The oldest group comes first,
-and while it does not fit, no younger group is admitted. During prefills a younger group is also admitted if its prompt
-has fewer tokens to prefill than each group that is being prefilled. A group waits while another one prefills a prefix
-that both prompts share. Of the groups being prefilled, the one with the fewest tokens left comes next, and each
-`OLDEST_EVERY`-th time the oldest one, so that none starves. Where turns are limited, a group that has had its turn is
-swapped out, and waits again behind the others.
+and while it does not fit, no younger group is admitted. During prefills a younger group may pass older ones if it has
+fewer tokens to prefill than each group being prefilled, and if the groups that it passes still fit beside it. A group
+waits while another one prefills a prefix that both prompts share. Of the groups being prefilled, the one with the
+fewest tokens left comes next, and each `OLDEST_EVERY`-th time the oldest one, so that none starves. Where turns are
+limited, a group that has had its turn is swapped out, and waits again behind the others.
 
 A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or earlier where `PrefillPacer` grants
-fewer tokens, because running groups wait for their next step.
+fewer tokens, because running groups wait for their next step. A long pass may be suspended between its parts: see
+`Tier.prefill` for the length, and `Decoder.read` for the parts.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ class PrefillPacer:
 
 
 class PacedPrompt:
-    """Passes over one prompt, as a pacer grants them. Parts of passes over other prompts may run in between."""
+    """Passes over one prompt, as a pacer grants them.
+
+    Between two parts of a pass, parts of other prompts' passes may run.
+    """
 
     def __init__(self, pacer: PrefillPacer) -> None:
         self._pacer = pacer
@@ -85,7 +89,7 @@ class PacedPrompt:
         self._seconds = 0.0
 
     def grant(self, tier: str, tokens: int) -> int:
-        """End the previous pass, and return the tokens granted to the next one: a `speculation.Grant`."""
+        """End the previous pass, and return the tokens granted to the next. This method is a `speculation.Grant`."""
         self.end()
         self._tier, self._tokens, self._seconds = tier, self._pacer.grant(tier, tokens), 0.0
         return self._tokens
@@ -102,7 +106,7 @@ class PacedPrompt:
 
 
 OLDEST_EVERY = 4
-"""Each `OLDEST_EVERY`-th part of a prefill belongs to the oldest prompt."""
+"""Of all parts of prefills, each `OLDEST_EVERY`-th belongs to the oldest prompt."""
 
 
 class Scheduler:

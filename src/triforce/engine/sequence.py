@@ -35,7 +35,8 @@ class TokenSequence:
     """Index among the `n` completions of its request."""
     stop_ids: frozenset[int] = frozenset()
     scope: str | None = ""
-    """Scope within which KV of equal beginnings is shared. None: it is not shared."""
+    """Owner of the request: only texts of one owner share KV. "": the common owner of requests that name none, such as
+    requests without an API key; None: the text shares no KV."""
     constraint: Constraint | None = None
     tokens: list[int] = field(default_factory=list)
     """New tokens."""

@@ -2,7 +2,7 @@
 
 The first row begins with pages of the prefix cache (`cached_pages`), and continues with segments of the disk cache
 (`restore_from_disk`). If the caller names a saved file, the row begins with that file's KV instead (`restore_batch`). A
-prefill feeds the remaining tokens, and other rows copy the KV of an earlier row with the same prompt (`prefill_batch`).
+prefill feeds the remaining tokens, and the other rows copy the KV of the first (`prefill_batch`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SequenceGroup:
     cached_prompt_tokens: int = 0
     """Tokens of the prompt whose KV came from other texts or from files."""
     tokens_without_windows: int = 0
-    """Length of the whole cached prefix, if only a shorter part is used because window pages were evicted; else 0.
+    """Length of a cached prefix that is used only in part, because window pages were evicted; 0: there is none.
 
     Once prefill has passed the end of that prefix, the new window pages are shared with later prompts.
     """
@@ -126,7 +126,10 @@ class SequenceGroup:
     def prefill(
         self, batch: SequenceBatch, grant: Grant, disk: DiskPrefixes | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Prepare the batch for its next token. Yields (cached tokens, all tokens) after each part."""
+        """Prepare the batch for its next token.
+
+        Yields (cached tokens, all tokens) after each restored segment, and after each pass or part of one.
+        """
         if self.swapped:
             batch.swap_in(self.swapped)
             return
@@ -150,7 +153,10 @@ class SequenceGroup:
             self.on_read(batch.top.cache)
 
     def _note_cost(self, batch: SequenceBatch) -> None:
-        """Record the prefill seconds per token. The disk cache restores only what it reads in less time than that."""
+        """Record the prefill seconds per token.
+
+        The disk cache gives up a later restore that takes longer than a prefill would.
+        """
         seconds = float(batch.top.counters.prefill_seconds_B[0])
         fed = int(batch.top.cache.lengths_B[0]) - self.cached_prompt_tokens
         for sequence in self.sequences:
@@ -187,10 +193,11 @@ def restore_from_disk(batch: SequenceBatch) -> Iterator[tuple[int, int]]:
 
 
 def prefill_batch(batch: SequenceBatch, grant: Grant = grant_all) -> Iterator[tuple[int, int]]:
-    """Feed every prompt without its last token. Yields (cached tokens, all tokens) of the full view after each pass.
+    """Feed every prompt without its last token.
 
-    The first step feeds the last token together with draft tokens: the logits of the last token judge the first of
-    them. grant: returns the tokens that a pass may have.
+    Yields (cached tokens of the full view, all tokens) after each pass or part. The first step feeds the last token
+    together with draft tokens: the logits of the last token judge the first of them. grant: returns the tokens that a
+    pass may have.
     """
     sizes = [len(sequence.prompt) - 1 for sequence in batch.sequences]
     started = perf_counter()

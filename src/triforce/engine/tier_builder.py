@@ -122,7 +122,7 @@ class SpeculativeConfig:
         """Positions that the tiers may use beyond the last token of a text.
 
         With a draft below, a middle tier gathers at most the sum of both gammas, and a verification has one column
-        more. For n such columns the reach is 2 (n + 1): twice what the widest verification uses, as a margin.
+        more. If the widest verification has n columns, the reach is 2 (n + 1): more than twice as many, as a margin.
         """
         return 2 * (max(self.draft_tokens, MAX_AUTO_TOKENS[0]) + max(self.speculative_tokens, MAX_AUTO_TOKENS[1]) + 2)
 
@@ -158,7 +158,7 @@ class SharedKV:
 
     @cached_property
     def pool(self) -> PagePool:
-        """The pool of all views of the target, without rows."""
+        """The pool of all views of the target. It has no rows: each batch makes its own by `new_rows`."""
         if self.existing_pool:
             return self.existing_pool.new_rows(0)
         target = self.models.target
@@ -175,7 +175,7 @@ class SharedKV:
 
     @property
     def _unit(self) -> int:
-        """Smallest unit of tokens that retrieval selects."""
+        """Tokens of a unit of a page list (see `kernel_api.PageTable`): the most that divide a chunk and a page."""
         return gcd(self.speculation.retrieval.chunk, PAGE)
 
     def _windows(self) -> WindowPages | None:
@@ -218,7 +218,10 @@ class SharedKV:
 
     @cached_property
     def streaming(self) -> StreamingView:
-        """The draft's view, without rows. Raises RequestError without a draft model."""
+        """The draft's view. It has no rows: each batch makes its own by `new_rows`.
+
+        Raises RequestError without a draft model.
+        """
         draft = self.models.draft
         speculation = self.speculation
         if draft is None:

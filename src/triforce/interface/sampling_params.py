@@ -46,6 +46,7 @@ def chat_defaults(model_params: Mapping[str, Any]) -> dict[str, Any]:
 class SamplingParams:
     """Sampling parameters of one request. A parameter of None has its default. Raises RequestError for invalid values.
 
+    They are immutable: `dataclasses.replace(params, temperature=0.3)` returns changed ones.
     Logits are processed in this order: repetition penalty (as in transformers: over prompt and output), presence and
     frequency penalties (as OpenAI's: over the output), logit bias, temperature, min-p, top-k, top-p. A step
     whose parameter is off costs nothing.

@@ -32,7 +32,7 @@ from triforce.whole_file import whole_file
 ACCEPTANCE = 0.92
 """Share of the retrieval tier's tokens that the full tier accepts, on long texts and budgets of thousands of tokens."""
 ASSUMED_ACCEPTANCE = {"retrieval": ACCEPTANCE, "draft": PRIOR_ACCEPTANCE["draft"]}
-"""Acceptance of tiers before any observation."""
+"""Prior acceptance by tier. That of the retrieval tier is assumed until its acceptance is known (`MIN_TOKENS`)."""
 MIN_TOKENS = 64.0
 """The acceptance of a tier counts as known once this number of its tokens was verified: fewer may be mostly of one
 text."""
@@ -84,7 +84,7 @@ GAMMAS_G = np.arange(1, 9)
 PAYING_SPEEDUP = 1.1
 """Least ratio of tokens per second, to plain decoding, at which speculation pays."""
 STEP, PARTS = 1024, 128
-"""Contexts are tried in steps of `STEP` tokens, or of the context over `PARTS`, where that is more."""
+"""Contexts are tried in steps of `STEP` tokens, or of 1/`PARTS` of the context just tried, where that is more."""
 EXAMPLE_WIDTH = 4
 """`why_not` gives as an example the experts that a pass of this number of tokens reads."""
 
@@ -123,7 +123,7 @@ class SelfSpeculationRoofline:
         config = self.config
         (weights_balance, kv_balance) = self.balance
         work = TierWork.of(config, self.bytes_per_weight, self.bytes_per_element)
-        # `TierWork` has a single balance, so the balance of attention is folded into the bytes of an element of KV.
+        # `TierWork.byte_times` takes one balance: that of attention is folded into the bytes of an element of KV.
         bytes_per_element = work.bytes_per_element * kv_balance / weights_balance
         token_kv_bytes = work.bytes_per_element * config.kv_size
         work = replace(work, token_kv_bytes=token_kv_bytes, bytes_per_element=bytes_per_element)
@@ -242,7 +242,7 @@ def save_balances(balances: Mapping[str, float]) -> None:
 
 
 def balance_of(quantized: bool, config: ModelConfig, dtype: DType, device: str) -> tuple[Balance, str]:
-    """Return the balance of a device, and how it is known: measured, where kernels are native.
+    """Return the balance of a device, and how it is known: measured, if balances of its native kernels are saved.
 
     quantized: products read quantized weights. GPUs are not measured: they get the highest of `BALANCES`.
     """

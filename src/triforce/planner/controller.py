@@ -199,7 +199,11 @@ class PlanController:
 
     @property
     def choice_in_use(self) -> Choice:
-        """The choice in use. While plain decoding is probed, it is plain decoding."""
+        """The choice in use.
+
+        While plain decoding is probed, or goes on until a plan with the retrieval tier may begin, this is plain
+        decoding.
+        """
         probes = self.plan.plain and not self.choice.plan.plain
         return Choice(rate=self.plain_rate, state=State.PROBING) if probes else self.choice
 
@@ -365,7 +369,10 @@ WIDE = 8  # tokens of the wide pass whose cost is reported
 
 
 def report(controller: PlanController) -> PlanReport | None:
-    """Return the beliefs at the latest weighing of plans; None if there was none, or nothing was proposed."""
+    """Return costs and plans of the latest weighing, and present acceptance and account.
+
+    Returns None if plans were never weighed, or nothing was proposed.
+    """
     if controller.estimates is None or not controller.lengths:
         return None
     beliefs = []

@@ -133,12 +133,12 @@ class AcceptanceTracker:
 
         Earlier texts give the rejections to expect in each case. These expectations are multiplied by one ratio: the
         rejections of this text over those expected for it. So observations with one budget also correct the estimates
-        for others. To both counts of rejections the prior adds those expected for `prior` tokens.
+        for others. Both counts of rejections include a prior: the rejections expected for `prior` tokens of this case.
 
         If all verdicts of this text are of one case, its acceptance is the mean of a Beta distribution. The prior is
         the acceptance of earlier texts, with a weight of at most `CONFIG.history_tokens` tokens. The variance is that
-        of the Beta distribution, with one token that is half accepted added to the mean. For a budget other than the
-        default one, the uncertainty of its expected acceptance is added.
+        of a Beta distribution whose mean includes one more token, half accepted. For a budget other than the default
+        one, the uncertainty of its expected acceptance is added.
         """
         mean, tokens = self._history.expected_acceptance(self._case(tier, length, factor))
         rejection = 1 - mean
@@ -238,7 +238,7 @@ class CostModel:
         """Choice, account and cadence that the latest text of a kind leaves to the next one; not kept in the file."""
         with suppress(OSError, ValueError):  # all of it can be learnt again
             digest, saved = path.read_text(encoding="utf-8").split("\n", 1) if path else ("", "")
-            if digest == _digest(saved):  # else no process of this version wrote it
+            if digest == _digest(saved):  # else there is no path, or the file is damaged or has another format
                 self._read(json.loads(saved))
 
     def save(self) -> None:

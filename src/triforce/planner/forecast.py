@@ -23,8 +23,8 @@ from triforce.ragged import Ints
 from triforce.speculation import NgramProposer
 
 MAX_PASSES_FOR_MIN = 3
-"""Of up to this number of passes of a kind the fastest counts, because interruptions make passes slower; of more, the
-median counts."""
+"""If a kind has at most this number of passes, the fastest counts, as interruptions make passes slower; else the
+median."""
 BUDGET_STEPS = 0.5, 1.0, 2.0  # factors of the default budget
 MIN_SPARSITY = 2  # least ratio of a context to a budget other than the default one
 WIDEST = 33  # tokens of the widest pass of a plan
@@ -104,7 +104,7 @@ class Beliefs:
     def estimates(self, lengths: Sequence[int], caution: float, budgets: Sequence[BudgetFactors] = ((),)) -> Estimates:
         """Return the estimates for rows of these lengths, with each of these budgets of the retrieval tier.
 
-        caution: standard deviations of the lower bound of acceptance below its mean.
+        caution: distance of the lower bound of acceptance from its mean, in standard deviations.
         """
         bounds_Z = np.array([-caution, 0.0, CONFIG.optimism])
         rows, keys_K, accepted_KZ = len(lengths), *self._retrieval(lengths, budgets, bounds_Z)
@@ -126,7 +126,7 @@ class Beliefs:
     def _retrieval(
         self, lengths: Sequence[int], budgets: Sequence[BudgetFactors], bounds_Z: np.ndarray
     ) -> tuple[list[int], np.ndarray]:
-        """Return the keys that all rows read, by budget, and the retrieval tier's acceptance (K, Z)."""
+        """Return the keys that the rows read in all, by budget, and the retrieval tier's acceptance (K, Z)."""
         bits_by_row = [length.bit_length() for length in lengths]
         means = {
             bits: sum(n for n in lengths if n.bit_length() == bits) // bits_by_row.count(bits) for bits in bits_by_row

@@ -45,6 +45,8 @@ BALANCE_OF_LEVEL = {"avx512bf16": 2**4.5}
 have `DEFAULT_BALANCE`."""
 PASS_OVERHEAD_BYTES = 1e4
 """Fixed time of a pass, as the bytes that could be read in it."""
+ASSUMED_SECONDS_PER_BYTE = 1e-10
+"""Seconds of reading one byte, assumed until a pass of the tier or of the full tier is measured."""
 
 
 def default_machine(level: str = "") -> tuple[float, ...]:
@@ -56,11 +58,12 @@ def default_machine(level: str = "") -> tuple[float, ...]:
 class TierWork:
     """Work of a tier's passes, by its model.
 
-    weight_bytes: of all weights that a token reads. token_kv_bytes: of the K and V of a token. bytes_per_weight,
-    bytes_per_element: bytes of one weight, and of one element of KV. heads_per_kv_head: query heads of a
-    KV head. sequential: a pass is a fused draft, which reads everything for each of its tokens. expert_bytes: of the
-    experts that one token reads, which `weight_bytes` includes. unions: how many distinct experts several tokens read
-    together; None: the model has no experts.
+    weight_bytes: of all weights that a token reads. token_kv_bytes: of the K and V of a token; `of` leaves out layers
+    with a window. These read no more of a longer context, and the measured deviation includes their reads.
+    bytes_per_weight, bytes_per_element: bytes of one weight, and of one element of KV. heads_per_kv_head: query heads
+    of a KV head. sequential: a pass is a fused draft, which reads everything for each of its tokens. expert_bytes: of
+    the experts that one token reads, which `weight_bytes` includes. unions: how many distinct experts several tokens
+    read together; None: the model has no experts.
     """
 
     layers: int = 8
@@ -132,7 +135,7 @@ class TierWork:
     def byte_times(self, width: Any, rows: Any, keys: Any, balance: Any, overhead: Any, overlap: Any) -> Any:
         """Return the time of a pass on a machine of `MACHINES`, in units of the time of reading one byte.
 
-        keys: tokens of KV that all rows read.
+        keys: tokens of KV that the rows read, in all.
         """
         columns, repeats = (1.0, width) if self.sequential else (width, 1.0)
         tokens = columns * rows
@@ -150,10 +153,10 @@ class TierWork:
 
 
 def _longer(operations: Any, overlap: Any) -> Any:
-    """Return the time of the weights or KV of a pass, as a multiple of the time of reading their bytes.
+    """Return the time of the weights or KV of a pass, in units of the time of reading their bytes.
 
-    operations: the time of their operations, as a multiple of the same time. The result is the longer of the two
-    times, or without overlap their sum.
+    operations: the time of the operations with these weights or KV, in the same unit. The result is the longer of the
+    two times, or without overlap their sum.
     """
     return (1.0 + operations**overlap) ** (1.0 / overlap)
 
@@ -185,7 +188,7 @@ class PassStats:
     """Statistics of passes of one kind.
 
     count: their number, at most `CONFIG.pass_memory`. keys: their mean. log_seconds: mean logarithm of their seconds at
-    slowdown 1. measured_here: this process has run some. last_was_outlier: the latest observation deviated by more than
+    slowdown 1. measured_here: this process has run some. last_was_outlier: the latest observation was clipped to
     `CONFIG.outlier`.
     """
 
@@ -199,8 +202,9 @@ class PassStats:
 class KindSummary(NamedTuple):
     """Summary of a tier's passes, by kind.
 
-    octaves_3N: logarithms (base 2) of width, rows and keys. deviation_N: logarithm of measured over modelled seconds,
-    with the value `spread` of `ExpertUnions.spread`. weight_N: 1 where many passes ran, less where few did.
+    octaves_3N: logarithms (base 2) of width, rows and keys. deviation_N: logarithm of measured seconds over
+    `TierWork.byte_times`. weight_N: 1 where many passes ran, less where few did. spread: `TierWork.spread` at the time
+    of the summary, on which `deviation_N` depends.
     """
 
     octaves_3N: np.ndarray
@@ -242,7 +246,8 @@ class TierCosts:
         distance of one octave.
         """
         if not self.stats:
-            return 1e-10 * np.asarray(work.byte_times(width_W, rows, keys, *self.machine)), np.zeros(len(width_W))
+            byte_times_W = np.asarray(work.byte_times(width_W, rows, keys, *self.machine))
+            return ASSUMED_SECONDS_PER_BYTE * byte_times_W, np.zeros(len(width_W))
         summary = self._summarize()
         width_N, rows_N, keys_N = summary.octaves_3N
         batch_distance = (log2(rows) - rows_N) ** 2 + (np.log2(KEY_SCALE + np.asarray(keys))[..., None] - keys_N) ** 2
@@ -374,8 +379,8 @@ class PassCosts:
         full = self.of(FULL)
         seconds_W, near_W = (tier_costs if tier_costs.stats else full).seconds(tier_costs.work, width_W, rows, keys)
         if tier == AMONG_MODELS and tier_costs.stats and full.stats:
-            # Such passes take longer than those of the full tier alone after short prompts, but not after long ones.
-            # So a measured ratio of the two counts fully for its own kind of pass, and less the farther a kind is.
+            # After short prompts such passes take longer than those of the full tier alone; after long ones they do
+            # not. So a measured ratio of the two counts fully for its own kind of pass, and less the farther a kind is.
             alone_W, _ = full.seconds(tier_costs.work, width_W, rows, keys)
             seconds_W = alone_W * (seconds_W / alone_W) ** near_W
         return self.slowdown * seconds_W

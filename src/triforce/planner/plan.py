@@ -8,7 +8,7 @@ tier that a plan leaves out has a gamma of 0 there.
 
 Shape suffixes: N plans, K retrieval budgets (1 for other tiers), Z the lower bound, mean and upper bound of an
 estimate, W tokens of a pass from 0 on, G gammas from 0 on, A uses of n-grams: 0 directly above a draft model; 1 without
-a draft model, called alone even if the retrieval tier is above. Amounts of N plans are (N,), (Z, N) or (K, Z, N).
+a draft model ("alone", even below the retrieval tier). Amounts of N plans are (N,), (Z, N) or (K, Z, N).
 """
 
 from __future__ import annotations
@@ -230,8 +230,8 @@ def _retrieval_round(estimates: Estimates, below: Round, gamma_N: Ints) -> Round
     # The last round may give more tokens than are missing. The mean excess is assumed to be (verified - 1) / 2.
     rounds = np.maximum(1.0, (gamma_N + (below.verified - 1) / 2) / below.verified)
     tokens = rounds * below.verified
-    # A round gives 1 to `tokens` + 1 tokens; their variance is assumed to be 3/4 of the largest variance that this
-    # range and mean allow.
+    # A round below gives 1 to `below.tokens` + 1 tokens; their variance is taken as 3/4 of the largest that this range
+    # and mean allow.
     spread = 0.75 * np.maximum((below.verified - 1) * (below.tokens + 1 - below.verified), 0.0)
     longest = MAX_OF_NORMALS[min(estimates.rows, len(MAX_OF_NORMALS) - 1)]
     rounds = rounds + longest * np.sqrt(rounds * spread) / below.verified

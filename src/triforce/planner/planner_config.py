@@ -12,7 +12,10 @@ full tier's passes take 1.5 times as long."""
 
 @dataclass(frozen=True, slots=True)
 class PlannerConfig:
-    """Chosen numbers. `tests/planner/test_regret.py` prints the regret of other values."""
+    """Chosen numbers.
+
+    To compare other values, change them and run `pytest tests/planner/test_regret.py -s`, which prints the regret.
+    """
 
     # Guard: see `planner.controller`.
     allowed_loss: float = 0.015
@@ -35,14 +38,14 @@ class PlannerConfig:
     """Distance of the upper bound of acceptance from its mean, in standard deviations. A score is the mean rate plus a
     part of the distance to the rate at this bound, so that plans are explored."""
     optimism_tokens: float = 128.0
-    """Half of `optimism` counts if this number of tokens is still to come, because a trial pays off in later tokens."""
+    """Tokens still to come at which a score includes half of the distance from the mean rate to the rate at the upper
+    bound. With fewer tokens it includes less, as a trial pays off in later tokens."""
     leave_gain: float = 1.15
     """Ratio of a plan's score to the rate of plain decoding at which plain decoding is left: costs are noisy."""
     switch_gain: float = 1.03
-    """Ratio of scores for other tiers, and of mean rates for another budget, at which these replace the present ones:
-    smaller differences are noise. A change to a plan with the retrieval tier also has to wait for a proposal that
-    observes attention. Speculation goes on while the best score is at least `switch_gain` times the rate of plain
-    decoding."""
+    """Ratio at which other tiers (by score) or another budget (by mean rate) replace the present ones: smaller
+    differences are noise. A change to a plan with the retrieval tier also has to wait for a proposal that observes
+    attention. Speculation goes on while the best score is at least `switch_gain` times the rate of plain decoding."""
 
     # Acceptance: see `planner.cost_model`.
     prior_tokens: float = 8.0
@@ -71,7 +74,8 @@ class PlannerConfig:
     scan_ratio: float = 100.0
     """Seconds of decoding per second of scanning for n-grams."""
     backoff_step: float = 0.5
-    """Increment of the backoff by each replanning. The backoff multiplies both waits."""
+    """Increment of the backoff by each replanning. The backoff multiplies the wait until plans are weighed and, above
+    1, the wait until the next scan."""
     max_backoff: float = 4.0
     """Largest backoff while plain decoding stays best; else it is 1. It is finite, as a text may change."""
     replan_hits: int = 8

@@ -24,7 +24,7 @@ from triforce.kvcache import RetrievalView
 from triforce.planner.plan import WIDE_GAMMAS, expected_tokens
 from triforce.speculation import Tier
 
-# Gain of a layer: ratio of tokens per number read, with a search in it to without. A trial must promise
+# Gain of a layer: tokens per number read with a search in it, over those without. A trial must promise
 # `PROMISED_GAIN`, under the assumption that rejections are proportional to the square of the missed attention.
 PROMISED_GAIN = 1.12
 MIN_GAIN = 1.05  # the least measured gain of a layer that is searched from then on
@@ -125,7 +125,7 @@ class SearchedLayers:
         old_verdicts = self._old_verdicts
         finding = self._finding
         reads_most = self._length < 2 * self.tier.cache.budget(self._length)
-        # If there are no new verdicts, another tier drafted. A tier that reads most of the context misses little in any
+        # Without new verdicts there is nothing to record. A tier that reads most of the context misses little in any
         # layer.
         if verdicts == old_verdicts or reads_most:
             return
@@ -210,7 +210,7 @@ class SearchedLayers:
             self._keep_resident()
 
     def _gain(self, rejection: float, new_rejection: float) -> float:
-        """Return the ratio of tokens per number read after to before one more search.
+        """Return the factor by which a search in one more layer raises the tokens per number read.
 
         The search turns `rejection` into `new_rejection`.
         """

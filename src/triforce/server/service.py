@@ -100,8 +100,7 @@ def check_limit(body: SamplingFields, limit: int | None, context: int) -> None:
         raise field_error(field, text)
     raise field_error(
         field,
-        f"{text}, and {NO_LIMIT} does not stand for an unlimited text here; leave it out, or send {context}, "
-        "the size of the context",
+        f"{text}, and {NO_LIMIT} does not stand for an unlimited text here; send {context}, the size of the context",
     )
 
 

@@ -98,8 +98,8 @@ class SwappedKV:
 class FullView:
     """View of all tokens of rows `rows` of a pool. It owns the committed length of the pool.
 
-    grain: tokens of the units whose attention mass verifications return, at a small cost; 0: no mass, None: the pool's
-    unit.
+    grain: tokens of a unit, a page or a part of one. Verifications return the attention mass of each unit, at a small
+    cost. 0: they return none. None: the pool's unit.
     """
 
     def __init__(self, pool: PagePool, grain: int | None = None) -> None:

@@ -49,9 +49,12 @@ class RetrievalView:
         self.searched_layers: frozenset[int] = frozenset()
         """Layers in which each token searches all tokens. Where the memory has no search, they read all tokens."""
         self.trying = False
-        """Whether `searched_layers` is a trial of the planner: passes of this kind may not recur."""
+        """Whether `searched_layers` includes a layer on trial: passes that search it may not recur."""
         self.budget_factors: dict[int, float] = {}
-        """Budget multiplier by the bit length of the context, from the next selection on; 1 where it is missing."""
+        """Factor of the budget, by the bits of a context's token count; 1 where none is given.
+
+        A new factor changes the window at once, and the selected pages at their next selection.
+        """
 
     @property
     def lengths_B(self) -> Ints:
