@@ -126,8 +126,8 @@ def test_explain_tiers_of_several_texts_are_summed() -> None:
     assert tier_total.histogram == [3, 3, 25, 0, 0, 0, 29]
 
 
-def output(mode: str = "auto", repeats: int = 1, report: PlanReport | None = None) -> RequestOutput:
-    timeline = stretches(10, 20) * repeats if mode == "auto" else []
+def output(mode: str = "auto", repeats: int = 1, report: PlanReport | None = None, deep: int = 20) -> RequestOutput:
+    timeline = stretches(10, deep) * repeats if mode == "auto" else []
     tiers = [DRAFT, RETRIEVAL, FULL]
     completion = CompletionOutput(0, "x", [1] * 190, "length", None, ["full"] * 190, 7, tiers, timeline, report)
     return RequestOutput([1] * 16_000, None, [completion], mode, "seeded", "bitwise", 0.5, 0.3)
@@ -163,7 +163,7 @@ def test_explain_command_prints_tables(fake: type[FakeLLM], capsys: pytest.Captu
     assert (
         "== Tiers ==" in out and "== Plans ==" in out and DEEP in out and "633.3 tokens/s; the plans predicted" in out
     )
-    assert "- these measurements suggest no faster setting" in out
+    assert "- advice needs 40 proposals, and this text has 30: raise -n." in out
     (row,) = (" ".join(line.split()) for line in out.splitlines() if "promises most" in line)
     assert row.endswith("600 700 720 612 ngram 4 > full promises most; weighed because the next weighing was due")
 
@@ -184,6 +184,15 @@ def test_explain_shows_what_was_weighed(fake: type[FakeLLM], capsys: pytest.Capt
     rows = [line for line in section.splitlines() if line.startswith((DEEP, "full", "draft 2"))]
     assert [row.split("  ")[0] for row in rows] == [DEEP, "full", "draft 2 > full"]
     assert rows[2].endswith("risks more than the headroom") and "0.70 ± 0.05" in section
+
+
+def test_explain_names_loss_and_missing_advice(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    plain_plan = WeighedPlan("full", 100.0, 100.0)
+    fake.answer = output(report=PlanReport([], [plain_plan], -0.014, 0.0), deep=30)
+    assert main(["explain", "a prompt"]) == 0
+    out = capsys.readouterr().out
+    assert "Speculation cost 0.01 s so far" in out
+    assert "- these measurements suggest no faster setting" in out
 
 
 def test_explain_long_timeline_is_cut_in_middle(fake: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from textwrap import fill
 from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Tokenization
-from triforce.interface.explain import Explanation, PlanReport, TierBelief
+from triforce.interface.explain import MIN_SAMPLES, Explanation, PlanReport, TierBelief, proposals_by_plan
 from triforce.interface.quantities import counted
 from triforce.tables import Table, percent
 
@@ -38,9 +38,17 @@ def run(options: Namespace) -> int:
     print(f"seed {seed}\n")
     for table in tables(explanation):
         print(f"{table.plain()}\n")
-    advice = [f"{line}." for line in explanation.advice] or ["these measurements suggest no faster setting."]
+    advice = [f"{line}." for line in explanation.advice] or [_without_advice(explanation)]
     print(*(fill(f"- {line}", 100, subsequent_indent="  ") for line in advice), sep="\n")
     return 0
+
+
+def _without_advice(explanation: Explanation) -> str:
+    """Return why there is no advice: too few proposals, or no faster setting."""
+    proposals = sum(proposals_by_plan(explanation.timeline).values())
+    if 0 < proposals < MIN_SAMPLES:
+        return f"advice needs {MIN_SAMPLES} proposals, and this text has {proposals}: raise -n."
+    return "these measurements suggest no faster setting."
 
 
 def tables(explanation: Explanation) -> Iterator[Table]:
@@ -99,9 +107,10 @@ def _best_plan_note(report: PlanReport) -> str:
     """Return a note on the best plan at the last weighing, and on the balance of seconds that speculation won."""
     best_plan = max(report.weighed, key=lambda plan: plan.rate)
     plain_plan = report.weighed[0]
+    balance_note = f"saved {report.won:.2f}" if report.won >= 0 else f"cost {-report.won:.2f}"
     return (
         f"By the estimates at the last planning, {best_plan.plan} would make {best_plan.rate:.1f} tokens/s, "
-        f"plain decoding {plain_plan.rate:.1f}. Speculation saved {report.won:.2f} s so far, and "
+        f"plain decoding {plain_plan.rate:.1f}. Speculation {balance_note} s so far, and "
         f"may risk {max(0.0, report.headroom):.3f} s."
     )
 

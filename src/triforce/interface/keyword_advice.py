@@ -25,7 +25,7 @@ _FOREIGN_KEYWORDS: tuple[tuple[str, str, str], ...] = (
     ("swap_space cpu_offload_gb", "kv_offload", 'kv_offload="host" keeps KV in host memory, and "file" in a file'),
     ("gpu_memory_utilization", "kv_memory", 'KV takes memory as it grows; kv_offload="host" with kv_memory bounds it'),
     (
-        "n_threads num_threads",
+        "threads n_threads num_threads",
         "",
         "one thread runs on each processor that the process may use; taskset limits the processors",
     ),
