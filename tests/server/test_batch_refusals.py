@@ -27,6 +27,13 @@ def test_refused_lines_are_counted_by_kind(pair: Path, tmp_path: Path, capsys: p
     assert "at column 2" in stderr and "line 1" not in stderr
 
 
+def test_refused_lines_of_shipped_pair_name_model_argument(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in").write_text(line("a", "/v1/completions", {"prompt": "x", "model": "smollm2"}))
+    assert main(["batch", str(tmp_path / "in"), "-o", str(tmp_path / "out")]) == 1
+    stderr = capsys.readouterr().err
+    assert "model 'smollm2' is not served here" in stderr and "triforce batch FILE MODEL" in stderr
+
+
 def test_refused_lines_with_other_values_are_of_one_kind() -> None:
     tally = Tally()
     tally.refuse("temperature is -1.5, and 'a' is not b", "first")

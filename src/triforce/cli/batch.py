@@ -148,6 +148,8 @@ def _report_tally(options: Namespace, tally: Tally, output: Path | None) -> int:
             "Answers on stdout are not kept: a second run answers all lines. With -o OUT it retries refused lines only."
         )
     print(f"{escaped(tally.commonest())}\n{retry_note}", file=sys.stderr)
+    if not options.model:
+        print("No MODEL is given, so the shipped pair answers. To name one: triforce batch FILE MODEL", file=sys.stderr)
     return REFUSED
 
 
