@@ -120,7 +120,8 @@ class LLM(LLMInputs, LLMLifetime):
     - draft: a folder or hub name; "auto" is the draft known to fit the target, None or "none" is no draft.
     - device: "auto" is cuda where present.
     - context: positions in tokens; None is the context that the model was trained for.
-    - dtype: of the weights; "auto" is bfloat16, or float32 without native kernels.
+    - dtype: of the weights; "auto" is bfloat16, but float16 on a GPU before Ampere, and float32 on a CPU without native
+      kernels for the model.
     - kv_dtype: of keys and values; "auto" is `dtype`. "int8" halves the size of KV and changes the model's output.
     - mode: one of `MODES`; `auto` chooses among the available tiers while it generates.
     - coupling: `seeded`, `rejection` or `block`. With `seeded` a seed gives the same text as plain decoding.

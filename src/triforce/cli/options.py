@@ -200,12 +200,8 @@ def coupling(parser: argparse._ActionsContainer) -> None:
 def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> None:
     add = parser.add_argument
     add("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
-    add(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="of the weights (default: bfloat16; float32 without native kernels)",
-    )
+    text = "of the weights (default: bfloat16; float16 on a GPU before Ampere, float32 on a CPU without native kernels)"
+    add("--dtype", choices=DTYPES, default="auto", help=text)
     text = "of keys and values; int8 halves the bytes of KV, and changes the output (default: as --dtype)"
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
     if context:

@@ -220,7 +220,7 @@ class Request:
     groups: list[SequenceGroup] = field(default_factory=list)
     """The sequences of the request, in groups. No group has more sequences than the engine has rows."""
     reread: str = ""
-    """Reason why no more of the prompt came from the cache, see `Engine._set_reread`; "": none is given."""
+    """Reason why the cache did not supply more of the prompt, see `Engine._set_reread`; "": no reason is given."""
     text: str | None = None
     """The prompt, if the caller gave it as a text."""
 
@@ -362,7 +362,8 @@ class Engine:
         rows = self.core.store.rows
         groups_by_request = [
             [
-                # Later groups of a request reuse the prompt's KV, which its first group prefills.
+                # Later groups of a request reuse the prompt's KV from the prefix cache, except with scope None, with
+                # `prompt_logprobs` or with a saved file.
                 SequenceGroup(
                     request.sequences[start : start + rows],
                     request.mode,
@@ -467,9 +468,10 @@ class Engine:
 
 
 def _prefill_callbacks(requests: Sequence[Request], on_prefill: OnPrefill | None) -> list[OnPrefill | None]:
-    """Return a callback for each request that calls `on_prefill` with the progress of all requests together.
+    """Return one callback per request; each callback calls `on_prefill` with the progress of all requests together.
 
-    The prompt of a request counts once for all its sequences: it is prefilled once, and its KV is copied.
+    The prompt of a request counts once for all its sequences: only the first group reports progress, and the progress
+    is capped at the size of one prompt.
     """
     if on_prefill is None:
         return [None] * len(requests)
@@ -545,7 +547,7 @@ class EngineLender:
             yield from engine.run(requests, memory, saved, on_prefill, on_read)
 
     def close(self, reason: str) -> None:
-        """Free all memory, and write the queue of the disk cache. Running requests end with `reason`."""
+        """Free the idle engine, and write the queue of the disk cache. Running requests end with `reason`."""
         self._end(reason)
         self.clear()
         if self.parts.disk:

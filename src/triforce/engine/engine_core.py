@@ -49,7 +49,7 @@ def share_prefixes(
 ) -> None:
     """Share the KV of these sequences with later prompts that begin alike.
 
-    midway: do not store the KV of layers with a window on disk yet, as the prefill of `sequences` goes on.
+    midway: the KV of layers with a window is not queued for the disk yet, because the prefill of `sequences` goes on.
     """
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):
@@ -227,8 +227,8 @@ class EngineCore:
         costs = self._costs if group.mode == "auto" else None
         findings = None
         if store.speculation.retrieval.searched_layers is None:
-            # Under a coupling other than `seeded` searched layers change a text. With shared findings a text would
-            # depend on earlier ones, so each batch begins without findings.
+            # Under couplings other than `seeded`, the choice of searched layers changes a text. With shared findings a
+            # text would depend on earlier ones, so each batch begins without findings.
             findings = self._costs.findings if self._coupling == "seeded" else {}
         setting = store.models, MODES[group.mode], store.speculation, self._coupling
         return SequenceBatch(*setting, group.unfinished, group.memory, costs, findings, store, prefix)

@@ -227,7 +227,10 @@ def require_size(text: str, tokenizer: Tokenizer, config: ModelConfig) -> None:
 
 
 def require_servable(params: SamplingParams, target: PromptSource) -> None:
-    """Raise RequestError for stop strings or stop tokens that the model cannot have, and for a bias of such a token."""
+    """Raise RequestError for stop strings if there is no tokenizer, and for tokens outside the vocabulary.
+
+    These tokens are the stop tokens and the biased tokens.
+    """
     if params.stop and target.tokenizer is None:
         raise RequestError(f"stop strings need a tokenizer; use {argument('stop_token_ids')}")
     size = target.config.vocab_size
@@ -242,7 +245,7 @@ def _ids(text: str, tokenizer: Tokenizer, context: int) -> list[int]:
     """Return the token ids of a text, or only of its beginning if that has more than 2 * `context` tokens.
 
     So a text of a hundred megabytes, whose tokens take minutes, is refused by its beginning. The factor of 2 is a
-    margin: the end of a cut beginning may have more tokens than the same characters inside the text.
+    margin: the cut may split a word, and the first part of a word may have more tokens than the whole word.
     """
     beginning = text[: PROBE_CHARACTERS_PER_TOKEN * context]
     ids = tokenizer.encode(beginning)
@@ -268,7 +271,7 @@ class LLMInputs:
     def sampling_params(self, *, chat: bool = False, **values: Any) -> SamplingParams:
         """Return `SamplingParams` with these values. Values that are None or missing come from the model's files.
 
-        chat: values that these files do not name are temperature 0.8, top_k 40, top_p 0.95, min_p 0.05. Raises
+        chat: if these files set none of temperature, top_k, top_p and min_p, these are 0.8, 40, 0.95 and 0.05. Raises
         RequestError, and TypeError for a name that `SamplingParams` lacks.
         """
         require_bool("chat", chat)

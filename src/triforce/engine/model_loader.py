@@ -445,12 +445,12 @@ def load(
 ) -> Checkpoint:
     """Read a Hugging Face folder, a GGUF file or a hub name. No code of the repository is run.
 
-    device: "auto" is cuda where present. dtype: "auto" is bfloat16, or float32 on a CPU without native kernels for the
-    model. context: positions, in tokens; None: those of the config. bits: bits of the weights of
-    `Checkpoint.lower_decoder`; 0: those of `decoder`. ranks: the ranks that share the model; this one reads its part.
-    target: for a draft, the target, whose tokenizer is reused if the draft has the same. Raises ModelError. Raises
-    RequestError, with advice, for unsupported `bits`, for heads that ranks cannot share, and for features that a family
-    does not support yet.
+    device: "auto" is cuda where present. dtype: "auto" is bfloat16, but float16 on a GPU before Ampere, and float32 on
+    a CPU without native kernels for the model. context: positions, in tokens; None: those of the config. bits: bits of
+    the weights of `Checkpoint.lower_decoder`; 0: those of `decoder`. ranks: the ranks that share the model; this one
+    reads its part. target: for a draft, the target, whose tokenizer is reused if the draft has the same. Raises
+    ModelError. Raises RequestError, with advice, for unsupported `bits`, for heads that ranks cannot share, and for
+    features that a family does not support yet.
     """
     shared_tokenizer = (target.path, target.tokenizer) if target else None
     source = locate_model(

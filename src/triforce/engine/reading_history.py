@@ -41,9 +41,9 @@ class ReadingHistory:
         return self._texts[scope]
 
     def reread_reason(self, scope: str, prompt: Sequence[int], cached: int, *, slow_disk: bool = False) -> str:
-        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most 272 tokens were prefilled.
+        """Return the reason why only `cached` tokens of a prompt were reused; "" if at most 272 were not reused.
 
-        These 272 tokens are a segment of the disk cache and `TAIL`.
+        272 tokens are a segment of the disk cache and `TAIL`.
 
         slow_disk: the disk has more of the prompt, and is too slow to be used.
         """

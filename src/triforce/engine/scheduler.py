@@ -8,8 +8,8 @@ fewest tokens left comes next, and each `OLDEST_EVERY`-th time the oldest one, s
 limited, a group that has had its turn is swapped out, and waits again behind the others.
 
 A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or earlier where `PrefillPacer` grants
-fewer tokens, because running groups wait for their next step. A long pass may be suspended between its parts: see
-`Tier.prefill` for the length, and `Decoder.read` for the parts.
+fewer tokens, because running groups wait for their next step. A pass of more than `MIN_SUSPENDED_TOKENS` tokens
+(`speculation/tier.py`) may be suspended between its parts, see `Decoder.read`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from triforce.kvcache.views.full import prefill_chunk
 FIRST_PASS_TOKENS = 64
 """Tokens of the first pass of a tier, while its speed is unknown."""
 MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU = 16, 128
-"""Smallest prefill pass, and the unit of its size, in tokens. Smaller passes take no less time."""
+"""Tokens: where `PrefillPacer` limits a pass, the limit is a multiple of this number, and at least this number. Only a
+pass with fewer tokens left is smaller. Smaller passes take no less time."""
 
 
 class PrefillPacer:
     """Grants prefill passes their sizes, by the measured time of a token. Rank 0 measures for all ranks.
 
-    max_itl: largest inter-token latency in seconds. min_tokens: smallest pass. strict: sizes of passes must not depend
-    on the clock.
+    max_itl: largest inter-token latency in seconds. min_tokens: least limit of a pass, and its unit, in tokens. strict:
+    sizes of passes must not depend on the clock.
     """
 
     def __init__(
@@ -223,7 +224,10 @@ class Scheduler:
         return min(prefilling, key=lambda group: group.tokens_to_prefill)
 
     def is_awaited(self, group: SequenceGroup) -> bool:
-        """Whether a waiting group begins with tokens that `group`, being prefilled, has cached by now."""
+        """Whether `group`, being prefilled, has cached all whole units of the prefix shared with some waiting group.
+
+        The prefix has at least one unit (`SharedKV.prefix_unit`). Groups that were swapped out do not count.
+        """
         unit = self._store.prefix_unit
         shareable_tokens = group.prefilled_tokens // unit * unit
         return any(

@@ -68,7 +68,8 @@ class SequenceGroup:
     prefilled_tokens: int = 0
     """Tokens of its prompt that are cached so far, in the first row."""
     tokens_to_prefill: int = 0
-    """Prompt tokens that are still to be prefilled, while it is prefilled: those of one row, as in `prompt_tokens`."""
+    """While the group is being prefilled: its prompt tokens that are still to be prefilled, counted for one row as in
+    `prompt_tokens`."""
     swapped: list[SwappedSequence] | None = None
     """KV and state of its unfinished sequences, while it is swapped out."""
     error: Exception | None = None

@@ -16,8 +16,9 @@ from triforce.engine.tier_builder import SpeculativeConfig
 def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: str, mode: str) -> str:
     """Return a hex digest: engines with equal digests generate the same text for a seed.
 
-    Under `seeded` a text is the same in every mode, so the digest covers neither the mode nor the drafts. Under the
-    other couplings it covers both, because texts depend on them.
+    Under `seeded` with `width_independent` kernels a text is the same in every mode, so the digest covers neither the
+    mode nor the drafts. With other kernels texts may differ in spite of equal digests. Under the other couplings the
+    digest covers the mode and the drafts, because texts depend on them.
     """
     target = pair.target
     device_kind = target.decoder.device.partition(":")[0]
@@ -29,10 +30,11 @@ def text_fingerprint(pair: ModelPair, speculation: SpeculativeConfig, coupling: 
 
 
 def model_fingerprint(model: str | Path | None, *, coupling: str, **placement: Any) -> str:
-    """Return a hex digest of the facts of a model that change texts, independent of machine and mode.
+    """Return a hex digest of the facts of a model that change texts.
 
-    It reads the weights, and builds no model. placement: `device`, `dtype`, `kv_dtype` and `context` of `LLM`. Raises
-    ModelError or RequestError.
+    The digest does not depend on the mode. It depends on the machine only through the device and dtype that `auto`
+    selects, and through `dispatch.keeps_packed`. The function reads the weights, and builds no model. placement:
+    `device`, `dtype`, `kv_dtype` and `context` of `LLM`. Raises ModelError or RequestError.
     """
     source = locate_model(SHIPPED[0] if model is None else model, **placement)
     weights = fingerprint(source.config, source.weights())

@@ -100,17 +100,24 @@ class SpeculativeConfig:
             )
 
         if self.offload.kind != "none" and (self.lower_bits or self.retrieval.chunk % PAGE):
-            chunk = argument("retrieval_chunk", self.retrieval.chunk)
-            setting = argument("lower_tiers", self.lower_tiers) if self.lower_bits else chunk
+            if self.lower_bits:
+                setting = argument("lower_tiers", self.lower_tiers)
+                alternative = argument("lower_tiers", "same")
+            else:
+                setting = argument("retrieval_chunk", self.retrieval.chunk)
+                alternative = f"a {argument('retrieval_chunk')} that is a multiple of {PAGE}"
             raise RequestError(
-                f"{setting} and {argument('kv_offload', self.offload.kind)} cannot be had together; use "
-                f"{argument('lower_tiers', 'same')}, a {argument('retrieval_chunk')} that is a multiple of {PAGE}, or "
-                f"{argument('kv_offload', 'none')}"
+                f"{setting} and {argument('kv_offload', self.offload.kind)} cannot be had together; use {alternative}, "
+                f"or {argument('kv_offload', 'none')}"
             )
 
     @property
     def lower_bits(self) -> int:
-        """Bits of the weights that lower tiers read; 0: those of the full tier. If not 0, they read KV as int8."""
+        """Bits of the weights that lower tiers read; 0: the weights as they are.
+
+        If not 0, lower tiers of the target read int8 copies of its committed KV, or half of each number where the KV is
+        int8 itself. A draft model reads its own KV unchanged.
+        """
         return LOWER_TIERS[self.lower_tiers]
 
     def padding(self, rows: int) -> tuple[int, int]:

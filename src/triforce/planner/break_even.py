@@ -1,7 +1,8 @@
-"""The context from which on speculation pays: by passes measured on this machine, or by a roofline before any ran.
+"""The context from which on speculation pays: by measured passes, or by a roofline before any verification ran.
 
-The roofline (see `pass_costs`) covers self-speculation only: the model drafts through the retrieval budget, and
-verifies through all of its KV. The measured costs (see `LearntSpeed`) cover all tiers that ran, a draft model included.
+The passes were measured on this machine. The roofline (see `pass_costs`) covers self-speculation only: the model drafts
+through the retrieval budget, and verifies through all of its KV. The measured costs (see `LearntSpeed`) cover the
+retrieval tier, and a draft model once `MIN_TOKENS` of its tokens were verified. N-grams do not count.
 
 Shape suffix: G draft tokens of a verification.
 """

@@ -37,8 +37,9 @@ class RegretAccount:
 
     plain_seconds: seconds of one step of plain decoding; 0: not known yet. gain_seconds: negative if speculation lost.
     allowed_seconds: `CONFIG.allowed_loss` times the time that plain decoding would take for the text so far.
-    loss_share: share of the allowed loss that this text may use, below 1 if earlier texts of its kind lost. losses: how
-    often plans were weighed because of a loss with negative headroom, since `gain_seconds` was last positive.
+    loss_share: share of the allowed loss that this text may use, below 1 if earlier texts of its kind lost. losses:
+    number of weighings that a loss caused and that found the headroom negative. It is reset when `gain_seconds` is
+    positive.
     """
 
     plain_seconds: float = 0.0
@@ -269,7 +270,8 @@ class PlanController:
     def close(self, prefix: SequenceState) -> None:
         """Keep what was learnt for the next texts. Called when these texts are done.
 
-        Choice, account and cadence are kept for their kind, unless the kind has changed since the first proposal.
+        Choice, account and cadence are kept for their kind, unless the kind has changed since the first proposal. A
+        choice with n-grams, or in state `GUARDED`, is replaced by plain decoding in state `PLAIN`.
         """
         self.update_beliefs(prefix)
         if self.lengths and self.beliefs.acceptance.text_kind(self.lengths) == self._text_kind:
@@ -299,7 +301,10 @@ class PlanController:
 
     @property
     def _over_headroom(self) -> bool:
-        """Whether the pending proposals have lost more than the account allows."""
+        """Whether the pending proposals have lost more than the headroom, and more than a step of plain decoding takes.
+
+        Plain decoding loses nothing.
+        """
         tokens, seconds, _ = self._pending
         lost_seconds = seconds - tokens * self.account.plain_seconds
         return not self.plan.plain and lost_seconds > max(self.account.headroom, self.account.plain_seconds)
@@ -369,7 +374,7 @@ WIDE = 8  # tokens of the wide pass whose cost is reported
 
 
 def report(controller: PlanController) -> PlanReport | None:
-    """Return costs and plans of the latest weighing, and present acceptance and account.
+    """Return costs and plans of the latest weighing, with the acceptance and the account as they are now.
 
     Returns None if plans were never weighed, or nothing was proposed.
     """

@@ -131,14 +131,16 @@ class AcceptanceTracker:
     def estimate(self, tier: str, length: int, factor: float = 1.0) -> tuple[float, float]:
         """Return the acceptance of a tier, and its standard deviation. factor: budget over the default budget.
 
-        Earlier texts give the rejections to expect in each case. These expectations are multiplied by one ratio: the
-        rejections of this text over those expected for it. So observations with one budget also correct the estimates
-        for others. Both counts of rejections include a prior: the rejections expected for `prior` tokens of this case.
+        The history, of earlier texts and of this one so far, gives the rejections to expect in each case. These
+        expectations are multiplied by one ratio: the rejections of this text over those expected for it. So
+        observations with one budget also correct the estimates for others. Both counts of rejections include a prior:
+        the rejections expected among at most `CONFIG.history_tokens` tokens of the case that is estimated.
 
-        If all verdicts of this text are of one case, its acceptance is the mean of a Beta distribution. The prior is
-        the acceptance of earlier texts, with a weight of at most `CONFIG.history_tokens` tokens. The variance is that
-        of a Beta distribution whose mean includes one more token, half accepted. For a budget other than the default
-        one, the uncertainty of its expected acceptance is added.
+        If all verdicts of this text are of one case, its acceptance is the mean of a Beta distribution. Its prior is
+        the acceptance in the history, with a weight of at most `CONFIG.history_tokens` tokens. The variance is
+        m (1 - m) / (n + 1), as of a Beta distribution of n tokens with mean m. n includes the prior. For m, though not
+        for the returned mean, one more token counts as half accepted. For a budget other than the default one, the
+        uncertainty of its expected acceptance is added.
         """
         mean, tokens = self._history.expected_acceptance(self._case(tier, length, factor))
         rejection = 1 - mean
@@ -163,7 +165,7 @@ class AcceptanceTracker:
     def text_kind(self, lengths: Sequence[int]) -> tuple[int, int, int]:
         """Return the kind of these texts: rows, band of temperature, bits of the longest.
 
-        A text begins with the plan of the latest text of its kind.
+        A text begins with the plan of the latest text of its kind, or with plain decoding if that plan has n-grams.
         """
         return len(lengths), self.temperature_band, max(lengths).bit_length()
 

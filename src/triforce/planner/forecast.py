@@ -1,8 +1,8 @@
 """Beliefs about tiers: learnt from their counters, and given as estimates with a lower and an upper bound.
 
-Rows of one size (the bits of their token counts) share an acceptance of the retrieval tier and a budget. A plan may
-have this tier read half or twice the default budget for rows of one size. Tiers and gammas are the same for all rows.
-Shape suffixes are those of `plan`.
+Rows of one size (the bits of their token counts) share an acceptance of the retrieval tier and a budget. For the rows
+of each size, a plan may have this tier read half or twice the default budget. One weighing changes the budget of at
+most one size. Tiers and gammas are the same for all rows. Shape suffixes are those of `plan`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_PASSES_FOR_MIN = 3
 median."""
 BUDGET_STEPS = 0.5, 1.0, 2.0  # factors of the default budget
 MIN_SPARSITY = 2  # least ratio of a context to a budget other than the default one
-WIDEST = 33  # tokens of the widest pass of a plan
+WIDEST = 33  # upper bound of the tokens of a row in a pass of any plan
 
 
 def budget_options(view: RetrievalView, lengths: Sequence[int]) -> list[BudgetFactors]:
@@ -63,7 +63,7 @@ class Beliefs:
         """Learn the cost of passes from pending proposals. seconds: of the proposals, with the time between passes.
 
         Returns the expected seconds of these passes. The account limits the measured seconds to `CONFIG.outlier` times
-        these, so an interruption of the machine does not count against the plan.
+        these, so an interruption of the machine counts little against the plan.
         """
         passes = [(name, *record) for name in plan.tiers for record in self.tiers[name].counters.new_passes()]
         gap_seconds = max(0.0, seconds - sum(pass_seconds for *_, pass_seconds in passes)) / max(1, len(passes))
@@ -155,7 +155,7 @@ class State(Enum):
     SPECULATING = "the plan promises most"
     TRYING = "the plan may be best, but its mean estimate is not above plain decoding"
     GUARDED = "plans promise more, but risk more than the text may lose"
-    PROBING = "plain decoding is measured again"
+    PROBING = "plain decoding is measured again, or goes on until attention for the retrieval tier is observed"
 
 
 class Cause(Enum):
@@ -170,7 +170,8 @@ class Cause(Enum):
 class Candidate:
     """A plan, and its expected rate in tokens per second of each row; 0: not known yet.
 
-    score: the rate with some optimism, by which plans are compared; 0 where the plan risks more than the headroom.
+    score: the rate with some optimism, by which plans of different tiers are compared; 0 where the plan risks more than
+    the headroom.
     """
 
     plan: Plan = PLAIN
@@ -198,9 +199,10 @@ def candidates(
     remaining_tokens: float,
     headroom: float,
 ) -> list[Candidate]:
-    """Return the best plan of each set of tiers, among the plans within the headroom; plain decoding first.
+    """Return the best plan of each set of tiers by mean rate, plain decoding first.
 
-    A plan risks the seconds that one proposal loses to plain decoding at the lower bound of acceptance.
+    Plans that risk more than the headroom count only where a set has no other, and have a score of 0. A plan risks the
+    seconds that one proposal loses to plain decoding at the lower bound of acceptance.
 
     draft: there is a draft model. sparse: the retrieval tier would see less than the whole context. budgets: the
     present one first. remaining_tokens: upper bound of the tokens still to come. headroom: seconds that may be lost.

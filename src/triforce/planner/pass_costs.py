@@ -58,8 +58,9 @@ def default_machine(level: str = "") -> tuple[float, ...]:
 class TierWork:
     """Work of a tier's passes, by its model.
 
-    weight_bytes: of all weights that a token reads. token_kv_bytes: of the K and V of a token; `of` leaves out layers
-    with a window. These read no more of a longer context, and the measured deviation includes their reads.
+    weight_bytes: of all weights that a token reads. token_kv_bytes: of the K and V of a token. The method `TierWork.of`
+    leaves out layers with a window. These read no more of a longer context, and the measured deviation includes their
+    reads.
     bytes_per_weight, bytes_per_element: bytes of one weight, and of one element of KV. heads_per_kv_head: query heads
     of a KV head. sequential: a pass is a fused draft, which reads everything for each of its tokens. expert_bytes: of
     the experts that one token reads, which `weight_bytes` includes. unions: how many distinct experts several tokens
@@ -180,7 +181,7 @@ KEY_STEPS_PER_OCTAVE = 64
 
 
 Kind = tuple[int, int, int]
-"""Width, rows, and the rounded logarithm of the keys of a row, to the base of the square root of two."""
+"""Width, rows, and the rounded logarithm, to the base of the square root of two, of 1 + keys of a row / `KEY_SCALE`."""
 
 
 @dataclass(slots=True)

@@ -117,11 +117,12 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
 class NgramOdds(NamedTuple):
     """Odds of n-grams at places of the text (every 8th position), above a draft (0) and alone (1).
 
-    In a loop the text repeats a long stretch, and one proposal covers many places. Proposals in loops are therefore
-    counted per token of the text. looped_A: share of places in loops. rounds_AG, offered_AG: proposals in loops, and
-    the tokens that they propose, per token of the text. Outside loops proposals are counted per place, because a
-    proposal may begin at any place. found_A: of the places outside loops, the share with a match. proposed_AG,
-    accepted_AG: mean tokens proposed and accepted at a place outside loops; a place without a match counts 0.
+    In a loop the text repeats a long stretch, and one proposal may cover up to 17 tokens, thus several places.
+    Proposals in loops are therefore counted per token of the text. looped_A: share of places in loops. rounds_AG,
+    offered_AG: proposals in loops, and the tokens that they propose, per token of the text. Outside loops proposals are
+    counted per place, because a proposal may begin at any place. found_A: of the places outside loops, the share with a
+    match. proposed_AG, accepted_AG: mean tokens proposed and accepted at a place outside loops; a place without a match
+    counts 0.
     """
 
     found_A: np.ndarray

@@ -25,7 +25,8 @@ class PlannerConfig:
     """At its start a text may lose at most `allowed_loss` times the time that plain decoding takes for `credit_tokens`
     tokens. The number is small, because a short text has little to win."""
     max_first_factor: float = 2.0
-    """In the account, a plan's first proposal counts as at most this number of later ones, because it may compile."""
+    """In the expected seconds of the account, a plan's first proposal counts as at most this number of later ones,
+    because it may compile. The account records at most `outlier` times the expected seconds."""
     first_steps: float = 4.0
     """If a plan has made only one proposal, a later one is assumed to take the time of this number of steps of plain
     decoding."""
@@ -85,7 +86,8 @@ class PlannerConfig:
     probe_proposals: int = 3
     """Proposals of a probe: the first one finds the weights of other models in the caches."""
     first_proposals: int = 8
-    """Proposals of plain decoding at the start of a process."""
+    """Least number of proposals of plain decoding at the start of a process. Plans are first weighed when this number
+    and `first_seconds` are both reached."""
     first_seconds: float = 0.02
     """Seconds of plain decoding at the start of a process, in which processors and caches warm up."""
 

@@ -1,6 +1,6 @@
 """Layers in which a retrieval tier searches the whole context. They are found while decoding, without extra passes.
 
-In most layers attention moves slowly, and the pages that the last verification attended to serve the next tokens. Heads
+In most layers attention moves slowly: pages to which the last verification attended also serve the next tokens. Heads
 that retrieve facts attend to other places for every token (retrieval heads, Wu et al. 2024, arXiv 2404.15574). Pages
 selected before do not hold these places, so a layer with such heads is worth a search in every pass.
 
@@ -149,7 +149,8 @@ class SearchedLayers:
             shorter = self.findings.get(self._finding_key(bits - 1), Finding())
             finding = Finding([*shorter.layers], [*shorter.no_gain])
         shared_finding = self._ranks.broadcast(finding)
-        # All batches share one object, so a batch that runs beside another one uses the other's findings as well.
+        # Batches with the same `findings` share one object for texts of one size. So under `seeded` a batch that runs
+        # beside another one uses the other's findings as well.
         self._finding = self.findings.setdefault(self._finding_key(bits), shared_finding)
         self._finding.copy_from(shared_finding)
         self._keep_resident()
