@@ -152,7 +152,7 @@ SAID: dict[str, tuple[str, dict[str, Any], Roofline, str]] = {
     ),
     "arithmetic": (
         "Llama", dict(intermediate_size=6144), Roofline(1e11, {"bfloat16": 2e11}),
-        "should not pay without a draft model: while the weights are read, the machine computes 2.0 tokens (while KV",
+        "should not pay without a draft model: the machine can compute a pass of 2.0 tokens while it reads",
     ),
 }  # fmt: skip
 

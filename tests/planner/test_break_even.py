@@ -103,8 +103,8 @@ def test_passes_take_the_longer_of_bytes_and_operations() -> None:
         ),
         (
             dict(context=16_384), Balance(4.0, 6.0),
-            "while the weights are read, the machine computes 1.2 tokens (while KV is read, 1.5), so verifying more "
-            "tokens takes longer",
+            "the machine can compute a pass of 1.2 tokens while it reads the weights, and attention of 1.5 tokens "
+            "while it reads KV; verifying more tokens takes longer",
         ),
         (
             dict(context=8192, architecture=Architecture(kinds=WINDOWS)), HERE,

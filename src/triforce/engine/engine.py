@@ -416,7 +416,7 @@ class Engine:
                 request, stream = self._streams[sequence]
                 try:
                     events.append((request, stream.take(count, self.core.finish)))
-                except RequestError as error:  # only this text cannot go on
+                except RequestError as error:  # this ends the request with all its texts; other requests go on
                     self.cancel(request)
                     events.append((request, error))
         for request in [request for request in self._requests if request.error or request.done]:
@@ -512,7 +512,7 @@ class EngineLender:
 
         save: file to write the KV of the first prompt to. load: file with the KV of an earlier prompt, to start from
         (see `disk_cache.prompt_file`).
-        Closing the iterator, or dropping it, cancels all requests. Raises TriforceError, and any exception that
+        Dropping the iterator cancels all requests. Raises TriforceError, and any exception that
         `on_prefill` raises.
         """
         files = named_path("save_cache", save), named_path("load_cache", load)
@@ -638,7 +638,10 @@ def collect_outputs(
 
 
 def _progress_bar(prompts: int) -> tqdm[NoReturn]:
-    """Return a bar on stderr. Making one opens a semaphore, of which multiprocessing warns in terminated workers."""
+    """Return a bar on stderr. Make one only where it is shown: tqdm opens a semaphore with it.
+
+    Python reports the semaphore as leaked where a worker of multiprocessing is terminated.
+    """
     from tqdm import tqdm
 
     return tqdm(desc="generate", total=prompts, unit=" prompts", file=sys.stderr)

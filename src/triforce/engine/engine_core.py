@@ -49,7 +49,8 @@ def share_prefixes(
 ) -> None:
     """Share the KV of these sequences with later prompts that begin alike.
 
-    midway: the KV of layers with a window is not queued for the disk yet, because the prefill of `sequences` goes on.
+    midway: leave the KV of layers with a window out of the disk's queue, because the prefill of `sequences` goes on and
+    a later call queues it. During a prefill it is False only where that prefill has just restored evicted windows.
     """
     pool = batch.top.cache.pool
     for b, sequence in enumerate(batch.sequences):

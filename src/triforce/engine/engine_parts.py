@@ -47,7 +47,10 @@ class EngineParts:
         return DiskPrefixes(self.disk, profile, store.pool, store.prefix_unit)
 
     def open_prompt(self, path: Path, pool: PagePool) -> prompt_file.SavedCache:
-        """Open the saved KV of a prompt. Raises CacheError if its pages do not fit the pool."""
+        """Open the saved KV of a prompt.
+
+        Raises CacheError if the file cannot be read, is damaged, or was saved with another model or other kernels.
+        """
         return prompt_file.SavedCache(path, self._cache_fingerprint(pool))
 
     def prompt_saver(self, path: Path, pool: PagePool, prompt: list[int]) -> Callable[[FullView], None]:

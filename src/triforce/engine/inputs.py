@@ -142,9 +142,9 @@ def _is_conversation(value: Any) -> bool:
 
 
 def _plain(prompt: Any, place: str, advice: str) -> Prompt:
-    """Return a text unchanged, and a sequence, array or tensor as a list. Raises TypeError for anything else.
+    """Return an array or tensor as a list, and a text or another sequence unchanged.
 
-    advice: for a caller who passed a conversation.
+    advice: for a caller who passed a conversation. Raises TypeError for any other value.
     """
     listed: Prompt = _listed(prompt)
     if isinstance(listed, str):

@@ -1,10 +1,10 @@
 """Scheduler: which group is prefilled next, how much of it, and which group is swapped out. It runs no model.
 
 A group is admitted once there are rows and pages of KV for its longest possible texts. The oldest group comes first,
-and while it does not fit, no younger group is admitted. During prefills a younger group may pass older ones if it has
-fewer tokens to prefill than each group being prefilled, and if the groups that it passes still fit beside it. A group
-waits while another one prefills a prefix that both prompts share. Of the groups being prefilled, the one with the
-fewest tokens left comes next, and each `OLDEST_EVERY`-th time the oldest one, so that none starves. Where turns are
+and while it does not fit, no younger group is admitted. While groups are being prefilled, another one is admitted only
+if it has fewer tokens to prefill than each of them, and if the older waiting groups that it passes still fit beside it.
+A group waits while another one prefills a prefix that both prompts share. Of the groups being prefilled, the one with
+the fewest tokens left comes next, and each `OLDEST_EVERY`-th time the oldest one, so that none starves. Where turns are
 limited, a group that has had its turn is swapped out, and waits again behind the others.
 
 A pass of a prompt ends where `FullView.resume` says (`kvcache/views/full.py`), or earlier where `PrefillPacer` grants
@@ -136,7 +136,7 @@ class Scheduler:
 
     @property
     def waiting(self) -> list[SequenceGroup]:
-        """Groups that wait for room, in the order in which they will be admitted."""
+        """Groups that wait for room, in the order in which they came or were swapped out."""
         return [group for group in self.groups if group.status in (Status.WAITING, Status.SWAPPED)]
 
     def add(self, groups: Sequence[SequenceGroup]) -> None:
@@ -224,9 +224,10 @@ class Scheduler:
         return min(prefilling, key=lambda group: group.tokens_to_prefill)
 
     def is_awaited(self, group: SequenceGroup) -> bool:
-        """Whether `group`, being prefilled, has cached all whole units of the prefix shared with some waiting group.
+        """Whether some waiting group can now reuse all that it may of `group`, which is being prefilled.
 
-        The prefix has at least one unit (`SharedKV.prefix_unit`). Groups that were swapped out do not count.
+        That is so once `group` has cached all whole units of the prefix that both prompts share. The prefix has at
+        least one unit (`SharedKV.prefix_unit`). Groups that were swapped out do not count.
         """
         unit = self._store.prefix_unit
         shareable_tokens = group.prefilled_tokens // unit * unit

@@ -86,7 +86,7 @@ class SequenceGroup:
         return len(self.sequences[0].prompt) - 1 if not self.swapped else 0
 
     def common_tokens(self, other: SequenceGroup) -> int:
-        """Return the length of the common prefix of two prompts whose KV may be shared; 0 if it is less than a page.
+        """Return the length of the common prefix of two prompts whose KV may be shared; 0 if their first pages differ.
 
         The first page is compared on its own, because the scheduler calls this often and most prompts differ there.
         """

@@ -19,7 +19,7 @@ from triforce.backends.kernel_api import OffloadLayout, pages_for
 from triforce.eagle import eagle_draft
 from triforce.eagle.eagle_draft import EagleHead, EntryRecordingDecoder
 from triforce.eagle.view import EagleHeadView
-from triforce.errors import RequestError, argument, require_bool, require_integer
+from triforce.errors import CacheError, RequestError, argument, require_bool, require_integer
 from triforce.kvcache import (
     PAGE,
     EagleHeadMemory,
@@ -57,7 +57,7 @@ MAX_AUTO_TOKENS = 8, 16
 """Largest draft_tokens and speculative_tokens of mode `auto`."""
 
 STRICT_ROWS = 8
-"""With `strict`, the full tier's passes are padded to this number of rows, or to the engine's rows if they are more."""
+"""With `strict`, narrow passes of the full tier are padded to at least this number of rows, or the engine's if more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class SpeculativeConfig:
     draft_tokens: tokens of a proposal of the lowest tier (gamma_1). speculative_tokens: tokens that the middle tier
     gathers for one verification (gamma_2). sinks, window: tokens that the draft sees. lower_tiers: one of
     `LOWER_TIERS`, the weights that lower tiers read. strict: fix the shape of passes, for kernels whose results differ
-    in their last bits between shapes. Passes of the full tier are padded to one shape, and prefill passes end at fixed
-    places.
+    in their last bits between shapes. Narrow passes of the full tier, such as verifications, are padded to at least one
+    shape, and prefill passes end at fixed places.
     """
 
     draft_tokens: int = 2
@@ -115,13 +115,14 @@ class SpeculativeConfig:
     def lower_bits(self) -> int:
         """Bits of the weights that lower tiers read; 0: the weights as they are.
 
-        If not 0, lower tiers of the target read int8 copies of its committed KV, or half of each number where the KV is
-        int8 itself. A draft model reads its own KV unchanged.
+        If not 0, lower tiers of the target read int8 copies of its committed KV, or only the upper 4 bits of each
+        number where the KV is int8 itself. A draft model reads its own KV unchanged.
         """
         return LOWER_TIERS[self.lower_tiers]
 
     def padding(self, rows: int) -> tuple[int, int]:
-        """Rows and columns of the widest verification, to which full-tier passes are padded; (1, 1): no padding."""
+        """Rows and columns of the widest verification, to which narrow full-tier passes are padded; (1, 1): no
+        padding."""
         return (max(rows, STRICT_ROWS), self.reach // 2 - 1) if self.strict else (1, 1)
 
     @property
@@ -182,7 +183,8 @@ class SharedKV:
 
     @property
     def _unit(self) -> int:
-        """Tokens of a unit of a page list (see `kernel_api.PageTable`): the most that divide a chunk and a page."""
+        """Tokens of a unit of a page list (see `kernel_api.PageTable`): the largest divisor of both a chunk and a
+        page."""
         return gcd(self.speculation.retrieval.chunk, PAGE)
 
     def _windows(self) -> WindowPages | None:
@@ -271,10 +273,16 @@ class TierBuilder:
     @cached_property
     def _full_view(self) -> FullView:
         full = self.memory or FullView(self.store.pool.new_rows(len(self.capacities)))
-        if self.beginning.pages:
-            full.pool.attach_prefix(0, self.beginning)
-        for b, capacity in enumerate(self.capacities):
-            full.pool.reserve(b, capacity)
+        try:
+            if self.beginning.pages:
+                full.pool.attach_prefix(0, self.beginning)
+            for b, capacity in enumerate(self.capacities):
+                full.pool.reserve(b, capacity)
+        except CacheError:  # as where the disk of offloaded KV is full
+            if self.memory is None:
+                for b in range(len(self.capacities)):
+                    full.pool.release(b)
+            raise
         full.observe(0)  # a tier that needs observed attention turns it on, see `middle_tier`
         return full
 

@@ -57,7 +57,7 @@ class PlanSegment:
 class TierBelief:
     """Estimates of mode auto for a tier: milliseconds of a pass over one token and over eight, and acceptance."""
 
-    name: str  # of the tier, with the budget in KV tokens if the tier has several budgets
+    name: str  # of the tier
     milliseconds: tuple[float, float]  # of a pass over one token, and over eight
     passes: float  # passes behind the estimate of the cost
     acceptance: float | None  # expected share of accepted draft tokens; None for the full tier

@@ -306,10 +306,10 @@ class PagePool:
     of the view that runs. Page 0 is scratch: padding is written there, and no result depends on what is read from it.
 
     unit: tokens that views select together at least (see `kernel_api.PageTable`). int8: lower views read int8 copies of
-    committed KV, or half of each number where KV is int8 itself. min_pass_shape: the shape to which passes of the full
-    view are padded (see `ForwardBatch`). layout: where offloaded pages lie, and how much of them stays in memory; None:
-    KV is not offloaded. eagle_memory: KV and states of an EAGLE head, in the same pages. windows: pages of the layers
-    with a window; without it all layers share the same pages.
+    committed KV, or only the upper 4 bits of each number where KV is int8 itself. min_pass_shape: the shape to which
+    passes of the full view are padded (see `ForwardBatch`). layout: where offloaded pages lie, and how much of them
+    stays in memory; None: KV is not offloaded. eagle_memory: KV and states of an EAGLE head, in the same pages.
+    windows: pages of the layers with a window; without it all layers share the same pages.
     """
 
     def __init__(

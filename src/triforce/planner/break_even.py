@@ -124,7 +124,7 @@ class SelfSpeculationRoofline:
         config = self.config
         (weights_balance, kv_balance) = self.balance
         work = TierWork.of(config, self.bytes_per_weight, self.bytes_per_element)
-        # `TierWork.byte_times` takes one balance: that of attention is folded into the bytes of an element of KV.
+        # `TierWork.byte_times` takes the balance of weights, so that of attention is part of the bytes of an element.
         bytes_per_element = work.bytes_per_element * kv_balance / weights_balance
         token_kv_bytes = work.bytes_per_element * config.kv_size
         work = replace(work, token_kv_bytes=token_kv_bytes, bytes_per_element=bytes_per_element)
@@ -167,8 +167,8 @@ class SelfSpeculationRoofline:
         weights_tokens = self.balance.weights * self.bytes_per_weight / 2
         kv_tokens = self.balance.kv * self.bytes_per_element / 2 * config.kv_heads / config.heads
         reason = (
-            f"while the weights are read, the machine computes {weights_tokens:.1f} tokens (while KV is read, "
-            f"{kv_tokens:.1f}), so verifying more tokens takes longer"
+            f"the machine can compute a pass of {weights_tokens:.1f} tokens while it reads the weights, and attention "
+            f"of {kv_tokens:.1f} tokens while it reads KV; verifying more tokens takes longer"
         )
         reasons = {reason: replace(self, balance=UNBOUND), kv_reason: replace(self, config=unwindowed)}
         if parts.experts:
@@ -215,7 +215,8 @@ def break_even_point(roofline: SelfSpeculationRoofline, source: str, learnt: Lea
     else:
         verdict = f"should pay from {begins:,} tokens on, without a draft model"
     operations = f"{balance.weights:.0f} operations with weights while a byte is read, {balance.kv:.0f} of attention"
-    return BreakEvenPoint(begins, verdict, f"{operations} ({source}), {ACCEPTANCE:.0%} of draft tokens accepted")
+    acceptance = f"{ACCEPTANCE:.0%} of draft tokens assumed accepted"
+    return BreakEvenPoint(begins, verdict, f"{operations} ({source}), {acceptance}")
 
 
 QUANTIZED_WEIGHTS, INT8_KV = "int16", "int8 KV"

@@ -38,8 +38,8 @@ class RegretAccount:
     plain_seconds: seconds of one step of plain decoding; 0: not known yet. gain_seconds: negative if speculation lost.
     allowed_seconds: `CONFIG.allowed_loss` times the time that plain decoding would take for the text so far.
     loss_share: share of the allowed loss that this text may use, below 1 if earlier texts of its kind lost. losses:
-    number of weighings that a loss caused and that found the headroom negative. It is reset when `gain_seconds` is
-    positive.
+    how many times plans were weighed because of a loss, and the headroom was then negative. It is reset when
+    `gain_seconds` is positive.
     """
 
     plain_seconds: float = 0.0
@@ -105,7 +105,10 @@ class Cadence:
         return Cause.REPEATS if self._ngram_hits >= CONFIG.replan_hits * max(1.0, self.backoff) else None
 
     def record_scan(self, hits: int, seconds: float, min_wait: float) -> None:
-        """Record a scan. hits: tokens that n-grams predicted. min_wait: seconds until the text has a new place."""
+        """Record a scan. hits: tokens that n-grams predicted.
+
+        min_wait: expected seconds until the rows together gain the tokens between two places.
+        """
         self._ngram_hits += hits
         self.scan_at = self.elapsed + max(min_wait, CONFIG.scan_ratio * seconds * max(1.0, self.backoff))
         self.due_at = min(self.scan_at, self.replan_at)
@@ -123,8 +126,8 @@ class Cadence:
         """Return the cadence of the next text of the kind. won: this text gained time.
 
         seconds: upper bound of the seconds of the next text. That text keeps the rest of both waits, with two
-        exceptions. If `won`, it is scanned at once. If `seconds` exceeds half of a full wait until plans are weighed,
-        they are weighed at once.
+        exceptions. If `won`, it is scanned at once. A full wait is `CONFIG.replan_ratio` times the seconds of the
+        latest weighing, times the backoff. If `seconds` exceeds half of it, plans are weighed at once.
         """
         next_cadence = Cadence()
         next_cadence.backoff = min(self.backoff, 1.0) if won else self.backoff
@@ -150,7 +153,8 @@ class PlanController:
     proposal. If the plan has changed, `apply_plan` in `engine/tier_builder.py` links the tiers, and sets gammas and
     budgets.
 
-    tiers: all tiers, n-grams first and the full tier last, none linked to another (see `tier_builder.unlink_tiers`).
+    tiers: all tiers, n-grams first and the full tier last, which is linked to none below it (see
+    `tier_builder.unlink_tiers`).
     temperature: the mean of the batch. clock: returns seconds, and measures what weighing plans takes. ranks: all
     follow the decisions of rank 0, as their clocks differ.
     """
@@ -183,7 +187,7 @@ class PlanController:
         self.budget_factors: dict[int, float] = {}
         """Factors of the default budget in the latest estimates, by bits of a row's length."""
         self._retrieval_grain: int = self.by_name["full"].cache.grain  # type: ignore[attr-defined]
-        """Tokens of the unit that the retrieval tier selects."""
+        """Grain of the attention mass that the retrieval tier needs; 0: its policy needs none."""
         self._grain = self._retrieval_grain
         """Grain of the attention that the full tier observes in the latest planned proposal."""
         self._proposals = self._first_replan = self._last_plain = self._scans = 0
@@ -200,7 +204,7 @@ class PlanController:
 
     @property
     def choice_in_use(self) -> Choice:
-        """The choice in use.
+        """The latest choice, with the reason of the plan in use.
 
         While plain decoding is probed, or goes on until a plan with the retrieval tier may begin, this is plain
         decoding.
@@ -355,6 +359,7 @@ class PlanController:
     def _follow_choice(self, prefix: SequenceState) -> None:
         """Switch to the chosen plan. A plan with the retrieval tier waits for a proposal that observes attention.
 
+        At the start of a text the end of the prefill has observed it.
         If speculation promises little, some proposals probe plain decoding, so that its cost stays known.
         """
         chosen = self.choice.plan

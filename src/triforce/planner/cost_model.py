@@ -113,8 +113,9 @@ class AcceptanceTracker:
     def set_temperature(self, temperature: float) -> None:
         """Set the mean temperature of the rows, after some joined or left.
 
-        If the band changes, the prior comes from earlier texts of the new band. Verdicts of this text are kept; each is
-        compared with earlier texts of the band in which it was observed. Plans are weighed when next due.
+        If the band changes, the prior comes from earlier texts of the new band. Verdicts of this text are kept:
+        `estimate` sets each against the rejections expected in the band in which it was observed. Plans are weighed
+        when next due.
         """
         self.temperature_band = sum(temperature > bound for bound in TEMPERATURE_BOUNDS)
 
@@ -133,14 +134,15 @@ class AcceptanceTracker:
 
         The history, of earlier texts and of this one so far, gives the rejections to expect in each case. These
         expectations are multiplied by one ratio: the rejections of this text over those expected for it. So
-        observations with one budget also correct the estimates for others. Both counts of rejections include a prior:
-        the rejections expected among at most `CONFIG.history_tokens` tokens of the case that is estimated.
+        observations with one budget also correct the estimates for others. Both sides of the ratio include the same
+        prior: the rejections that the history expects among at most `CONFIG.history_tokens` tokens of the estimated
+        case.
 
-        If all verdicts of this text are of one case, its acceptance is the mean of a Beta distribution. Its prior is
-        the acceptance in the history, with a weight of at most `CONFIG.history_tokens` tokens. The variance is
-        m (1 - m) / (n + 1), as of a Beta distribution of n tokens with mean m. n includes the prior. For m, though not
-        for the returned mean, one more token counts as half accepted. For a budget other than the default one, the
-        uncertainty of its expected acceptance is added.
+        If all verdicts of this text are of the estimated case, the result is the mean of a Beta distribution. The prior
+        of that distribution is the acceptance in the history, with a weight of at most `CONFIG.history_tokens` tokens.
+        The variance is m (1 - m) / (n + 1), as of a Beta distribution of n tokens with mean m. n includes the prior. m
+        is the returned mean with one imaginary token added that is half accepted, since few tokens without a rejection
+        prove little. For a budget other than the default one, the uncertainty of its expected acceptance is added.
         """
         mean, tokens = self._history.expected_acceptance(self._case(tier, length, factor))
         rejection = 1 - mean
@@ -178,7 +180,7 @@ class AcceptanceTracker:
 
 
 class NgramHindsight:
-    """Odds of n-grams above a draft (0) and alone (1): means over places of the text.
+    """Odds of n-grams above a draft (0) and alone (1): means over places of the text, in loops of rounds per token.
 
     The latest places weigh most. The tokens after a place are known, and so are the tokens that n-grams would have
     proposed there. So the n-gram tier is evaluated without a pass, whether it is in use or not. Shape suffixes: those

@@ -153,6 +153,7 @@ class State(Enum):
     FIRST = "plain decoding comes first, until another plan promises more"
     PLAIN = "no plan within the headroom promises enough gain over plain decoding"
     SPECULATING = "the plan promises most"
+    """Tiers in use stay as long as no other promises more than `CONFIG.switch_gain` times as much."""
     TRYING = "the plan may be best, but its mean estimate is not above plain decoding"
     GUARDED = "plans promise more, but risk more than the text may lose"
     PROBING = "plain decoding is measured again, or goes on until attention for the retrieval tier is observed"
@@ -199,7 +200,7 @@ def candidates(
     remaining_tokens: float,
     headroom: float,
 ) -> list[Candidate]:
-    """Return the best plan of each set of tiers by mean rate, plain decoding first.
+    """Return the best plan of each set of tiers, plain decoding first: by mean rate, less a handicap of other budgets.
 
     Plans that risk more than the headroom count only where a set has no other, and have a score of 0. A plan risks the
     seconds that one proposal loses to plain decoding at the lower bound of acceptance.

@@ -169,7 +169,9 @@ LEAST_SECONDS = 1e-7
 # decay of a kind's weight with its squared distance in octaves, and the squared distance at which the decay ends
 SHARPNESS = 16.0
 MAX_DISTANCE = 50.0
-MIN_NEARNESS = 0.8  # a pass votes on the slowdown if a kind at least this near ran: about half an octave
+# A pass votes on the slowdown only if a known kind is nearer than about half an octave. Nearness is 2 to the power of
+# minus the squared distance in octaves.
+MIN_NEARNESS = 0.8
 RELIABLE_PASSES = 4  # passes whose seconds cannot all be outliers
 MIN_VOTES = 2  # a new slowdown needs this number of votes, and one observation casts at most this number
 MAX_VOTES = 9  # latest votes that are kept
@@ -243,8 +245,8 @@ class TierCosts:
     def seconds(self, work: TierWork, width_W: np.ndarray, rows: int, keys: Any) -> tuple[np.ndarray, np.ndarray]:
         """Return the expected seconds of passes over `width_W` tokens of each row: (W,), or (K, W) for keys (K, 1).
 
-        Also returns the nearness of the nearest kind that ran, in the same shape: 1 if it is the same kind, 1/2 at a
-        distance of one octave.
+        Also returns the nearness of the nearest kind that ran: 1 at the same width, rows and keys, and 1/2 at a
+        distance of one octave; zeros of shape (W,) if none ran.
         """
         if not self.stats:
             byte_times_W = np.asarray(work.byte_times(width_W, rows, keys, *self.machine))

@@ -7,8 +7,9 @@ tokens, which it proposes to the tier above (Sun et al. 2024, section 4.2). All 
 tier that a plan leaves out has a gamma of 0 there.
 
 Shape suffixes: N plans, K retrieval budgets (1 for other tiers), Z the lower bound, mean and upper bound of an
-estimate, W tokens of a pass from 0 on, G gammas from 0 on, A uses of n-grams: 0 directly above a draft model; 1 without
-a draft model ("alone", even below the retrieval tier). Amounts of N plans are (N,), (Z, N) or (K, Z, N).
+estimate, W tokens of a pass from 0 on, G gammas from 0 on. Axis A says what is below the n-grams. 0: a draft
+model. 1, "alone": nothing. The retrieval tier may be above them in both cases. Amounts of N plans are (N,), (Z, N) or
+(K, Z, N).
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def plan_space(draft: bool, retrieval: bool) -> PlanSpace:
 class NgramOdds(NamedTuple):
     """Odds of n-grams at places of the text (every 8th position), above a draft (0) and alone (1).
 
-    In a loop the text repeats a long stretch, and one proposal may cover up to 17 tokens, thus several places.
-    Proposals in loops are therefore counted per token of the text. looped_A: share of places in loops. rounds_AG,
-    offered_AG: proposals in loops, and the tokens that they propose, per token of the text. Outside loops proposals are
-    counted per place, because a proposal may begin at any place. found_A: of the places outside loops, the share with a
-    match. proposed_AG, accepted_AG: mean tokens proposed and accepted at a place outside loops; a place without a match
-    counts 0.
+    In a loop the text repeats a long stretch, and one proposal may cover up to 17 tokens, thus several places. A mean
+    over places would count such a proposal several times, so in loops proposals are counted per token of the text.
+    looped_A: share of places in loops. rounds_AG, offered_AG: proposals in loops, and the tokens that they propose, per
+    token of the text. Outside loops a proposal rarely reaches the next place, so each place counts as one possible
+    proposal. found_A: of the places outside loops, the share with a match. proposed_AG, accepted_AG: mean tokens
+    proposed and accepted at a place outside loops; a place without a match counts 0.
     """
 
     found_A: np.ndarray
@@ -159,7 +160,8 @@ class Estimates:
 class Round(NamedTuple):
     """Draft tokens of each row for the tier above, their seconds, and the tokens that their verification gives.
 
-    width: draft tokens of the row with the most. The pass that verifies them computes `width` + 1 tokens of a row.
+    width: estimate of the draft tokens of the longest row; for the retrieval tier the mean. The pass that verifies them
+    computes `width` + 1 tokens of a row.
     """
 
     tokens: Amount

@@ -25,8 +25,9 @@ class PlannerConfig:
     """At its start a text may lose at most `allowed_loss` times the time that plain decoding takes for `credit_tokens`
     tokens. The number is small, because a short text has little to win."""
     max_first_factor: float = 2.0
-    """In the expected seconds of the account, a plan's first proposal counts as at most this number of later ones,
-    because it may compile. The account records at most `outlier` times the expected seconds."""
+    """Of the seconds of a plan's first proposal, at most this many times the seconds of a later one count as expected
+    (`PlanController.update_beliefs`): the first one may compile, which is no loss of the plan. The account records at
+    most `outlier` times the expected seconds."""
     first_steps: float = 4.0
     """If a plan has made only one proposal, a later one is assumed to take the time of this number of steps of plain
     decoding."""
@@ -44,9 +45,9 @@ class PlannerConfig:
     leave_gain: float = 1.15
     """Ratio of a plan's score to the rate of plain decoding at which plain decoding is left: costs are noisy."""
     switch_gain: float = 1.03
-    """Ratio at which other tiers (by score) or another budget (by mean rate) replace the present ones: smaller
-    differences are noise. A change to a plan with the retrieval tier also has to wait for a proposal that observes
-    attention. Speculation goes on while the best score is at least `switch_gain` times the rate of plain decoding."""
+    """Ratio of scores at which other tiers replace the present ones: smaller differences are noise. For the choice
+    among plans of one set of tiers, the mean rate of a plan that changes a budget is divided by it as well. Speculation
+    goes on while the best score is at least `switch_gain` times the rate of plain decoding."""
 
     # Acceptance: see `planner.cost_model`.
     prior_tokens: float = 8.0
@@ -55,19 +56,20 @@ class PlannerConfig:
     """Largest weight of earlier texts in the acceptance of a new one, in draft tokens. Texts of one kind differ in
     acceptance about as much as samples of this number of tokens."""
     history_limit: float = 400.0
-    """Draft tokens of earlier texts that are kept at most, so that later ones count more."""
+    """Draft tokens that are kept of a case at most, so that later ones count more."""
     text_memory: float = 100.0
     """Proposals over which observations of a text fade. So a failed tier is tried again, as the text may change."""
     history_memory: float = 1000.0
     """Proposals over which observations of earlier texts fade. So a tier with bad luck is tried again."""
     budget_tokens: float = 32.0
-    """Weight, in draft tokens, of the default budget's acceptance as the prior of another budget."""
+    """Largest weight, in draft tokens, of the default budget's acceptance as the prior of another budget."""
     budget_exponent: float = 0.3
     """Rejections are assumed proportional to the budget to the power of -`budget_exponent`: see
     docs/results/acceptance.md."""
 
     budget_gain: float = 1.04
-    """Ratio of rates at which another budget replaces the default one: the estimate of such a gain is uncertain."""
+    """For the choice among plans of one set of tiers, the mean rate of a plan is divided by this once for each size of
+    rows whose budget is not the default one: the estimate of such a gain is uncertain."""
 
     # Cadence: see `planner.controller`.
     replan_ratio: float = 200.0

@@ -24,8 +24,9 @@ from triforce.kvcache import RetrievalView
 from triforce.planner.plan import WIDE_GAMMAS, expected_tokens
 from triforce.speculation import Tier
 
-# Gain of a layer: tokens per number read with a search in it, over those without. A trial must promise
-# `PROMISED_GAIN`, under the assumption that rejections are proportional to the square of the missed attention.
+# Gain of a layer: the ratio of two rates in tokens per number read, with a search in the layer and without. A trial
+# must promise `PROMISED_GAIN`, under the assumption that rejections are proportional to the square of the missed
+# attention.
 PROMISED_GAIN = 1.12
 MIN_GAIN = 1.05  # the least measured gain of a layer that is searched from then on
 MAX_LAYERS = 4  # most searched layers
@@ -149,8 +150,8 @@ class SearchedLayers:
             shorter = self.findings.get(self._finding_key(bits - 1), Finding())
             finding = Finding([*shorter.layers], [*shorter.no_gain])
         shared_finding = self._ranks.broadcast(finding)
-        # Batches with the same `findings` share one object for texts of one size. So under `seeded` a batch that runs
-        # beside another one uses the other's findings as well.
+        # Batches with the same `findings` share one object for texts of one size. Under `seeded` the engine gives all
+        # batches the same `findings`, so a batch also uses those of one that runs beside it.
         self._finding = self.findings.setdefault(self._finding_key(bits), shared_finding)
         self._finding.copy_from(shared_finding)
         self._keep_resident()
@@ -167,7 +168,8 @@ class SearchedLayers:
         """Return the layer that misses most attention, if it promises enough at this rejection; None: no layer does."""
         view = self.tier.cache
         config = self.tier.cache.full.pool.config
-        offloaded = view.full.pool.offloaded  # layers that are not resident as a whole would be read from their store
+        # A search of a layer that is not resident as a whole would read all of it from its store.
+        offloaded = view.full.pool.offloaded
         max_layers = min(MAX_LAYERS, config.layers - 1, offloaded.max_resident_layers if offloaded else MAX_LAYERS)
         complete = len(finding.layers) >= max_layers or len(finding.no_gain) >= MAX_NO_GAIN
         if complete or self._gain(rejection, 0.0) < PROMISED_GAIN:
@@ -219,7 +221,7 @@ class SearchedLayers:
         return self._rate(new_rejection, searched + 1) / self._rate(rejection, searched)
 
     def _saves(self, rejection: float, new_rejection: float) -> bool:
-        """Whether search saves more reads in the rest of the text than the first search adds, which reads all keys."""
+        """Whether search saves more reads in the rest of the text than the first search adds: all KV of the layer."""
         searched = len(self._finding.layers)
         config = self.tier.cache.full.pool.config
         saved = 1 / self._rate(rejection, searched) - 1 / self._rate(new_rejection, searched + 1)
