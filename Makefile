@@ -83,8 +83,8 @@ docs: install-dev ## these pages as a site in build/site, without the network
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
 
-release: install-dev ## sdist and wheel into dist/, and the demo from that wheel in an empty environment
-	@PATH="$(CURDIR)/$(BIN):$$PATH" scripts/release.sh
+release: install-dev ## sdist and wheels into dist/, each tried in an empty environment; ten minutes
+	@$(BIN)/python -m scripts.release $(ARGS)
 
 format: install-dev ## put the code into shape, and what is generated into README.md and docs/
 	@$(BIN)/ruff check --fix

@@ -167,13 +167,14 @@ def _flags(action: argparse.Action) -> str:
 
 
 def python() -> str:
-    """Return the classes that `triforce` exports, the classes in `REACHED`, and names of types, as sections.
+    """Return what `triforce` exports, the classes in `REACHED`, and names of types, as sections.
 
     Errors are on another page.
     """
     exported = [getattr(triforce, name) for name in triforce._MODULE_BY_NAME]
-    shown = [kind for kind in exported if not issubclass(kind, errors.TriforceError)]
-    parts = [_class(kind, constructed=kind in (LLM, Session)) for kind in shown]
+    classes = [kind for kind in exported if isinstance(kind, type) and not issubclass(kind, errors.TriforceError)]
+    parts = [_class(kind, constructed=kind in (LLM, Session)) for kind in classes]
+    parts += [_function(function) for function in exported if inspect.isfunction(function)]
     parts += [_class(kind, imported=True) for kind in REACHED]
     parts.append(f"## Names of types\n\n{_aliases()}")
     return "\n\n".join(parts)
@@ -199,6 +200,10 @@ def _class(kind: type, *, constructed: bool = False, imported: bool = False) -> 
         if name not in properties and inspect.isroutine(member):
             parts += [f"### {kind.__name__}.{name}", _signature(name, getattr(kind, name)), *_description(member)]
     return "\n\n".join(parts)
+
+
+def _function(function: Callable[..., Any]) -> str:
+    return "\n\n".join([f"## {function.__name__}", _signature(function.__name__, function), *_description(function)])
 
 
 def _is_ours(kind: type) -> bool:

@@ -51,7 +51,7 @@ has_nvidia_driver() {
 choose_versions() {
     if [ "$(uname -s)" = Linux ] && has_nvidia_driver; then
         scripts/constraints.sh gpu >"$CONSTRAINTS"
-        GPU=,gpu
+        GPU=gpu
     else
         scripts/constraints.sh >"$CONSTRAINTS"
         GPU=
@@ -93,13 +93,13 @@ has_kernels() { ls src/triforce/backends/cpu/_native.*.so >/dev/null 2>&1; }
 COMPILER_ADVICE="sudo apt install g++ (Debian, Ubuntu), sudo dnf install gcc-c++ (Fedora), xcode-select --install (macOS); \
 then: rm .venv/.user, and make install again."
 
-# Prints the packages that triforce and some of its extras ask for. Usage: requirements EXTRA,...
+# Prints the packages that triforce and some of its extras ask for. Usage: requirements "EXTRA ..."
 requirements() {
     $VENV/bin/python - "$1" <<'PYTHON'
 import re, sys, tomllib
 
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = sys.argv[1].split(",")
+extras = sys.argv[1].split()
 texts = list(project["dependencies"])
 for extra in extras:  # the list grows
     for text in project["optional-dependencies"][extra]:
@@ -110,9 +110,9 @@ print("\n".join(texts))
 PYTHON
 }
 
-# Usage: download EXTRA,... MEGABYTES [OPTION]; OPTION is passed to pip.
+# Usage: download "EXTRA ..." MEGABYTES [OPTION]; OPTION is passed to pip.
 download() {
-    say "Downloading triforce's packages ($1): about $2 MB"
+    say "Downloading triforce's packages${1:+ ($1)}: about $2 MB"
     began=$(date +%s)
     requirements "$1" >$VENV/requirements.txt
     pip install -qq ${3:-} --constraint "$CONSTRAINTS" --requirement $VENV/requirements.txt
@@ -141,12 +141,12 @@ if [ "${1:-}" = test ]; then # with the kernels of .venv
 fi
 if [ "${1:-}" = dev ]; then
     install_torch
-    download "dev,serve$GPU" 500
+    download "dev${GPU:+ $GPU}" 500
 elif has_nvidia_driver; then
     install_torch
-    download "serve$GPU" 60
+    download "$GPU" 60
 else
-    download serve 60 --no-compile
+    download "" 60 --no-compile
 fi
 compile
 if has_kernels; then

@@ -34,6 +34,7 @@ FUNCTIONS_WITH_TORCH = {
     "eagle/torch_passes.py": {"<module>"},
     "installed.py": {"has_cuda"},
     "planner/cost_model.py": {"_torch_threads"},
+    "transformers_generation.py": {"_params", "_result", "_streamed"},
 }
 needs_kernels = pytest.mark.skipif(dispatch.native is None, reason="the native kernels were not built")
 

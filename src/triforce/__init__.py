@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from triforce.interface.sampling_params import SamplingParams
     from triforce.llm import LLM
     from triforce.session import Session
+    from triforce.transformers_generation import custom_generate
 
 __version__ = "0.1.0"
 
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 _NAMES_BY_MODULE = {
     "triforce.llm": ["LLM"],
     "triforce.session": ["Session"],
+    "triforce.transformers_generation": ["custom_generate"],
     "triforce.interface.sampling_params": ["SamplingParams"],
     "triforce.interface.grammar": ["Grammar"],
     "triforce.engine.engine": ["Engine", "OutputChunk"],
@@ -91,6 +93,7 @@ __all__ = [
     "TriforceError",
     "WeighedPlan",
     "__version__",
+    "custom_generate",
 ]
 
 

@@ -359,6 +359,8 @@ class LLM(LLMInputs, LLMLifetime):
         inputs.require_servable(params, self.target)
         seed = self.ranks.broadcast(random_seed()) if params.seed is None else params.seed
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.end_ids)
+        if self.tokenizer:
+            stop_ids |= self.tokenizer.control_tokens.ids_in(params.stop)
         if params.grammar:
             compiled = compiled or self.grammars.compile(params.grammar)
         matchers = [compiled.follow() if compiled else None for _ in range(params.n)]

@@ -136,13 +136,15 @@ def test_chat_layout_equals_transformers(tmp_path: Path, name: str, tokenizer_ki
     good = 0
     for talk in TALKS[:-1]:
         for tools in (None, TOOLS):
+            if "tool" not in TEMPLATES[name] and (tools or any("tool" in str(turn) for turn in talk)):
+                continue  # `told_in_text` rewrites them
 
             def text(talk: Any = talk, tools: Any = tools) -> list[int]:
                 chat = theirs.apply_chat_template(talk, tools, add_generation_prompt=True, tokenize=False)
                 return list(theirs.encode(chat, add_special_tokens=False))
 
             expected = outcome(text)
-            assert outcome(lambda: ours.chat(talk, tools)) == expected  # noqa: B023
+            assert outcome(lambda: ours.chat(talk, tools, continue_final=False)) == expected  # noqa: B023
             good += isinstance(expected, list)
     assert good >= 2
 

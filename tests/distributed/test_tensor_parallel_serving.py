@@ -23,8 +23,6 @@ from tests.helpers.tiny_checkpoint import tiny_pair
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
-pytest.importorskip("fastapi")
-
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])}
 PROMPT = "the cat sat on the mat, the hat and the cat. " * 3

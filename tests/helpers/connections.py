@@ -61,7 +61,7 @@ class Scene:
                 yield bytes(2**20)
                 await asyncio.sleep(0)
 
-        return EventStream(much(), self.release.set, {})
+        return EventStream(much(), bytes, self.release.set, {})
 
     async def connect(self, sent: bytes, address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, Any]:
         reader, writer = await asyncio.open_connection(*self.address, local_addr=(address, 0))

@@ -15,7 +15,6 @@ import pytest
 from triforce.interface.sampling_params import SamplingParams
 from triforce.llm import LLM
 
-pytest.importorskip("fastapi")
 ONE = Path(__file__).parents[1] / "helpers" / "processes" / "one_replica.py"
 SOURCE = Path(__file__).parents[2] / "src"
 PROMPT = "the cat sat on the mat"

@@ -32,6 +32,14 @@ def test_api_key_wrong_is_401(guarded: ASGIApp, sent: str) -> None:
     assert ask(guarded, "/v1/models", headers={"authorization": sent.encode("latin-1")}).status_code == 401
 
 
+def test_api_key_may_come_as_header_of_its_own(guarded: ASGIApp) -> None:
+    """As Anthropic's clients send it. A bearer token wins where both are sent."""
+    assert ask(guarded, "/v1/models", headers={"x-api-key": KEY}).status_code == 200
+    assert ask(guarded, "/v1/models", headers={"x-api-key": f"{KEY}x"}).status_code == 401
+    both = {"x-api-key": KEY, "authorization": "Bearer wrong"}
+    assert ask(guarded, "/v1/models", headers=both).status_code == 401
+
+
 def test_api_keys_compared_in_constant_time(guarded: ASGIApp, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths: list[tuple[int, int]] = []
     plain = hmac.compare_digest

@@ -19,10 +19,11 @@ from tests.helpers.asgi_client import ask, events, good, refused
 from tests.server.test_tool_calls import CALLS, TOOLS, nested, writing
 from triforce.llm import LLM
 from triforce.server.app import create_app
+from triforce.server.call_parsing import CallParser
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.responses import Items
-from triforce.server.tools import QWEN
+from triforce.server.thoughts import ThoughtSplitter
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
@@ -135,9 +136,9 @@ def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
         ({"tools": TOOLS}, "function: send its fields beside type"),
         ({"tools": [{"type": "web_search"}]}, "none of them is a function"),
         ({"tools": [], "tool_choice": "required"}, "needs tools"),
-        ({"text": {"format": {"type": "json_object"}}}, "text and tools exclude each other"),
-        ({"input": [CALL | {"arguments": "[]"}]}, "not a JSON object"),
-        ({"input": [{"type": "reasoning", "summary": []}]}, "function_call_output"),
+        ({"text": {"format": {"type": "grammar", "grammar": 'start: "a"'}}}, "cannot be combined with tools"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input has no message"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "function_call_output"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "Field required"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
           "tool_choice": "required"}, "uniqueItems"),
@@ -159,6 +160,8 @@ def test_response_deep_tool_parameters_break_nothing(app: ASGIApp, depth: int, s
 
 def test_response_tools_without_template_are_refused(pair: Path) -> None:
     llm = LLM(pair / "target")
+    assert llm.tokenizer
+    llm.tokenizer.templates = {}
     engine = Worker(llm, Limits(waiting=1))
     for body in (BODY, {"input": [CALL, RESULT]}):
         assert "chat template" in refused(ask(create_app(llm, engine, "tiny"), RESPONSES, body))
@@ -169,7 +172,7 @@ def test_response_tools_without_template_are_refused(pair: Path) -> None:
 def test_response_items_stream_in_order(width: int) -> None:
     """Each text and each call is an item, complete before the next item begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
-    items = Items(QWEN.parser({"size"}))
+    items = Items(ThoughtSplitter(), CallParser({"size"}, marked=True, bare=True, several=True))
     open_at, told = None, []
     for i in range(0, len(text), width):
         told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], is_final=i + width >= len(text)))]
@@ -192,7 +195,7 @@ def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_response_empty_answer_is_message() -> None:
-    items = Items(QWEN.parser({"size"}))
+    items = Items(ThoughtSplitter(), CallParser({"size"}, marked=True, bare=True, several=True))
     assert [kind for kind, _ in items.end("completed")][-1] == "output_item.done"
     (message,) = items.items
     assert message["content"][0]["text"] == "" and message["status"] == "completed"

@@ -88,7 +88,7 @@ def test_openai_client_knows_the_errors(url: str) -> None:
         with pytest.raises(openai.BadRequestError, match="temperature must be"):
             api.completions.create(model="target", prompt="x", temperature=-1)
         with pytest.raises(openai.NotFoundError, match="use 'target'"):
-            api.completions.create(model="gpt", prompt="x")
+            api.models.retrieve("gpt")
     with client(url).with_options(api_key="wrong") as api, pytest.raises(openai.AuthenticationError):
         api.models.list()
 

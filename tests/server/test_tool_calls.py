@@ -19,7 +19,7 @@ from triforce.llm import LLM
 from triforce.server.app import create_app
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.tools import LLAMA, QWEN, Call, CallFormat, Function, call_format
+from triforce.server.tools import LLAMA, QWEN, CallFormat, Function, call_format
 from triforce.structured_output.compiler import Vocabulary, new_matcher
 
 CHAT = "/v1/chat/completions"
@@ -125,8 +125,9 @@ def test_tool_calls_and_outputs_become_turns(app: ASGIApp) -> None:
     body = BODY | {"messages": [*BODY["messages"], *turns], "max_tokens": 4}  # type: ignore[misc]
     (answer,) = good(ask(app, CHAT, body))["choices"]
     assert "tool_calls" not in answer["message"] and answer["finish_reason"] == "length"
-    turns[0]["tool_calls"][0]["function"]["arguments"] = "[]"  # type: ignore[index]
-    assert "not a JSON object" in refused(ask(app, CHAT, body | {"messages": turns}))
+    for arguments in ("[]", "", " ", '{"value": '):  # as models wrote them: the conversation goes on
+        turns[0]["tool_calls"][0]["function"]["arguments"] = arguments  # type: ignore[index]
+        assert good(ask(app, CHAT, body | {"messages": turns}))["choices"]
 
 
 def test_tools_unused_change_nothing(app: ASGIApp) -> None:
@@ -182,7 +183,7 @@ def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
         ({"tools": [*TOOLS, TOOLS[0]]}, "the same name"),
         ({"tools": [TOOLS[1]] * 129}, "at most 128"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
-        ({"response_format": {"type": "json_object"}}, "one of them"),
+        ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, "cannot be combined with tools"),
         ({"tools": [TOOLS[1], {"type": "Web Search"}]}, "tools.1"),
         ({"tool_choice": "required", "tools": [
             {"type": "function", "function": {"name": "f", "parameters": {"uniqueItems": True}}}
@@ -196,46 +197,7 @@ def test_tools_impossible_requests_are_400(app: ASGIApp, changes: dict[str, Any]
     assert says in refused(ask(app, CHAT, BODY | changes))
 
 
-def test_tools_free_choice_cannot_limit_to_one_call(app: ASGIApp) -> None:
-    answer = ask(app, CHAT, BODY | {"parallel_tool_calls": False, "max_tokens": 2})
-    assert answer.status_code == 200 or "required" in refused(answer)
-
-
-NAMES = {"size", "purr"}
-A, B = Call("size", '{"of": "cat"}'), Call("purr", "{}")
-TEXTS: list[tuple[CallFormat, str, list[str | Call]]] = [
-    (QWEN, '<tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call>', [A]),
-    (QWEN, 'so:\n<tool_call>{"name": "purr", "arguments": {}}</tool_call>\n<tool_call>\n'
-           '{"name": "size", "arguments": {"of":"cat"}}\n</tool_call>\n', ["so:", B, A]),
-    (QWEN, "a < b <tool and more  ", ["a < b <tool and more  "]),
-    (QWEN, '<tool_call>{"name": "bark", "arguments": {}}</tool_call> x',
-     ['<tool_call>{"name": "bark", "arguments": {}}</tool_call> x']),
-    (QWEN, '<tool_call>{"name": "purr", "argu', ['<tool_call>{"name": "purr", "argu']),
-    (QWEN, '<tool_call>{"name": "purr", "arguments": NaN}</tool_call>',
-     ['<tool_call>{"name": "purr", "arguments": NaN}</tool_call>']),
-    (LLAMA, ' {"name": "size", "parameters": {"of": "cat"}}', [A]),
-    (LLAMA, '{"name": "size", "arguments": {}}', ['{"name": "size", "arguments": {}}']),
-    (LLAMA, 'no: {"name": "purr", "parameters": {}}', ['no: {"name": "purr", "parameters": {}}']),
-    (LLAMA, "{" * 2000, ["{" * 2000]),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("width", [1, 3, 1000])
-@pytest.mark.parametrize(("form", "text", "said"), TEXTS)
-def test_tool_calls_are_parsed_from_any_pieces(form: CallFormat, text: str, said: list[Any], width: int) -> None:
-    parser = form.parser(NAMES)
-    pieces = [text[i : i + width] for i in range(0, len(text), width)]
-    found = [part for i, piece in enumerate(pieces, 1) for part in parser.add(piece, is_final=i == len(pieces))]
-    joined: list[str | Call] = []
-    for part in found:
-        if isinstance(part, str) and joined and isinstance(joined[-1], str):
-            joined[-1] += part
-        else:
-            joined.append(part)
-    assert joined == said
-
-
 def test_tool_call_format_is_detected_from_template() -> None:
     assert call_format(TURNS.replace("CALL", CALLS["qwen"])) is QWEN
     assert call_format(TURNS.replace("CALL", CALLS["llama"])) is LLAMA
-    assert call_format(TURNS) is None and call_format(CALLS["qwen"].replace("tool", "")) is None
+    assert call_format(TURNS) is None and call_format("{{ messages }}") is QWEN  # told in text

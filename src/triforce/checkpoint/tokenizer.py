@@ -15,12 +15,13 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 from tokenizers.decoders import DecodeStream
 
+from triforce.checkpoint.control_tokens import ControlTokens, HiddenTokens
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.template_process import render_isolated
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
 from triforce.errors import ModelError, RequestError
-from triforce.interface.messages import Message, read_messages, read_tools
+from triforce.interface.messages import Message, ends_in_answer, read_messages, read_tools, told_in_text
 
 NAMED_BYTES = "triforce.named_bytes"
 """Name of a decoding error handler: a byte outside any character becomes its SentencePiece name, such as `<0xF0>`."""
@@ -90,6 +91,8 @@ _BYTES = _byte_alphabet()
 
 
 DECODE_CONTEXT = 16  # preceding tokens that can change the text of the next one
+_END_MARK = "\U0010fffd"
+"""A private character that marks the end of a last turn that an answer continues."""
 PANIC = "PanicException"
 """Type name of a Rust panic, which is no Exception and cannot be imported."""
 SCANNED_ROWS = 1 << 16
@@ -112,6 +115,7 @@ class Tokenizer:
     - vocab_size: highest token id plus 1, added tokens included.
     - eos_ids: end-of-sequence token ids of the model's files.
     - templates: chat templates by name; empty without one.
+    - control_tokens: its special tokens, which text by people never becomes in a chat.
     """
 
     def __init__(self, files: TokenizerFiles, eos_ids: frozenset[int], rows: int | None = None) -> None:
@@ -122,7 +126,9 @@ class Tokenizer:
         # Some tokenizer.json switch on truncation or padding, which would cut or pad every prompt.
         self._core.no_truncation()
         self._core.no_padding()
-        self._rows, self._bytes = rows, TokenBytes(self._core)
+        self._rows = rows
+        self._bytes = TokenBytes(self._core)
+        self.control_tokens = ControlTokens(self._core)
         self.vocab_size = self._last_id() + 1
         """Highest id + 1, added tokens included."""
         eos_id = self._core.token_to_id(self._special.get("eos_token", ""))
@@ -134,23 +140,17 @@ class Tokenizer:
         """Load the tokenizer of a model's folder. Raises ModelError."""
         return cls(read_tokenizer(path), configured_eos_ids(path), rows)
 
-    def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Return token ids. add_special: with the model's special tokens, such as BOS. Raises RequestError."""
-        try:
-            # The library encodes a batch without the interpreter's lock, so a long text blocks no other thread.
-            (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special)
-            ids: list[int] = encoding.ids
-        except (UnicodeError, TypeError) as error:
-            surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
-            raise RequestError(
-                f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the "
-                "text anew in its own encoding"
-            ) from error
-        except BaseException as error:
-            if not isinstance(error, Exception) and type(error).__name__ != PANIC:
-                raise
-            reason = " ".join(str(error).split())[:300]
-            raise RequestError(f"the model's tokenizer does not take this text ({reason}); change the text") from error
+    def encode(self, text: str, add_special: bool = True, parse_special: bool = True) -> list[int]:
+        """Return token ids. Raises RequestError.
+
+        add_special: with the model's special tokens, such as BOS. parse_special: whether a special token that the text
+        spells is a token; else it is text.
+        """
+        core = self._core if parse_special else self.control_tokens.plain_core
+        return self._known(_encode(core, text, add_special))
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Return ids that the model has an embedding for. Raises RequestError."""
         if ids and (highest_id := max(ids)) >= self.vocab_size:
             raise RequestError(
                 f"the text holds token {highest_id}, which this model has no embedding for; leave it out"
@@ -199,29 +199,52 @@ class Tokenizer:
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
-        thinking: bool | None = None,
+        variables: Mapping[str, Any] | None = None,
+        continue_final: bool = True,
     ) -> list[int]:
         """Return token ids of a conversation up to the next answer (see `interface.messages`), with its tools.
 
-        thinking: value of the template variable `enable_thinking`; None: unset. Raises RequestError.
+        variables: of the template, such as `enable_thinking`. continue_final: whether the answer continues a last turn
+        of the assistant, in place of a new turn behind it. Control tokens are the template's only: where a text of
+        the messages, tools or variables spells one, it stays text. Raises RequestError.
         """
         if not self.templates:
             raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
         turns = read_messages(messages, self.template)
+        continued = continue_final and ends_in_answer(turns)
+        if continued:
+            turns[-1] = turns[-1] | {"content": turns[-1]["content"] + _END_MARK}
         tool_schemas = read_tools(tools or ())
+        if "tool" not in self.template:
+            turns = told_in_text(turns, tool_schemas)
+            tool_schemas = []
+        written = {**(variables or {}), "messages": turns, "tools": tool_schemas or None}
         try:
-            variables = {
-                "messages": turns,
-                "tools": tool_schemas or None,
-                "documents": None,
-                "add_generation_prompt": True,
-            }
-            if thinking is not None:
-                variables["enable_thinking"] = thinking
-            text = render_isolated(self._template_for(tool_schemas), json.dumps({**self._special, **variables}))
+            hidden = self.control_tokens.hidden_in(written)
+            text = self._rendered(written, hidden, continued)
+            if "replace" in self.template:  # what a template cuts out may join parts of a control token
+                parts = self.control_tokens.hidden_parts_in(written)
+                parts_text = self._rendered(written, parts, continued)
+                if self.control_tokens.written_in(text) != self.control_tokens.written_in(parts_text):
+                    hidden, text = parts, parts_text
         except (RequestError, TypeError, ValueError, RecursionError) as error:
             raise RequestError(f"the model's chat template does not accept these messages: {error}") from error
-        return self.encode(text, add_special=False)
+        if not hidden:
+            return self.encode(text, add_special=False)
+        return self._known(self.control_tokens.encode(text, hidden, _encode))
+
+    def _rendered(self, written: Mapping[str, Any], hidden: HiddenTokens, continued: bool) -> str:
+        """Return the template's output, up to the end of a continued last turn. Raises RequestError."""
+        settings = {"documents": None, "add_generation_prompt": not continued}
+        template = self._template_for(written["tools"])
+        text = render_isolated(template, json.dumps({**hidden.replaced(written), **settings, **self._special}))
+        if not continued:
+            return text
+        for mark in (_END_MARK, json.dumps(_END_MARK)[1:-1]):
+            head, separator, _ = text.rpartition(mark)
+            if separator:
+                return head
+        raise RequestError("it drops the last turn of the assistant, so no answer can continue it")
 
     def _template_for(self, tools: object) -> str:
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
@@ -257,6 +280,26 @@ class Tokenizer:
                     f"{names[0]} and {names[1]} do not share a vocabulary: token {i} is {own_token!r} in the first and "
                     f"{other_token!r} in the second; use a draft model with the target's own tokenizer"
                 )
+
+
+def _encode(core: Core, text: str, add_special: bool) -> list[int]:
+    """Return token ids. Raises RequestError."""
+    try:
+        # The library encodes a batch without the interpreter's lock, so a long text blocks no other thread.
+        (encoding,) = core.encode_batch_fast([text], add_special_tokens=add_special)
+        ids: list[int] = encoding.ids
+    except (UnicodeError, TypeError) as error:
+        surrogate = next((char for char in text if "\ud800" <= char <= "\udfff"), "")
+        raise RequestError(
+            f"the prompt is not valid UTF-8 text: {surrogate!r} is half of a character; leave it out, or read the "
+            "text anew in its own encoding"
+        ) from error
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != PANIC:
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise RequestError(f"the model's tokenizer does not take this text ({reason}); change the text") from error
+    return ids
 
 
 def configured_eos_ids(folder: Path) -> frozenset[int]:

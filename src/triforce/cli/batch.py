@@ -43,8 +43,7 @@ def answer_all(options: Namespace, ranks: TPGroup) -> int:
     Raises RequestError for an invalid file before the model is loaded or anything is written.
     """
     if ranks.rank:
-        with replicas.extra_imports():
-            from triforce.server import batch
+        from triforce.server import batch
 
         return replicas.follow(options, ranks, batch.LIMITS)
     _require_order(options)
@@ -160,11 +159,10 @@ def _answer(
 
     identity: the model's identity; if empty, the loaded model gives it. answers: makes the output for an identity.
     """
-    with replicas.extra_imports():
-        from triforce.engine.text_fingerprint import loaded_fingerprint
-        from triforce.server import batch
-        from triforce.server.app import create_app
-        from triforce.server.engine_thread import Worker
+    from triforce.engine.text_fingerprint import loaded_fingerprint
+    from triforce.server import batch
+    from triforce.server.app import create_app
+    from triforce.server.engine_thread import Worker
 
     llm = load(options, ranks if ranks.count > 1 else None)
     engine = Worker(llm, batch.LIMITS)
@@ -172,7 +170,7 @@ def _answer(
 
     async def run() -> None:
         try:
-            app = _raising_engine_failure(create_app(llm, engine, name, limits=batch.LIMITS), engine)
+            app = _raising_engine_failure(create_app(llm, engine, name, limits=batch.LIMITS, any_model=False), engine)
             with output:
                 await batch.run(app, source, output)
         finally:

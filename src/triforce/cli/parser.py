@@ -68,6 +68,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help=options.described(text))
     options.number(parser, "--port", "0: any free one", 8000)
     add("--name", help="name of the model for clients (default: its name on the hub, or its folder)")
+    add("--only-name", action="store_true", help="refuse requests for a model of another name, which are answered else")
     _security(parser.add_argument_group("security"))
     _limits(parser.add_argument_group("limits"))
     options.replicas(parser)

@@ -25,15 +25,6 @@ if TYPE_CHECKING:
 MAX_REPLICAS = 1024
 
 
-@contextmanager
-def extra_imports(name: str = "serve") -> Iterator[None]:
-    """Turn a failed import in the block into RequestError, which says how to install the extra of this name."""
-    try:
-        yield
-    except ImportError as error:
-        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[{name}]'") from error
-
-
 def replica_count(options: Namespace) -> int:
     """Return the number of replicas; 0 for an engine in this process. Raises RequestError."""
     count: int = options.replicas if options.replicas is not None else int(options.ray_address is not None)
@@ -104,11 +95,13 @@ def _rank_settings(options: Namespace) -> tuple[int, bool]:
 @contextmanager
 def _ray_imports(options: Namespace) -> Iterator[None]:
     """Prepare Ray's environment for imports of Ray in the block. Raises RequestError if Ray is not installed."""
-    with extra_imports("ray"):
+    try:
         from triforce.replicas import ray_env
 
         ray_env.prepare(options.ray_address)
         yield
+    except ImportError as error:
+        raise RequestError(f"{error.name} is not installed; get it with: pip install 'triforce[ray]'") from error
 
 
 def _settings(options: Namespace) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from typing import Any
 from triforce.cli import replicas
 from triforce.cli.answer_output import chat_sampling
 from triforce.cli.engine_arguments import served_name
+from triforce.cli.process_one import run_below_process_one
 from triforce.disk_cache.folder import CacheFolder
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError, TriforceError, printable
@@ -43,7 +44,7 @@ FINITE_OPTIONS = ("max_body", "timeout", "max_itl", "shutdown_timeout")
 
 def run(options: Namespace) -> int:
     """Run in one process, in several ranks that share the model, or in the ranks of replicas."""
-    return replicas.run(options, serve, graceful=True)
+    return run_below_process_one(lambda: replicas.run(options, serve, graceful=True))
 
 
 def serve(options: Namespace, ranks: TPGroup) -> int:
@@ -52,9 +53,9 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
     name = served_name(options)
     with ExitStack() as stack:
         sock = None if ranks.rank else stack.enter_context(listen(options.host, options.port))
-        with replicas.extra_imports():
-            from triforce.server import http_server, logs
-            from triforce.server.app import create_app
+        from triforce.server import http_server, logs
+        from triforce.server.app import create_app
+
         limits = _limits(options)
         watched = _watched_cache(options)
         if sock is None:
@@ -67,6 +68,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
             "keys": keys,
             "hosts": hosts,
             "origins": checked_origins(options.cors_origin),
+            "any_model": not options.only_name,
         }
         app = create_app(llm, engine, name, limits=limits, watched=watched, **access_settings)
         try:

@@ -17,8 +17,17 @@ TEXT_PART_TYPES = ("text", "input_text", "output_text")
 TEXT_PART_FIELDS = {"type", "text", "annotations", "logprobs"}
 """Fields of a text part. Answers of /v1/responses contain the last two."""
 TURN_FIELDS = {"content", "name", "role", "tool_call_id", "tool_calls"}
-REPLAYED_FIELDS = ("index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning", "reasoning_content")
-"""Fields that clients store with an answer and send back. A template may ignore them."""
+REPLAYED_FIELDS = (
+    *("cache_control", "id", "index", "metadata", "parsed", "phase", "provider_specific_fields", "reasoning"),
+    *("reasoning_content", "refusal", "timestamp"),
+)
+"""Fields that clients store with a turn and send back. A template may ignore them."""
+
+CALL_OPEN = "<tool_call>"
+CALL_CLOSE = "</tool_call>"
+"""Marks around a call in the text of many models, and of those whose chat template has no form of calls."""
+BROKEN_ARGUMENTS = "invalid_json"
+"""Field of a call's arguments in a chat template, for arguments that a model wrote and that are no JSON object."""
 
 Message = Mapping[str, Any]
 """One turn: a role, and content (a text or a list of parts), tool calls or both."""
@@ -83,8 +92,6 @@ def _part(part: Any, place: str) -> str:
         raise RequestError(f'{place} is {kind!r:.60}; only text parts are read: {{"type": "text", "text": ...}}')
     if not isinstance(part.get("text"), str):
         raise RequestError(f"{place}.text must be a text")
-    if unknown := part.keys() - TEXT_PART_FIELDS:
-        raise RequestError(f"{place}: {min(map(str, unknown))!r:.60} is an unknown field of a text part; leave it out")
     return str(part["text"])
 
 
@@ -104,11 +111,13 @@ def _call(call: Any, place: str) -> dict[str, Any]:
     return {**call, "type": "function", "function": {"name": function["name"], "arguments": dict(arguments)}}
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str) -> Mapping[str, Any]:
+    """Return the arguments that a text holds. Templates need an object: broken text becomes one that shows it."""
     try:
-        return json.loads(text)
+        arguments = json.loads(text) if text.strip() else {}
     except (ValueError, RecursionError):
-        return None
+        return {BROKEN_ARGUMENTS: text}
+    return arguments if isinstance(arguments, Mapping) else {BROKEN_ARGUMENTS: text}
 
 
 def _tool(tool: Any, place: str) -> dict[str, Any]:
@@ -125,3 +134,45 @@ def _function(holder: Any, place: str) -> Mapping[str, Any]:
         shape = '{"type": "function", "function": {"name": ..., ...}}'
         raise RequestError(f"{place} names no function; write it as {shape}")
     return function
+
+
+def ends_in_answer(turns: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the last turn is a text of the assistant, which the next answer may continue."""
+    return bool(turns) and turns[-1].get("role") == "assistant" and not turns[-1].get("tool_calls")
+
+
+def told_in_text(turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return turns for a chat template without tools: functions, calls and results become text in a plain form.
+
+    turns, tools: in the form of chat templates. The system turn describes the functions; it is added if there is none.
+    Results become a turn of the user.
+    """
+    plain_turns: list[dict[str, Any]] = []
+    for turn in turns:
+        fields = {name: value for name, value in turn.items() if name not in ("tool_calls", "tool_call_id")}
+        if turn["role"] == "tool":
+            fields = {"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"}
+        elif calls := turn.get("tool_calls"):
+            parts = [fields["content"], *map(_call_text, calls)]
+            fields["content"] = "\n".join(part for part in parts if part)
+        if (
+            plain_turns and plain_turns[-1]["role"] == fields["role"] == "user"
+        ):  # many templates refuse two turns in a row
+            plain_turns[-1] = plain_turns[-1] | {"content": f"{plain_turns[-1]['content']}\n{fields['content']}"}
+        else:
+            plain_turns.append(fields)
+    if not tools:
+        return plain_turns
+    functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+    form = f'{CALL_OPEN}\n{{"name": ..., "arguments": {{...}}}}\n{CALL_CLOSE}'
+    text = f"You may call functions. To call one, answer with its name and arguments only:\n{form}\n"
+    text += f"These are the functions, with a JSON schema of their parameters:\n{functions}"
+    if plain_turns and plain_turns[0]["role"] == "system":
+        return [plain_turns[0] | {"content": f"{plain_turns[0]['content']}\n\n{text}"}, *plain_turns[1:]]
+    return [{"role": "system", "content": text}, *plain_turns]
+
+
+def _call_text(call: Mapping[str, Any]) -> str:
+    function = call["function"]
+    written = json.dumps({"name": function["name"], "arguments": function["arguments"]}, ensure_ascii=False)
+    return f"{CALL_OPEN}\n{written}\n{CALL_CLOSE}"

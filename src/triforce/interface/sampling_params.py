@@ -63,7 +63,7 @@ class SamplingParams:
     seed: int | None = None  # None or -1: a random seed, which the output reports
     n: int = 1  # completions
     max_tokens: int = 256  # new tokens at most; fewer where the context ends earlier, with finish_reason "length"
-    stop: Sequence[str] = ()  # texts before which the output ends; one string is accepted too
+    stop: Sequence[str] = ()  # texts or control tokens before which the output ends; one string is accepted too
     stop_token_ids: Sequence[int] = ()  # beside the model's own end-of-sequence tokens
     ignore_eos: bool = False  # continue after an end-of-sequence token
     logprobs: int | None = None  # alternatives listed at each new token; 0: the token itself only

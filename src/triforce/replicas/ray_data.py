@@ -41,7 +41,7 @@ class BatchActor:
         self._settings_error = ""
         try:
             llm = load(settings, LIMITS, ranks, exact)
-            self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS)
+            self._app = create_app(llm, Worker(llm, LIMITS), name, limits=LIMITS, any_model=False)
         except TriforceError as error:
             self._settings_error = str(error)
 

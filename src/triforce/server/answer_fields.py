@@ -16,6 +16,8 @@ from triforce.server.engine_client import Event
 
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
+COMMENT = b": the answer is not ready yet\n\n"
+"""A comment of a stream, which clients skip."""
 MIN_LOGPROB = -9999.0
 """Logarithm of a probability of zero in answers, as JSON has no infinity."""
 

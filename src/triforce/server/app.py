@@ -29,7 +29,14 @@ from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER
 from triforce.server.responses import ResponsesWriter
-from triforce.server.schemas import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from triforce.server.schemas import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ModelField,
+    ResponsesBody,
+    TokenizeBody,
+)
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
 from triforce.server.service import RequestParser, Service
 
@@ -47,12 +54,14 @@ def create_app(
     hosts: Sequence[str] = (),
     origins: Sequence[str] = (),
     watched: CacheFolder | None = None,
+    any_model: bool = True,
 ) -> FastAPI:
     """Return the application that serves `llm` as the model `name`; `engine` generates the texts.
 
     keys: accepted API keys; without any, no key is needed. hosts: names that a Host header may have. origins: of pages
-    whose scripts may send requests (CORS). watched: a disk cache whose documents the page offers. Raises ModelError for
-    a model without a tokenizer.
+    whose scripts may send requests (CORS). watched: a disk cache whose documents the page offers. any_model: whether
+    requests for a model of another name are answered, too; a header says so. Raises ModelError for a model without a
+    tokenizer.
     """
     if llm.tokenizer is None:
         raise ModelError("this model has no tokenizer, and a server of text needs one; put it into the model's folder")
@@ -69,6 +78,7 @@ def create_app(
     metrics = Metrics(engine, name)
     app.state.service = Service(name, system_fingerprint(llm), parser, engine, metrics, limits)
     app.state.watched = watched
+    app.state.any_model = any_model
     app.include_router(router)
     app.include_router(playground.router)
     errors.install_handlers(app)
@@ -104,7 +114,7 @@ def _add_layers(
 @router.post("/v1/completions")
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
-    service = _service(request, body.model)
+    service = _service_for(body, request)
     generations = await service.run_parser(request, service.parser.completion, body)
     write = partial(CompletionWriter, body, generations, service)
     writer = await asyncio.to_thread(write) if body.echo else write()  # an echo decodes prompts of token ids
@@ -114,7 +124,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 @router.post("/v1/chat/completions")
 async def chat(body: ChatBody, request: Request) -> Response:
     """Return the next turn of a conversation, `n` times."""
-    service = _service(request, body.model)
+    service = _service_for(body, request)
     generations = await service.run_parser(request, service.parser.chat, body)
     return await service.answer(request, generations, ChatWriter(body, generations, service), body)
 
@@ -122,7 +132,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Return the answer to a conversation."""
-    service = _service(request, body.model)
+    service = _service_for(body, request)
     generations = await service.run_parser(request, service.parser.response, body)
     return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
 
@@ -144,14 +154,14 @@ async def model(name: str, request: Request) -> JSONResponse:
 @router.post("/tokenize")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a text or a conversation, as in a prompt. Raises ApiError."""
-    service = _service(request, body.model)
+    service = _service_for(body, request)
     return await service.run_parser(request, partial(server_completions.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids, without special tokens."""
-    service = _service(request, body.model)
+    service = _service_for(body, request)
     return await service.run_parser(request, partial(server_completions.detokenize, service.parser), body)
 
 
@@ -188,6 +198,17 @@ def _service(request: Request, model: str | None = None) -> Service:
         raise ApiError(404, f"model {model[:100]!r} is not served here; use {service.name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
     return service
+
+
+def _service_for(body: ModelField, request: Request) -> Service:
+    """Return the application's service for a request. Agents send model names of their own, which are ignored.
+
+    The header of ignored fields then names `model`. Raises ApiError for another name where `any_model` is False.
+    """
+    if request.app.state.any_model and body.model not in (None, request.app.state.service.name):
+        body.ignore("model")
+        return _service(request)
+    return _service(request, body.model)
 
 
 async def _card(service: Service) -> dict[str, Any]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
 
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.answer_fields import DONE, chat_logprobs, decoding_trace, frame, usage
+from triforce.server.answer_fields import COMMENT, DONE, chat_logprobs, decoding_trace, frame, usage
+from triforce.server.call_parsing import Call
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
-from triforce.server.tools import Call, ToolChoice, parser_of
+from triforce.server.thoughts import ThoughtSplitter
+from triforce.server.tools import ToolChoice, parser_of
 
 
 class ChatWriter:
@@ -25,7 +28,8 @@ class ChatWriter:
         self._tiers = bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._tools = service.parser.tools(body)
-        self._parsers = [_AnswerParser(self._tools) for _ in range(self._n)]  # by choice
+        self._new_splitter = partial(service.parser.thoughts, body, generations[0])
+        self._parsers = [_AnswerParser(self._new_splitter(), self._tools) for _ in range(self._n)]  # by choice
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
         self._head["system_fingerprint"] = service.fingerprint
         self._seed = {"seed": generations[0].params.seed}
@@ -44,8 +48,9 @@ class ChatWriter:
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         parser = self._parsers[piece.index]
-        text, calls = parser.add(piece.text, is_final=piece.finish_reason is not None)
-        choice = {"index": piece.index, "delta": {"content": text}, "finish_reason": None}
+        thoughts, text, calls = parser.add(piece.text, is_final=piece.finish_reason is not None)
+        delta = {"content": text} | ({"reasoning_content": thoughts} if thoughts else {})
+        choice = {"index": piece.index, "delta": delta, "finish_reason": None}
         yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
@@ -53,15 +58,20 @@ class ChatWriter:
             finish = parser.finish(piece.finish_reason)
             yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish} | self._seed)
 
+    def idle_frame(self) -> bytes:
+        return COMMENT
+
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
             yield self._frame({"choices": [], "usage": usage(outputs, self._tiers)})
         yield DONE
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        parser = _AnswerParser(self._tools)
-        text, calls = parser.add(completion.text, is_final=True)
+        parser = _AnswerParser(self._new_splitter(), self._tools)
+        thoughts, text, calls = parser.add(completion.text, is_final=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thoughts:
+            message["reasoning_content"] = thoughts
         if calls:
             listed_calls = [{key: call[key] for key in ("id", "type", "function")} for call in calls]
             message |= {"content": text or None, "tool_calls": listed_calls}
@@ -85,20 +95,26 @@ class ChatWriter:
 
 
 class _AnswerParser:
-    """Splits one growing answer into text and tool calls."""
+    """Splits one growing answer into thoughts, text and tool calls."""
 
-    def __init__(self, tools: ToolChoice | None) -> None:
+    def __init__(self, splitter: ThoughtSplitter, tools: ToolChoice | None) -> None:
+        self._splitter = splitter
         self._parser = parser_of(tools)
         self._calls = 0
 
-    def add(self, text: str, is_final: bool) -> tuple[str, list[dict[str, Any]]]:
-        """Return the new visible text, and the completed calls in order. is_final: whether `text` ends the answer."""
-        parsed = self._parser.add(text, is_final)
+    def add(self, text: str, is_final: bool) -> tuple[str, str, list[dict[str, Any]]]:
+        """Return the new thoughts and text, and the completed calls in order. is_final: `text` ends the answer."""
+        thoughts, answer = self._splitter.add(text, is_final)
+        parsed = self._parser.add(answer, is_final)
         calls = [self._numbered_call(call) for call in parsed if isinstance(call, Call)]
-        return "".join(part for part in parsed if isinstance(part, str)), calls
+        return thoughts, "".join(part for part in parsed if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
-        """Return the finish reason: `tool_calls` for a stopped answer with calls, else `reason`."""
+        """Return the finish reason. An answer that is cut inside a call has `length`, a stopped one with calls has
+        `tool_calls`, and any other has `reason`.
+        """
+        if self._parser.is_cut:
+            return "length"
         return "tool_calls" if self._calls and reason == "stop" else reason
 
     def _numbered_call(self, call: Call) -> dict[str, Any]:

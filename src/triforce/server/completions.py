@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from time import time
 from typing import Any
 from uuid import uuid4
@@ -12,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
-from triforce.server.answer_fields import DONE, TextLogprobs, decoding_trace, frame, usage
+from triforce.server.answer_fields import COMMENT, DONE, TextLogprobs, decoding_trace, frame, usage
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.errors import field_error
 from triforce.server.limits import MAX_VALUES
@@ -53,6 +54,9 @@ class CompletionWriter:
             choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
         )
         yield self._chunk(choice | decoding_trace(piece))
+
+    def idle_frame(self) -> bytes:
+        return COMMENT
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
@@ -104,7 +108,7 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         raise field_error("prompt", "send either prompt or messages")
     field = "prompt" if body.messages is None else "messages"
     if body.messages is not None:
-        ids = await parser.conversation(body.messages, key, thinking=body.thinking_switch)
+        ids = await parser.conversation(body.messages, key, body)
     else:
         ids = await parser.tokens(body.prompt or "", body.add_special_tokens is not False, key)
     if len(ids) > MAX_VALUES:
@@ -116,7 +120,7 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
-        return JSONResponse(answer)
+        return JSONResponse(answer, headers=body.headers)
 
     return await parser.in_thread(len(ids), key, write_answer)
 
@@ -124,4 +128,8 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
 async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> Response:
     """Return the text of token ids. Raises ApiError."""
     ids = await parser.ids(body.tokens, key, "tokens") if body.tokens else []
-    return await parser.in_thread(len(ids), key, lambda: JSONResponse({"prompt": parser.tokenizer.decode(ids)}))
+    return await parser.in_thread(len(ids), key, partial(_detokenized, parser, ids, body))
+
+
+def _detokenized(parser: RequestParser, ids: Sequence[int], body: DetokenizeBody) -> Response:
+    return JSONResponse({"prompt": parser.tokenizer.decode(ids)}, headers=body.headers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Self
 
@@ -39,15 +40,15 @@ IGNORED_FIELDS = {"include", "prediction", "reasoning", "reasoning_effort", "sto
 """Fields that common clients always send and that no model here supports. The answer's `HEADER` names them."""
 HEADER = "X-Triforce-Ignored"
 EMPTY_VALUES: tuple[object, ...] = ([], {})
+MAX_TOLD = 32
+"""Maximal number of names in `HEADER`."""
+_TELLABLE = re.compile(r"[A-Za-z0-9_.-]{1,80}")
 
 NO_LOGPROBS = "only chats and text completions have log-probabilities; leave it out"
 _CHAT_ONLY = "this is a field of chats and responses; a text completion has no chat template"
 _TOOLS_ADVICE = "use tools and tool_choice, in chats and responses; leave it out"
 UNSUPPORTED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
-    "add_generation_prompt": (
-        (True,),
-        "the prompt of a conversation always ends where the answer begins; leave it out",
-    ),
+    "add_generation_prompt": ((True,), _CHAT_ONLY),
     "audio": ((), "this is a text model; leave it out"),
     "background": ((False,), "responses are not stored; leave it out"),
     "best_of": ((1,), "leave it out; n gives that many choices"),
@@ -65,7 +66,8 @@ UNSUPPORTED_FIELDS: dict[str, tuple[tuple[object, ...], str]] = {
     "parallel_tool_calls": ((True, False), _TOOLS_ADVICE),
     "previous_response_id": ((), "responses are not stored; send the whole conversation as input"),
     "prompt": ((), "prompts are not stored; send the text as input"),
-    "reasoning_format": (("none",), "the thoughts of a model are part of its text here; leave it out"),
+    "continue_final_message": ((False,), _CHAT_ONLY),
+    "reasoning_format": (("none",), _CHAT_ONLY),
     "response_format": (({"type": "text"},), "is called text.format here"),
     "skip_special_tokens": ((True,), "special tokens are never part of a text here; leave it out"),
     "structured_outputs": (({},), "is called response_format here, and in responses text.format"),
@@ -103,6 +105,8 @@ class Body(BaseModel):
     """Fields that are ignored and named in `HEADER`: hints, and what clients add to earlier answers."""
     example: ClassVar[str] = ""
     """Example for the error of a value that is no object."""
+    tolerant: ClassVar[bool] = False
+    """Whether unknown fields are skipped, and named in `HEADER`, except those with advice: clients add their own."""
     is_request: ClassVar[bool] = False
     """Whether this is a whole request, which may hold fields of other servers."""
 
@@ -114,10 +118,21 @@ class Body(BaseModel):
         nested_names = [f"{name}.{field}" for name, part in self._parts() for field in part.ignored]
         return sorted({*self._ignored, *nested_names})
 
+    def ignore(self, *names: str) -> None:
+        """Name fields as ignored. A name that no header can hold is told as `?`."""
+        self._ignored = [*self._ignored, *(name if _TELLABLE.fullmatch(name) else "?" for name in names)]
+
+    @classmethod
+    def tolerates(cls, data: Mapping[str, Any]) -> bool:
+        """Whether unknown fields of this object are skipped."""
+        return cls.tolerant
+
     @property
     def headers(self) -> dict[str, str]:
         """Response headers that name the ignored fields; empty without any."""
-        return {HEADER: ", ".join(names)} if (names := self.ignored) else {}
+        names = self.ignored
+        told_names = names if len(names) <= MAX_TOLD else [*names[:MAX_TOLD], "..."]
+        return {HEADER: ", ".join(told_names)} if names else {}
 
     def _parts(self) -> Iterator[tuple[str, Body]]:
         for name, value in self:
@@ -135,6 +150,8 @@ class Body(BaseModel):
         required = {field.alias or name: field.is_required() for name, field in cls.model_fields.items()}
         unknown_names = {name for name in data.keys() - required.keys() if data[name] is not None}
         ignorable_names = {*cls.skipped, *(IGNORED_FIELDS if cls.is_request else ())}
+        if cls.tolerates(data):
+            ignorable_names |= unknown_names - cls.field_advice.keys()
         for name in sorted(unknown_names - ignorable_names - (NEUTRAL_FIELDS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED_FIELDS.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
@@ -144,14 +161,8 @@ class Body(BaseModel):
             name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
         }
         body = handler(stated_fields)
-        body._ignored = [
-            *body._ignored,
-            *(
-                name
-                for name in unknown_names & ignorable_names
-                if data[name] is not False and data[name] not in EMPTY_VALUES
-            ),
-        ]
+        told_names = unknown_names & ignorable_names
+        body.ignore(*(name for name in told_names if data[name] is not False and data[name] not in EMPTY_VALUES))
         return body
 
 

@@ -5,14 +5,24 @@ This module checks the types of numbers only; `triforce.interface.sampling_param
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, ModelWrapValidatorHandler, Tag, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    ModelWrapValidatorHandler,
+    Tag,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
-from triforce.interface.messages import REPLAYED_FIELDS, ROLES, TEXT_PART_TYPES
+from triforce.interface.messages import REPLAYED_FIELDS, ROLES, TEXT_PART_FIELDS, TEXT_PART_TYPES
+from triforce.server.errors import field_error
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import (
     NO_LOGPROBS,
@@ -29,15 +39,18 @@ from triforce.server.request_base import (
 from triforce.server.tools import (
     MAX_TOOLS,
     FlatTool,
-    Name,
     OneFlatTool,
     OneTool,
     Tool,
     ToolChoice,
     ToolFields,
+    check_size,
     choose_tools,
 )
 
+TEMPLATE_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "messages", "tools"})
+"""Variables of chat templates that a request sets by other fields, or that are not supported."""
+_WORDS = re.compile(r"\w+")
 MAX_ARGUMENTS = 2**18
 """Maximal length of a call's arguments in characters."""
 Part = dict[str, Any]
@@ -52,16 +65,20 @@ Arguments = Annotated[
 ]
 
 
+CalledName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
+"""Name of a function that a model called, which may be none of the request's."""
+
+
 class CalledFunction(Body):
-    skipped: ClassVar[Collection[str]] = ("parsed_arguments",)
-    name: Name
+    tolerant: ClassVar[bool] = True
+    name: CalledName
     arguments: Arguments
 
 
 class ToolCall(Body):
     """A tool call of an earlier answer."""
 
-    skipped: ClassVar[Collection[str]] = ("index",)
+    tolerant: ClassVar[bool] = True
     id: str
     type: Literal["function"] = "function"
     function: CalledFunction
@@ -71,10 +88,8 @@ class Message(Body):
     """A turn of a conversation. Fields of this server's own answers are accepted."""
 
     field_advice: ClassVar[Mapping[str, str]] = {
-        "audio": "this is a text model; leave it out",
         "function_call": 'send a call in tool_calls: [{"id": ..., "type": "function", '
         '"function": {...}}], and its result in a turn of role tool',
-        "refusal": "send its text as content",
         "thinking": "send it beside messages, as a field of the request",
     }
     skipped: ClassVar[Collection[str]] = REPLAYED_FIELDS
@@ -83,12 +98,23 @@ class Message(Body):
     annotations: list[Any] | None = Field(default=None, description="Ignored, as a part of an earlier answer")
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
 
+    @classmethod
+    def tolerates(cls, data: Mapping[str, Any]) -> bool:
+        """Turns of the assistant and of tools are sent back as clients stored them."""
+        return data.get("role") in ("assistant", "tool")
+
     @model_validator(mode="after")
     def _drop_client_fields(self) -> Self:
+        """Drop what clients add to text parts, such as marks for a cache. Other parts are refused by their type."""
         if isinstance(self.content, list):
-            if any(part.get("parsed") is not None for part in self.content):
-                self._ignored = [*self._ignored, "content.parsed"]
-            self.content = [{k: v for k, v in part.items() if v is not None and k != "parsed"} for part in self.content]
+            parts = [{name: value for name, value in part.items() if value is not None} for part in self.content]
+            texts = [part for part in parts if part.get("type") in TEXT_PART_TYPES]
+            added_names = {name for part in texts for name in part.keys() - TEXT_PART_FIELDS}
+            self.ignore(*(f"content.{name}" for name in added_names))
+            for part in texts:
+                for name in part.keys() - TEXT_PART_FIELDS:
+                    del part[name]
+            self.content = parts
         return self
 
 
@@ -101,9 +127,14 @@ class ChatMessage(Message):
     )
     tool_call_id: str | None = Field(default=None, description="The call that a turn of role tool answers")
     name: str | None = Field(default=None, description="Of the speaker or the function; a template may show it")
+    reasoning_content: Any = Field(default=None, description="Thoughts of an earlier answer; a template may show them")
+
+    refusal: str | None = Field(default=None, description="The text of an earlier answer without content")
 
     @model_validator(mode="after")
     def _require_call_id(self) -> Self:
+        if self.content is None:
+            self.content = self.refusal
         if self.role == "tool" and self.tool_call_id is None:
             raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
         return self
@@ -115,6 +146,7 @@ Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSA
 class ItemMeta(Body):
     """Fields of an answer's item that are ignored when the item is sent back."""
 
+    tolerant: ClassVar[bool] = True
     id: str | None = Field(default=None, description="Ignored")
     status: str | None = Field(default=None, description="Ignored")
 
@@ -129,10 +161,9 @@ class Item(Message, ItemMeta):
 class CallItem(ItemMeta):
     """A tool call of an earlier answer. It belongs to the preceding assistant turn, if there is one."""
 
-    skipped: ClassVar[Collection[str]] = ("parsed_arguments",)
     type: Literal["function_call"]
     call_id: str
-    name: Name
+    name: CalledName
     arguments: Arguments
 
 
@@ -144,6 +175,21 @@ class ResultItem(ItemMeta):
     output: str | Parts
 
 
+class ReasoningItem(ItemMeta):
+    """Thoughts of an earlier answer. They belong to the assistant turn or the call that follows."""
+
+    type: Literal["reasoning"]
+    summary: list[Any] | None = None
+    content: list[Any] | None = None
+
+    @property
+    def text(self) -> str:
+        """The thoughts as text."""
+        parts = [*(self.content or self.summary or ())]
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
+
+
 def _item_type(item: Any) -> Any:
     return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
 
@@ -151,45 +197,52 @@ def _item_type(item: Any) -> Any:
 InputItem = Annotated[
     Annotated[Item, Tag("message")]
     | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")],
+    | Annotated[ResultItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
     Discriminator(
         _item_type,
         custom_error_type="item_type",
-        custom_error_message="an item is a message, a function_call or a function_call_output",
+        custom_error_message="an item is a message, a reasoning, a function_call or a function_call_output",
     ),
 ]
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-def messages_of(instructions: str | None, items: str | Sequence[Item | CallItem | ResultItem]) -> list[Message]:
-    """Return the messages of a response's instructions and input, with function calls in their assistant turns."""
+def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Message]:
+    """Return the messages of a response's instructions and input.
+
+    Function calls and thoughts become part of their assistant turns.
+    """
     messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
     if isinstance(items, str):
         return [*messages, Message(role="user", content=items)]
+    thoughts = ""
     for item in items:
+        if isinstance(item, ReasoningItem):
+            thoughts = item.text
+            continue
         if isinstance(item, Item):
-            messages.append(item)
+            messages.append(ChatMessage(role=item.role, content=item.content) if item.role == "assistant" else item)
         elif isinstance(item, CallItem):
             _add_call(messages, item)
         else:
             messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
+        if thoughts and isinstance(messages[-1], ChatMessage) and messages[-1].role == "assistant":
+            messages[-1].reasoning_content = thoughts
+        thoughts = ""
+    if not messages:
+        raise field_error("input", "input has no message; send a text, or a turn of the user")
     return messages
 
 
 def _add_call(messages: list[Message], item: CallItem) -> None:
     """Add a call to the last assistant message, or as a new message where the last one has another role."""
     call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    assistant_message = messages[-1] if messages and messages[-1].role == "assistant" else None
-    if assistant_message and assistant_message.tool_calls:
-        assistant_message.tool_calls.append(call)
-        return
-    if assistant_message:
-        messages.pop()
-    messages.append(
-        ChatMessage(
-            role="assistant", content=assistant_message.content if assistant_message else None, tool_calls=[call]
-        )
-    )
+    last_message = messages[-1] if messages else None
+    if not isinstance(last_message, ChatMessage) or last_message.role != "assistant":
+        last_message = ChatMessage(role="assistant")
+        messages.append(last_message)
+    last_message.tool_calls = [*(last_message.tool_calls or ()), call]
 
 
 def message_length(message: Message) -> int:
@@ -197,12 +250,16 @@ def message_length(message: Message) -> int:
     content = message.content or ""
     length = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
     length += len(getattr(message, "name", None) or "")
+    length += len(thoughts) if isinstance(thoughts := getattr(message, "reasoning_content", None), str) else 0
     return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
 
 
-def message_dict(message: Message) -> dict[str, Any]:
-    """Return a message in the form that `interface.messages` reads."""
-    return message.model_dump(include={"role", "content", "tool_calls", "tool_call_id", "name"})
+def message_dict(message: Message, template: str) -> dict[str, Any]:
+    """Return a message in the form that `interface.messages` reads. template: the chat template."""
+    names = {"role", "content", "tool_calls", "tool_call_id", "name"}
+    if "reasoning_content" in template and isinstance(getattr(message, "reasoning_content", None), str):
+        names.add("reasoning_content")
+    return message.model_dump(include=names)
 
 
 class TextFormat(Body):
@@ -361,33 +418,64 @@ class Thinking(Body):
     type: Literal["enabled", "disabled"]
 
 
-class TemplateKeywords(Body):
-    """Keywords of a chat template, as in other servers. `enable_thinking` is equivalent to `thinking`."""
+def _require_template_keywords(value: Any) -> Any:
+    if not isinstance(value, dict):
+        example = '{"enable_thinking": false}'
+        raise PydanticCustomError("example", "Input should be an object: {example}", {"example": example})
+    for name, entry in value.items():
+        if name in TEMPLATE_VARIABLES or name.endswith("_token"):
+            shown = {
+                "name": ascii(name[:60])[1:-1],
+                "advice": "the request's other fields and the model set it; leave it out",
+            }
+            raise PydanticCustomError("reserved", "{name}: {advice}", shown)
+        if name == "enable_thinking" and not isinstance(entry, bool | None):
+            raise PydanticCustomError("bool_type", "enable_thinking must be true or false")
+    return {name: entry for name, entry in check_size(value).items() if entry is not None}
 
-    example: ClassVar[str] = '{"enable_thinking": false}'
-    enable_thinking: bool | None = None
+
+TemplateKeywords = Annotated[dict[str, Any], BeforeValidator(_require_template_keywords)]
+"""Variables of a chat template by name."""
 
 
 class ThinkingField(Body):
     """Fields of a request whose turns a chat template formats."""
 
     thinking: Thinking | None = Field(None, description="Whether the model thinks before it answers")
-    chat_template_kwargs: TemplateKeywords | None = Field(None, description="Another way to send thinking")
+    chat_template_kwargs: TemplateKeywords | None = Field(
+        None, description="Variables of the chat template; those that it does not name are ignored"
+    )
+    reasoning_format: Literal["none", "auto", "deepseek"] | None = Field(
+        None, description="none: thoughts stay in the text of the answer (extension of llama.cpp)"
+    )
+    continue_final_message: bool | None = Field(
+        None, description="false: a new turn begins behind a last turn of the assistant, which is continued else"
+    )
+    add_generation_prompt: bool | None = Field(
+        None, description="false: only where the last turn is continued (accepted as in other servers)"
+    )
 
-    @property
-    def thinking_switch(self) -> tuple[str, bool | None]:
-        """Name of the field that switches thinking, and its value: True, False or None."""
+    def template_variables(self, template: str) -> dict[str, Any]:
+        """Return variables for a chat template. Raises ApiError for thinking without a switch in the template.
+
+        Variables that the template does not read are ignored, and named as such.
+        """
+        variables = dict(self.chat_template_kwargs or {})
         if self.thinking is not None:
-            return "thinking", self.thinking.type == "enabled"
-        keywords = self.chat_template_kwargs
-        return "chat_template_kwargs", keywords.enable_thinking if keywords else None
+            variables["enable_thinking"] = self.thinking.type == "enabled"
+        if variables.get("enable_thinking") and "enable_thinking" not in template:
+            field = "thinking" if self.thinking is not None else "chat_template_kwargs"
+            raise field_error(field, "this model's chat template has no thinking switch; leave it out")
+        unread_names = variables.keys() - {"enable_thinking"} - set(_WORDS.findall(template))
+        self.ignore(*(f"chat_template_kwargs.{name}" for name in unread_names))
+        return {name: value for name, value in variables.items() if name not in unread_names}
 
 
 TOOL_CHOICE = (
     "auto (default): the model decides whether to call; required, or one function: the answer consists of calls"
 )
 """Description of `tool_choice`."""
-PARALLEL_CALLS = "false: one call at most, where calls are required"
+PARALLEL_CALLS = "false: one call at most; the answer ends behind it"
 """Description of `parallel_tool_calls`."""
 CONTEXT_NOTE = "A text also ends where the context is full, with finish_reason length"
 """Description of the field that limits an answer."""
@@ -440,6 +528,9 @@ class CompletionBody(CompletionFields):
     min_token_limit: ClassVar[int] = 0  # to score the prompt
     prompt: str | Ids | Texts | Batches = Field(description="A text, its token ids, or a list of prompts")
     echo: bool | None = Field(None, description="Begin each text with its prompt")
+    parse_special: bool | None = Field(
+        None, description="false: control tokens that the prompt spells stay text (extension of llama.cpp)"
+    )
     logprobs: int | None = Field(None, description="Alternatives listed at each token; with echo, of the prompt too")
 
     @property
@@ -517,7 +608,8 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
 
     def choose_tools(self, template: str) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        has_calls = not isinstance(self.input, str) and not all(isinstance(item, Item) for item in self.input)
+        items = () if isinstance(self.input, str) else self.input
+        has_calls = any(isinstance(item, CallItem | ResultItem) for item in items)
         several = self.parallel_tool_calls is not False
         choice = self.tool_choice
         form = self.output_format

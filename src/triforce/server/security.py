@@ -64,7 +64,10 @@ class HostCheck:
 
 
 class ApiKeyAuth:
-    """Requires a key as bearer token on every path outside of `OPEN_PATHS`. keys: without any, no request needs one."""
+    """Requires a key on every path outside of `OPEN_PATHS`: a bearer token, or the header x-api-key as Anthropic's.
+
+    keys: without any, no request needs one.
+    """
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self.app = app
@@ -74,7 +77,7 @@ class ApiKeyAuth:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and self._digests:
             key_digest = self._key_digest(scope)
             if key_digest is None:
-                text = "this key is not known here" if _bearer(scope) else "a key is needed"
+                text = "this key is not known here" if _sent_key(scope) else "a key is needed"
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
                 return await refusal.response()(scope, receive, send)
@@ -83,7 +86,7 @@ class ApiKeyAuth:
 
     def _key_digest(self, scope: Scope) -> bytes | None:
         """Return the digest of the request's key, or None for an unknown key."""
-        key = _bearer(scope)
+        key = _sent_key(scope)
         key_digest = _digest(key)
         # Compare with every key, each in constant time, so that the duration reveals nothing about the keys.
         matches = [hmac.compare_digest(key_digest, digest) for digest in self._digests]
@@ -165,10 +168,12 @@ async def _answer_early(response: ASGIApp, scope: Scope, incoming: _IncomingBody
     await send({"type": "http.response.body"})
 
 
-def _bearer(scope: Scope) -> bytes:
-    """Return the bearer token of a request, or an empty string."""
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-    return key.strip().encode("latin-1") if scheme.lower() == "bearer" else b""
+def _sent_key(scope: Scope) -> bytes:
+    """Return the bearer token of a request, else its x-api-key, or an empty string."""
+    headers = Headers(scope=scope)
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    key = token if scheme.lower() == "bearer" and token.strip() else headers.get("x-api-key", "")
+    return key.strip().encode("latin-1")
 
 
 def _digest(key: bytes) -> bytes:

@@ -23,6 +23,7 @@ from triforce.engine.inputs import Prompt, known, one_of, one_or_many
 from triforce.engine.tier_builder import DRAFT_MODES
 from triforce.errors import ContextLengthError, RequestError, argument
 from triforce.interface.grammar import Grammar
+from triforce.interface.messages import ends_in_answer
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams, chat_defaults, random_seed
 from triforce.sampling.logits import check_bias
@@ -56,16 +57,22 @@ from triforce.server.schemas import (
     ResponseFormat,
     ResponsesBody,
     SamplingFields,
+    ThinkingField,
     grammar_of,
     message_dict,
     message_length,
     messages_of,
 )
+from triforce.server.thoughts import THOUGHTS_CLOSE, THOUGHTS_OPEN, ThoughtSplitter
 from triforce.server.tools import ToolChoice
 from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 NO_LIMIT = -1
 """Value of the token limit for unlimited answers in other servers."""
+PROMPT_END = 16
+"""Last tokens of a prompt, which hold the mark with which thoughts may begin."""
+IDLE_SECONDS = 5.0
+"""Seconds without a frame of a stream after which an idle frame is sent."""
 STREAM_FIELDS = ("stream_options", "trace", "return_progress")
 
 
@@ -210,7 +217,7 @@ class RequestParser:
         ids = list[list[int]]()
         for place, prompt in enumerate(prompts):
             with naming_field("prompt"), one_of("prompt", place, len(prompts)):
-                ids.append(await self._ids(prompt, key))
+                ids.append(await self._ids(prompt, key, body.parse_special is not False))
         if body.echo:
             check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
         return await self._requests(ids, params, body, key)
@@ -224,7 +231,8 @@ class RequestParser:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         grammar = await _grammar(body, body.response_format, tools)
         params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        ids = await self.conversation(body.messages, key, tools, body.thinking_switch)
+        params = replace(params, stop=(*params.stop, *self._stops(tools)))
+        ids = await self.conversation(body.messages, key, body, tools)
         return await self._requests([ids], params, body, key)
 
     async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
@@ -232,23 +240,37 @@ class RequestParser:
         tools = self.tools(body)
         grammar = await _grammar(body, body.text.format if body.text else None, tools)
         params = self._params(body, grammar, max_tokens=body.max_output_tokens)
+        params = replace(params, stop=(*params.stop, *self._stops(tools)))
         messages = messages_of(body.instructions, body.input)
-        ids = await self.conversation(messages, key, tools, body.thinking_switch, "input")
+        ids = await self.conversation(messages, key, body, tools, "input")
         return await self._requests([ids], params, body, key)
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError."""
         return body.choose_tools(self.tokenizer.template)
 
+    def _stops(self, tools: ToolChoice | None) -> tuple[str, ...]:
+        """Return the texts that end an answer of one call. In thoughts they would end it too early."""
+        return tools.stops if tools and THOUGHTS_CLOSE not in self.tokenizer.template else ()
+
     async def ids(self, prompt: Prompt, key: str, field: str = "prompt") -> list[int]:
         """Return the token ids of a text, or check token ids. field: of the request. Raises ApiError."""
         with naming_field(field):
             return await self._ids(prompt, key)
 
-    async def _ids(self, prompt: Prompt, key: str) -> list[int]:
-        """Return checked token ids. Raises RequestError for the prompt, or ApiError without a free slot."""
+    async def _ids(self, prompt: Prompt, key: str, parse_special: bool = True) -> list[int]:
+        """Return checked token ids. Raises RequestError for the prompt, or ApiError without a free slot.
+
+        parse_special: as in `Tokenizer.encode`.
+        """
         self._check_length(len(prompt) if isinstance(prompt, str) else 0)
-        return await self.in_thread(len(prompt), key, partial(self.llm.encode, prompt))
+
+        def encode() -> list[int]:
+            if isinstance(prompt, str) and not parse_special:
+                return self.llm.encode(self.tokenizer.encode(prompt, parse_special=False))
+            return self.llm.encode(prompt)
+
+        return await self.in_thread(len(prompt), key, encode)
 
     async def tokens(self, text: str, special: bool, key: str) -> list[int]:
         """Return the token ids of a text, perhaps empty. special: whether to add special tokens. Raises ApiError."""
@@ -260,29 +282,47 @@ class RequestParser:
         self,
         messages: Sequence[Message],
         key: str,
+        body: ThinkingField,
         tools: ToolChoice | None = None,
-        thinking: tuple[str, bool | None] = ("thinking", None),
         field: str = "messages",
     ) -> list[int]:
         """Return the token ids of a conversation in the model's chat template. Raises ApiError.
 
-        thinking: name and value of the field that switches thinking. field: name of the field of the conversation.
+        body: it has variables of the template. field: name of the field of the conversation.
         """
         if not self.tokenizer.chats:
             raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
         length = sum(map(message_length, messages))
         with naming_field(field):
             self._check_length(length)
-        thinking_field, thinks = thinking
-        if thinks and "enable_thinking" not in self.tokenizer.template:
-            raise field_error(thinking_field, "this model's chat template has no thinking switch; leave it out")
+        template = self.tokenizer.template
+        variables = body.template_variables(template)
+        if any(getattr(message, "reasoning_content", None) for message in messages) and (
+            "reasoning_content" not in template
+        ):
+            body.ignore(f"{field}.reasoning_content")
+        template_messages = [message_dict(message, template) for message in messages]
+        continue_final = body.continue_final_message is not False
+        if body.add_generation_prompt is False and not (continue_final and ends_in_answer(template_messages)):
+            text = "the prompt ends where the answer begins, unless the answer continues a turn of the assistant"
+            raise field_error("add_generation_prompt", f"{text}; leave it out")
 
         def encode() -> list[int]:
-            template_messages = [message_dict(message) for message in messages]
-            return self.llm.encode(self.tokenizer.chat(template_messages, tools.shown if tools else None, thinks))
+            shown_tools = tools.shown if tools else None
+            return self.llm.encode(self.tokenizer.chat(template_messages, shown_tools, variables, continue_final))
 
         with naming_field(field, {"messages": field}):
             return await self.in_thread(length, key, encode)
+
+    def thoughts(self, body: ThinkingField, generation: GenerationRequest) -> ThoughtSplitter:
+        """Return what separates thoughts from an answer. A grammar leaves no room for thoughts."""
+        has_thoughts = (
+            THOUGHTS_CLOSE in self.tokenizer.template
+            and body.reasoning_format != "none"
+            and generation.params.grammar is None
+        )
+        prompt_end = "".join(map(self.tokenizer.text_of, generation.prompt[-PROMPT_END:]))
+        return ThoughtSplitter(has_thoughts=has_thoughts, open_at_start=prompt_end.rstrip().endswith(THOUGHTS_OPEN))
 
     async def in_thread(self, size: int, key: str, work: Callable[[], T]) -> T:
         """Run `work` in a thread and return its result. size: in bytes or characters; large work waits for a slot."""
@@ -348,8 +388,13 @@ async def _grammar(
     body: SamplingFields, form: ResponseFormat | FlatResponseFormat | None, tools: ToolChoice | None = None
 ) -> Grammar | None:
     """Return the grammar of the answer, or None. Raises ApiError."""
+
+    def read() -> Grammar | None:
+        answer = grammar_of(form)
+        return tools.grammar(answer) if tools else answer
+
     with naming_field(body.output_format or "tools"):
-        return await asyncio.to_thread(tools.grammar if tools else partial(grammar_of, form)) if tools or form else None
+        return await asyncio.to_thread(read) if tools or form else None
 
 
 async def unless_disconnected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -373,17 +418,26 @@ async def _until_disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Streams frames as they arrive, and closes the generator at the end, at an error and at a disconnect."""
+    """Streams frames as they arrive, and closes the generator at the end, at an error and at a disconnect.
+
+    While no frame comes, as while a prompt is read, it sends `idle_frame()` every `IDLE_SECONDS`: clients and proxies
+    give up a silent connection.
+    """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, frames: AsyncGenerator[bytes, None], end: Callable[[], None], headers: Mapping[str, str]
+        self,
+        frames: AsyncGenerator[bytes, None],
+        idle_frame: Callable[[], bytes],
+        end: Callable[[], None],
+        headers: Mapping[str, str],
     ) -> None:
         """Store the frames. end: always called at the end, as closing a generator that never started runs no code."""
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
         del self.headers["content-length"]
         self._frames = frames
+        self._idle_frame = idle_frame
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -393,11 +447,30 @@ class EventStream(Response):
             self._end()
 
     async def _send(self, send: Send) -> None:
-        async with aclosing(self._frames) as frames:
+        async with aclosing(self._with_idle_frames()) as frames:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in frames:
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _with_idle_frames(self) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self._frames) as frames:
+            next_frame = asyncio.ensure_future(anext(frames))
+            try:
+                while True:
+                    ready, _ = await asyncio.wait({next_frame}, timeout=IDLE_SECONDS)
+                    if not ready:
+                        yield self._idle_frame()
+                        continue
+                    try:
+                        data = next_frame.result()
+                    except StopAsyncIteration:
+                        return
+                    yield data
+                    next_frame = asyncio.ensure_future(anext(frames))
+            finally:
+                next_frame.cancel()
+                await asyncio.wait({next_frame})  # only then may its generator be closed
 
 
 B = TypeVar("B")
@@ -431,6 +504,9 @@ class ResponseWriter(Protocol):
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         """Yield the frames after all text."""
 
+    def idle_frame(self) -> bytes:
+        """Return a frame that says that the answer is not ready yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -456,6 +532,8 @@ class Service:
         scope = body.scope(key)
         answers = self.engine.submit([replace(generation, scope=scope) for generation in generations])
         report: dict[str, Any] = request.state.report
+        if body.ignored:
+            report["ignored"] = body.ignored
         report |= {
             "prompts": len(generations),
             "prompt_tokens": sum(len(generation.prompt) for generation in generations),
@@ -468,7 +546,7 @@ class Service:
                 answer.cancel()
 
         if body.stream:
-            return EventStream(self._frames(events, writer, report), end, body.headers)
+            return EventStream(self._frames(events, writer, report), writer.idle_frame, end, body.headers)
         try:
             outputs = await unless_disconnected(request.receive, _collect(events))
         finally:

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_validator
 from pydantic_core import PydanticCustomError
 
-from triforce.engine.engine import partial_match
 from triforce.interface.grammar import MAX_CHARACTERS, Grammar, closed_objects
-from triforce.server.errors import ApiError, field_error
+from triforce.interface.messages import CALL_CLOSE, CALL_OPEN
+from triforce.server.call_parsing import CallParser, ToolCallParser
+from triforce.server.errors import ApiError, field_error, naming_field
 from triforce.server.request_base import Body, unknown_field
-from triforce.structured_output.compiler import GrammarError, schema_grammar
+from triforce.structured_output.compiler import GrammarError, rule_body, schema_grammar
 
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 """Schema of the parameters of a function without parameters."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function by name, and its arguments as the JSON of an object."""
-
-    name: str
-    arguments: str
-
-
-Parsed = str | Call
-
-
-class ToolCallParser:
-    """Separates calls from other text in a growing answer. This base class treats all as text."""
-
-    def add(self, text: str, is_final: bool) -> list[Parsed]:
-        """Return the new parts that are certain. With `is_final` the text is complete, and all parts are returned."""
-        return [text]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +32,17 @@ class CallFormat:
     arguments_key: str
     tagged: bool
 
-    def grammar(self, functions: Mapping[str, Function], several: bool) -> Grammar:
-        """Return a grammar of texts that are calls. functions: by their place in the body. Raises ApiError."""
-        opening = f"{OPEN}\n{{" if self.tagged else "{"
-        closing = f"}}\n{CLOSE}" if self.tagged else "}"
-        rules = ['start: call ("\\n" call)*' if several and self.tagged else "start: call"]
+    def grammar(self, functions: Mapping[str, Function], several: bool, answer: Grammar | None = None) -> Grammar:
+        """Return a grammar of texts that are calls. functions: by their place in the body. Raises ApiError.
+
+        answer: grammar of other texts that are allowed, too.
+        """
+        if answer and not self.tagged:
+            return self._json_grammar(functions, answer)
+        opening = f"{CALL_OPEN}\n{{" if self.tagged else "{"
+        closing = f"}}\n{CALL_CLOSE}" if self.tagged else "}"
+        calls = 'call ("\\n" call)*' if several and self.tagged else "call"
+        rules = [f"start: {calls} | answer" if answer else f"start: {calls}"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, (place, function) in enumerate(functions.items()):
             prefix = f'{opening}"name": "{function.name}", "{self.arguments_key}": '
@@ -68,6 +54,8 @@ class CallFormat:
                 raise unusable_parameters(place, function, "they are nested too deeply") from error
             except ValueError as error:
                 raise unusable_parameters(place, function, str(error)) from error
+        if answer:
+            rules.append(f"answer: {rule_body(answer)}")
         source = "\n".join(rules)
         if len(source) > MAX_CHARACTERS:
             raise field_error(
@@ -77,26 +65,26 @@ class CallFormat:
             )
         return Grammar.lark(source)
 
+    def _json_grammar(self, functions: Mapping[str, Function], answer: Grammar) -> Grammar:
+        """Return one JSON schema of a call or an answer: two rules that begin alike would exclude each other."""
+        rule_body(answer)  # raises for Lark
+        if answer.kind != "json_schema":
+            raise field_error("tools", "with this model tools go with a JSON schema only; leave out the other format")
+        schemas: list[Any] = []
+        for function in functions.values():
+            arguments = closed_objects(function.parameters or NO_PARAMETERS) | {"type": "object"}
+            schemas.append({
+                "type": "object",
+                "properties": {"name": {"const": function.name}, self.arguments_key: arguments},
+                "required": ["name", self.arguments_key],
+                "additionalProperties": False,
+            })  # fmt: skip
+        return Grammar("json_schema", json.dumps({"anyOf": [*schemas, json.loads(answer.source)]}))
+
     @staticmethod
     def function_at(line: int) -> int:
         """Return the index of the function of a line of the grammar. A function has two lines, after the first two."""
         return (line - 3) // 2
-
-    def parser(self, names: Collection[str]) -> ToolCallParser:
-        """Return a parser for one answer of a model that may call the functions `names`."""
-        return _TaggedParser(self, names) if self.tagged else _UntaggedParser(self, names)
-
-    def call(self, text: str, names: Collection[str]) -> Call | None:
-        """Return the call of a text, or None if it is no call of one of `names`."""
-        try:
-            written = json.loads(text)
-            name = written["name"]
-            arguments = written[self.arguments_key]
-            if isinstance(arguments, dict) and name in names:
-                return Call(name, json.dumps(arguments, ensure_ascii=False, allow_nan=False))
-        except (ValueError, TypeError, KeyError, RecursionError):
-            pass
-        return None
 
 
 def unusable_parameters(place: str, function: Function, reason: str) -> ApiError:
@@ -110,57 +98,15 @@ LLAMA = CallFormat("parameters", tagged=False)
 
 
 def call_format(template: str) -> CallFormat | None:
-    """Return the call format of a chat template, or None if it is unknown."""
-    if "tools" not in template:
-        return None
-    if OPEN in template and '"arguments"' in template:
+    """Return the call format of a chat template, or None if it is unknown.
+
+    A template without tools gets the form in which `messages.told_in_text` tells them.
+    """
+    if "tool" not in template:
+        return QWEN
+    if CALL_OPEN in template and '"arguments"' in template:
         return QWEN
     return LLAMA if '"parameters": ' in template and "ipython" in template else None
-
-
-class _BufferedParser(ToolCallParser):
-    def __init__(self, form: CallFormat, names: Collection[str]) -> None:
-        self._form = form
-        self._names = names
-        self._buffer = ""
-
-    def _release(self, length: int) -> list[Parsed]:
-        released_text = self._buffer[:length]
-        self._buffer = self._buffer[length:]
-        return [released_text] if released_text else []
-
-
-class _TaggedParser(_BufferedParser):
-    _has_call = False
-
-    def add(self, text: str, is_final: bool) -> list[Parsed]:
-        self._buffer += text
-        parsed: list[Parsed] = []
-        while (start := self._buffer.find(OPEN)) >= 0 and (stop := self._buffer.find(CLOSE, start)) >= 0:
-            call = self._form.call(self._buffer[start + len(OPEN) : stop], self._names)
-            if call is None:
-                parsed += self._release(stop + len(CLOSE))
-                continue
-            parsed += [*self._release(len(self._buffer[:start].rstrip())), call]
-            self._buffer = self._buffer.partition(CLOSE)[2]
-            self._has_call = True
-        # Text before `text_end` is no part of a call; a call begins or may begin there.
-        text_end = start if start >= 0 else len(self._buffer) - partial_match(self._buffer, [OPEN])
-        parsed += self._release(len(self._buffer[:text_end].rstrip()))
-        if is_final:
-            parsed += self._release(len(self._buffer.rstrip()) if self._has_call else len(self._buffer))
-        return parsed
-
-
-class _UntaggedParser(_BufferedParser):
-    _is_text = False
-
-    def add(self, text: str, is_final: bool) -> list[Parsed]:
-        self._buffer += text
-        self._is_text = self._is_text or self._buffer.lstrip()[:1] not in ("", "{")
-        if is_final and not self._is_text and (call := self._form.call(self._buffer, self._names)):
-            return [call]
-        return self._release(len(self._buffer)) if is_final or self._is_text else []
 
 
 MAX_TOOLS = 128
@@ -173,17 +119,18 @@ _FUNCTION_ADVICE = 'send it in function: {"type": "function", "function": {"name
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
 
 
-def _check_size(schema: dict[str, Any]) -> dict[str, Any]:
+def check_size(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a JSON object if its nesting and its number of values are within the limits."""
     level = list[Any]([schema])
     count = 0
     for _ in range(MAX_LEVELS):
         count += sum(len(container) for container in level)
         if count > MAX_PARTS_OF_SCHEMA:
-            raise PydanticCustomError("too_large", "this schema has too many parts; simplify it")
+            raise PydanticCustomError("too_large", "this object has too many parts; simplify it")
         level = [part for container in level for part in _parts(container) if isinstance(part, dict | list)]
         if not level:
             return schema
-    raise PydanticCustomError("too_deep", "this schema is nested too deeply; simplify it")
+    raise PydanticCustomError("too_deep", "this object is nested too deeply; simplify it")
 
 
 def _check_object(schema: dict[str, Any]) -> dict[str, Any]:
@@ -206,16 +153,18 @@ def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
 class Function(Body):
     """A function. `parameters` is a JSON schema of an object. It is always enforced, with any value of `strict`."""
 
+    tolerant: ClassVar[bool] = True
     field_advice: ClassVar[Mapping[str, str]] = {
         "function": 'send its fields beside type: {"type": "function", "name": ..., "parameters": {...}}'
     }
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_check_size), AfterValidator(_check_object)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(check_size), AfterValidator(_check_object)] | None = None
     strict: bool | None = None
 
 
 class Tool(Body):
+    tolerant: ClassVar[bool] = True
     field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
         ("description", "name", "parameters", "strict"), _FUNCTION_ADVICE
     )
@@ -270,7 +219,7 @@ class ToolFields(Body):
             advice = "none of them is a function, and only functions are supported; leave them out"
             raise unknown_field("tools", advice)
         body = handler(data | {"tools": functions} if skipped_kinds else data)
-        body._ignored = [*body._ignored, *(f"tools.{kind}" for kind in skipped_kinds)]
+        body.ignore(*(f"tools.{kind}" for kind in skipped_kinds))
         return body
 
 
@@ -290,19 +239,41 @@ class ToolChoice:
     forced: Mapping[str, Function] | None = None
     """Functions of a required call, by place: the answer consists of calls of these functions only."""
     several: bool = True
+    output_format: str | None = None
+    """Name of the field that constrains an answer without calls, if there is one."""
 
-    def grammar(self) -> Grammar | None:
-        """Return the grammar of a forced call, or None. Raises ApiError."""
-        return None if self.forced is None else self.form.grammar(self.forced, self.several)
+    def grammar(self, answer: Grammar | None) -> Grammar | None:
+        """Return the grammar of the answer, or None for any text. Raises ApiError.
+
+        A forced answer is a call. Another one is a call, or a text of the grammar `answer`.
+        """
+        if self.forced is not None:
+            return self.form.grammar(self.forced, self.several)
+        if answer is None:
+            return None
+        with naming_field(self.output_format or "tools"):
+            return self.form.grammar(self.tools, self.several, answer)
 
     def refusal(self, error: GrammarError) -> ApiError:
         """Return the error of a request whose `grammar` does not compile. It names the faulty parameters."""
-        if error.line is None:
-            return field_error(
-                "tools", f"the parameters of these tools cannot be enforced: {error.reason}; simplify them"
-            )
-        place, function = list((self.forced or {}).items())[self.form.function_at(error.line)]
-        return unusable_parameters(place, function, error.reason)
+        functions = list((self.tools if self.forced is None else self.forced).items())
+        if error.line is None or not 0 <= (index := self.form.function_at(error.line)) < len(functions):
+            field = self.output_format if error.line is not None and self.output_format else "tools"
+            what = "this format" if field != "tools" else "the parameters of these tools"
+            return field_error(field, f"{what} cannot be enforced: {error.reason}; simplify it")
+        return unusable_parameters(*functions[index], error.reason)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Texts that end an answer of at most one call."""
+        return (CALL_CLOSE,) if self.forced is None and self.form.tagged and not self.several else ()
+
+    def parser(self) -> ToolCallParser:
+        """Return a parser for one answer."""
+        names = {tool.name for tool in self.tools.values()}
+        is_forced = self.forced is not None
+        bare = not self.form.tagged or (not is_forced and self.output_format is None)
+        return CallParser(names, marked=self.form.tagged, bare=bare, several=self.several, forced=is_forced)
 
     @property
     def shown(self) -> list[dict[str, Any]]:
@@ -314,7 +285,7 @@ class ToolChoice:
 
 def parser_of(tools: ToolChoice | None) -> ToolCallParser:
     """Return a parser for one answer; without tools all of it is text."""
-    return tools.form.parser({tool.name for tool in tools.tools.values()}) if tools else ToolCallParser()
+    return tools.parser() if tools else ToolCallParser()
 
 
 def choose_tools(
@@ -330,7 +301,7 @@ def choose_tools(
 
     functions: by the place of their parameters in the body. several: whether an answer may have several calls.
     calls_field: the field of the turns, if turns contain calls or results of calls. output_format: the field that
-    requires a format of the answer, if there is one.
+    constrains an answer without calls, if there is one.
     """
     form = call_format(template)
     choice = choice or "auto"
@@ -344,22 +315,13 @@ def choose_tools(
         raise field_error("tool_choice", "tool_choice needs tools to choose from")
     if form is None or not functions or choice == "none":
         return None
-    if output_format:
-        raise field_error(
-            output_format,
-            f'{output_format} and tools exclude each other; send one of them, or tool_choice: "none"',
-        )
     if len({function.name for function in functions.values()}) < len(functions):
         raise field_error("tools", "two tools have the same name; give each its own")
-    if form.tagged and choice == "auto" and not several:
-        raise field_error(
-            "parallel_tool_calls",
-            "without a required call, an answer may have several calls; leave out parallel_tool_calls, or send "
-            'tool_choice: "required" or the name of a function',
-        )
     if isinstance(choice, FunctionName):
         forced = {place: function for place, function in functions.items() if function.name == choice.name}
         if not forced:
             raise field_error("tool_choice", f"tool_choice names {choice.name[:64]!r}, which is not among the tools")
         return ToolChoice(form, functions, forced, several=False)
-    return ToolChoice(form, functions, None if choice == "auto" else functions, several)
+    if choice == "auto":
+        return ToolChoice(form, functions, None, several, output_format)
+    return ToolChoice(form, functions, functions, several)

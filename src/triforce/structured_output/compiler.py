@@ -85,6 +85,16 @@ def _exact_integer(digits: str) -> int:
     return value
 
 
+def rule_body(grammar: Grammar) -> str:
+    """Return a grammar as the body of one rule. Raises RequestError for a grammar in Lark, which has its own rules."""
+    if grammar.kind == "lark":
+        raise RequestError("a grammar cannot be combined with tools; send a JSON schema or a regular expression")
+    try:
+        return _as_lark(grammar.kind, grammar.source).removeprefix("start: ")
+    except (ValueError, RecursionError) as error:
+        raise _unusable(grammar, str(error)) from error
+
+
 def _as_lark(kind: str, source: str) -> str:
     from llguidance import regex_to_lark
 
@@ -227,12 +237,8 @@ class GrammarCompiler:
         return compiled
 
     def _read_vocabulary(self, tokenizer: Tokenizer) -> Any:
-        try:
-            from llguidance import LLTokenizer
-        except ImportError as error:
-            raise RequestError(
-                f"{error.name} is not installed, and grammars need it; get it with: pip install 'triforce[serve]'"
-            ) from error
+        from llguidance import LLTokenizer
+
         tokens = tokenizer.all_bytes()
         ends = sorted(tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
