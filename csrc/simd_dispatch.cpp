@@ -17,39 +17,49 @@ namespace {
 const char* const names[] = {TF_LEVELS(TF_NAME, )};
 #undef TF_NAME
 
-#define TF_NEED(feature) \
-    if (!__builtin_cpu_supports(feature)) return feature
-
 #if defined(__x86_64__)
-// f16c and avxvnni have no name in __builtin_cpu_supports of older compilers.
-bool has_f16c() {
-    unsigned a, b, c, d;
-    return __get_cpuid(1, &a, &b, &c, &d) && c >> 29 & 1;
-}
-bool has_avxvnni() {
-    unsigned a, b, c, d;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
-}
+// What CPUID reports, and the registers that the system saves (XCR0). __builtin_cpu_supports would do, but Zig's compiler
+// links a table for it that is never filled.
+struct CpuFeatures {
+    unsigned leaf1_c = 0, leaf7_b = 0, leaf7_c = 0, leaf7_1_a = 0, saved = 0;
+    CpuFeatures() {
+        unsigned a, b, c, d;
+        if (!__get_cpuid(1, &a, &b, &c, &d)) return;
+        leaf1_c = c;
+        const bool saves = c >> 27 & 1;
+        if (saves) __asm__("xgetbv" : "=a"(saved), "=d"(d) : "c"(0));
+        if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return;
+        leaf7_b = b, leaf7_c = c;
+        if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) leaf7_1_a = a;
+    }
+};
+constexpr unsigned ymm = 0x6, zmm = 0xe6;
 #endif
+
+#define TF_NEED(feature, word, bit, registers) \
+    if (!(cpu.word >> bit & 1) || (cpu.saved & registers) != registers) return feature
 
 const char* missing_for(const char* level) {
 #if defined(__x86_64__)
+    static const CpuFeatures cpu;
     const bool bf16 = !std::strcmp(level, "avx512bf16"), vnni = bf16 || !std::strcmp(level, "avx512vnni");
     if (vnni || !std::strcmp(level, "avx512")) {
-        TF_NEED("avx512f");
-        TF_NEED("avx512bw");
-        TF_NEED("avx512dq");
-        TF_NEED("avx512vl");
+        TF_NEED("avx512f", leaf7_b, 16, zmm);
+        TF_NEED("avx512bw", leaf7_b, 30, zmm);
+        TF_NEED("avx512dq", leaf7_b, 17, zmm);
+        TF_NEED("avx512vl", leaf7_b, 31, zmm);
+        TF_NEED("fma", leaf1_c, 12, ymm);
+        TF_NEED("f16c", leaf1_c, 29, ymm);
     }
-    if (vnni) TF_NEED("avx512vnni");
-    if (bf16) TF_NEED("avx512bf16");
+    if (vnni) TF_NEED("avx512vnni", leaf7_c, 11, zmm);
+    if (bf16) TF_NEED("avx512bf16", leaf7_1_a, 5, zmm);
     const bool avxvnni = !std::strcmp(level, "avxvnni");
     if (avxvnni || !std::strcmp(level, "avx2")) {
-        TF_NEED("avx2");
-        TF_NEED("fma");
-        if (!has_f16c()) return "f16c";
+        TF_NEED("avx2", leaf7_b, 5, ymm);
+        TF_NEED("fma", leaf1_c, 12, ymm);
+        TF_NEED("f16c", leaf1_c, 29, ymm);
     }
-    if (avxvnni && !has_avxvnni()) return "avxvnni";
+    if (avxvnni) TF_NEED("avxvnni", leaf7_1_a, 4, ymm);
 #endif
     (void)level;
     return nullptr;

@@ -159,7 +159,7 @@ def compilers(processor: str, python: Path) -> Path:
 def build_wheel(processor: str, version: str, python: Path) -> Path:
     """Build the wheel of a processor and a Python version. All Pythons share the compiled kernels of a processor."""
     zig = compilers(processor, WORK / "tools-3.12" / "bin" / "python")
-    defines = {"CMAKE_AR": zig / "ar", "CMAKE_RANLIB": zig / "ranlib"}
+    defines = {"CMAKE_AR": zig / "ar", "CMAKE_RANLIB": zig / "ranlib", "CMAKE_MODULE_LINKER_FLAGS": "-s"}
     environment = os.environ | {
         "CC": str(zig / "cc"),
         "CXX": str(zig / "c++"),
