@@ -136,7 +136,7 @@ make_venv
 choose_versions
 if [ "${1:-}" = test ]; then # with the kernels of .venv
     download test 150
-    pip install -qq --no-deps --config-settings wheel.cmake=false --editable .
+    pip install -qq --no-deps --config-settings wheel.cmake=false --config-settings wheel.py-api= --editable .
     exit
 fi
 if [ "${1:-}" = dev ]; then
