@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from tests.helpers.tiny_checkpoint import ours, tiny_tokenizer
 from triforce.checkpoint.tokenizer import Tokenizer
+from triforce.checkpoint.tokenizer_files import TokenizerFiles
 from triforce.errors import RequestError
 from triforce.interface.messages import BROKEN_ARGUMENTS, read_messages, told_in_text
 
@@ -22,9 +24,13 @@ CALL = {"id": "c", "type": "function", "function": {"name": "purr", "arguments":
 
 
 def tokenizer(template: str = TEMPLATE) -> Tokenizer:
-    made = ours(tiny_tokenizer())
-    made.templates = {"default": template}
-    return made
+    core = tokenizers.Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False)
+    core.train_from_iterator(["the cat"], trainer)
+    return Tokenizer(TokenizerFiles(core, {"eos_token": "</s>"}, {"default": template}), frozenset())
 
 
 def text_of(model: Tokenizer, ids: list[int]) -> str:
