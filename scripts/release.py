@@ -36,6 +36,14 @@ TRIED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MAX_WHEEL_BYTES = 30 << 20
 EXTENSION = "triforce/backends/cpu/_native"
 EXTENSION_SUFFIXES = {"cp311-cp311": (".cpython-311-{}-linux-gnu.so",), "cp312-abi3": (".abi3.so",)}
+AUDIT = """
+import platform, sys
+processor = sys.argv.pop(1)
+platform.machine = lambda: processor
+from auditwheel.main import main
+sys.exit(main())
+"""
+"""auditwheel, made to believe that this machine has the processor of the wheel: it audits no others."""
 NEEDED_FILES = ("triforce/assets/dracula.txt", "triforce/assets/pair/target/model.safetensors", "triforce/py.typed")
 
 
@@ -187,7 +195,7 @@ def audited(wheel: Path, processor: str) -> Path:
     tools = WORK / "tools-3.12" / "bin"
     label = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
     before = set(DIST.iterdir())
-    run([tools / "auditwheel", "repair", "--plat", label, "--only-plat", "--wheel-dir", DIST, wheel],
+    run([tools / "python", "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat", "--wheel-dir", DIST, wheel],
         env=os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"})  # fmt: skip
     (repaired,) = set(DIST.iterdir()) - before
     return repaired
