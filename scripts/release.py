@@ -195,8 +195,9 @@ def audited(wheel: Path, processor: str) -> Path:
     tools = WORK / "tools-3.12" / "bin"
     label = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
     before = set(DIST.iterdir())
-    run([tools / "python", "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat", "--wheel-dir", DIST, wheel],
-        env=os.environ | {"PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"})  # fmt: skip
+    command = [tools / "python", "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat"]
+    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    run([*command, "--wheel-dir", DIST, wheel], env=os.environ | {"PATH": path})
     (repaired,) = set(DIST.iterdir()) - before
     return repaired
 
