@@ -39,7 +39,7 @@ def test_readme_fits_one_screen() -> None:
     assert len(lines) <= 120 and max(map(len, lines)) <= 100
     assert len(README.split()) <= 900
     screen = "\n".join(lines[:20])
-    assert re.search(r"\d\.\d+ times", screen) and "    pip install dist/triforce-" in screen
+    assert re.search(r"\d\.\d+ times", screen) and "    make demo" in screen
 
 
 def recorded(name: str) -> list[dict[str, Any]]:

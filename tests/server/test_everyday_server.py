@@ -17,10 +17,9 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good
+from tests.helpers.templated_app import templated_app
 from triforce.llm import LLM
-from triforce.server.app import create_app, system_fingerprint
-from triforce.server.engine_thread import Worker
-from triforce.server.limits import Limits
+from triforce.server.app import system_fingerprint
 from triforce.server.request_base import HEADER
 
 CASES = json.loads((Path(__file__).parents[1] / "data" / "everyday" / "server.json").read_text(encoding="utf-8"))
@@ -42,12 +41,7 @@ CALLING = (
 @pytest.fixture(scope="module")
 def calls(pair: Path) -> Iterator[ASGIApp]:
     """The server on a model whose template has calls of tools, and thinking."""
-    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
-    assert llm.tokenizer
-    llm.tokenizer.templates = {"default": CALLING}
-    engine = Worker(llm, Limits(waiting=2))
-    yield create_app(llm, engine, "tiny")
-    asyncio.run(engine.close())
+    yield from templated_app(pair, CALLING)
 
 
 @pytest.fixture(scope="module")

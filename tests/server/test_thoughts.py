@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +9,7 @@ import pytest
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good
-from triforce.llm import LLM
-from triforce.server.app import create_app
-from triforce.server.engine_thread import Worker
-from triforce.server.limits import Limits
+from tests.helpers.templated_app import templated_app
 from triforce.server.thoughts import ThoughtSplitter
 
 TEXTS = [
@@ -53,12 +49,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def thinking(pair: Path) -> Iterator[ASGIApp]:
     """A server of a model whose answers begin inside thoughts; a random model never ends them."""
-    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
-    assert llm.tokenizer
-    llm.tokenizer.templates = {"default": TEMPLATE}
-    engine = Worker(llm, Limits(waiting=2))
-    yield create_app(llm, engine, "tiny")
-    asyncio.run(engine.close())
+    yield from templated_app(pair, TEMPLATE)
 
 
 CHAT = {"messages": [{"role": "user", "content": "the cat"}], "max_tokens": 12, "seed": 3, "ignore_eos": True}

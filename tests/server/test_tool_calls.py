@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +14,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good, refused
-from triforce.llm import LLM
-from triforce.server.app import create_app
-from triforce.server.engine_thread import Worker
-from triforce.server.limits import Limits
+from tests.helpers.templated_app import templated_app
 from triforce.server.tools import LLAMA, QWEN, CallFormat, Function, call_format
 from triforce.structured_output.compiler import Vocabulary, new_matcher
 
@@ -46,12 +42,7 @@ BODY = {"messages": [{"role": "user", "content": "the cat?"}], "tools": TOOLS, "
 
 def writing(form: str, pair: Path) -> Iterator[ASGIApp]:
     """Yield the server of a model that writes calls in the form."""
-    llm = LLM(pair / "target", pair / "draft", retrieval_budget=64)
-    assert llm.tokenizer
-    llm.tokenizer.templates = {"default": TURNS.replace("CALL", CALLS[form])}
-    engine = Worker(llm, Limits(waiting=2))
-    yield create_app(llm, engine, "tiny")
-    asyncio.run(engine.close())
+    yield from templated_app(pair, TURNS.replace("CALL", CALLS[form]))
 
 
 @pytest.fixture(scope="module", params=CALLS)
