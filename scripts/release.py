@@ -32,6 +32,7 @@ PROCESSORS = ("x86_64", "aarch64")
 GLIBC = "2.28"
 PYTHONS = {"3.11": "cp311-cp311", "3.12": "cp312-abi3"}
 """Version of the Python that builds a wheel, and the tag of the wheel."""
+TOOLS_PYTHON = "3.12"
 TRIED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MAX_WHEEL_BYTES = 30 << 20
 EXTENSION = "triforce/backends/cpu/_native"
@@ -72,13 +73,13 @@ def release(arm_python: str | None) -> None:
     DIST.mkdir(exist_ok=True)
     for old in DIST.glob(f"triforce-{version}*"):
         old.unlink()
-    tools = {python: make_tools(python) for python in PYTHONS}
-    sdist(tools["3.12"])
+    tools = make_tools()
+    sdist(tools)
     wheels = []
     for processor in PROCESSORS:
         for python, tag in PYTHONS.items():
             began = perf_counter()
-            wheel = audited(build_wheel(processor, python, tools[python]), processor)
+            wheel = audited(build_wheel(processor, python, tools), processor, tools)
             check_wheel(wheel, tag, processor)
             report(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", began)
             wheels.append(wheel)
@@ -111,11 +112,12 @@ def find_python(version: str) -> Path | None:
     on_path = [Path(found) for found in (shutil.which(f"python{version}"),) if found]
     for candidate in [*on_path, *sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)]:
         done = subprocess.run(
-            [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2])"],
+            [candidate, "-c", "import sys, venv; print('%d.%d' % sys.version_info[:2], sys.executable)"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
-        if done.stdout.strip() == version:
-            return candidate
+        found_version, _, executable = done.stdout.strip().partition(" ")
+        if found_version == version:
+            return Path(executable)  # not the script of a version manager, which asks for a shell
     return None
 
 
@@ -130,20 +132,25 @@ def run(command: Sequence[str | Path], **options: object) -> str:
     return str(done.stdout)
 
 
-def make_tools(version: str) -> Path:
-    """Return the Python of an environment with the extra `release`. Raises ReleaseError without this Python."""
-    folder = WORK / f"tools-{version}"
-    python = folder / "bin" / "python"
-    interpreter = find_python(version)
-    if interpreter is None:
-        raise ReleaseError(f"Python {version} is needed to build its wheel; install it")
-    if not python.exists():
-        run([interpreter, "-m", "venv", "--clear", folder])
+def make_tools() -> Path:
+    """Return the Python of an environment with the extra `release`. Raises ReleaseError without a Python for it."""
+    python = make_environment("tools", TOOLS_PYTHON)
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     requirements = project["optional-dependencies"]["release"]
     began = perf_counter()
     run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
-    report(f"tools for Python {version}", began)
+    report("tools", began)
+    return python
+
+
+def make_environment(name: str, version: str) -> Path:
+    """Return the Python of an environment, which is made unless it is there. Raises ReleaseError without this Python."""
+    python = WORK / name / "bin" / "python"
+    interpreter = find_python(version)
+    if interpreter is None:
+        raise ReleaseError(f"Python {version} is needed to build wheels; install it")
+    if not python.exists():
+        run([interpreter, "-m", "venv", "--clear", WORK / name])
     return python
 
 
@@ -164,14 +171,21 @@ def compilers(processor: str, python: Path) -> Path:
     return folder
 
 
-def build_wheel(processor: str, version: str, python: Path) -> Path:
-    """Build the wheel of a processor and a Python version. All Pythons share the compiled kernels of a processor."""
-    zig = compilers(processor, WORK / "tools-3.12" / "bin" / "python")
+def build_wheel(processor: str, version: str, tools: Path) -> Path:
+    """Build the wheel of a processor and a Python version.
+
+    All Pythons share the compiled kernels of a processor. They import the same copy of scikit-build-core, which else
+    would empty the other's build folder.
+    """
+    zig = compilers(processor, tools)
+    python = make_environment(f"python-{version}", version)
+    (packages,) = (tools.parents[1] / "lib").glob("python*/site-packages")
     defines = {"CMAKE_AR": zig / "ar", "CMAKE_RANLIB": zig / "ranlib", "CMAKE_MODULE_LINKER_FLAGS": "-s"}
     environment = os.environ | {
         "CC": str(zig / "cc"),
         "CXX": str(zig / "c++"),
-        "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{tools.parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(packages),
     }
     if processor != platform.machine():
         defines |= {"CMAKE_SYSTEM_NAME": "Linux", "CMAKE_SYSTEM_PROCESSOR": processor}
@@ -190,13 +204,12 @@ def build_wheel(processor: str, version: str, python: Path) -> Path:
     return wheel
 
 
-def audited(wheel: Path, processor: str) -> Path:
+def audited(wheel: Path, processor: str, tools: Path) -> Path:
     """Return a copy of a wheel in dist/ with the manylinux tag. Raises ReleaseError if it needs later symbols."""
-    tools = WORK / "tools-3.12" / "bin"
     label = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
     before = set(DIST.iterdir())
-    command = [tools / "python", "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat"]
-    path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+    command = [tools, "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat"]
+    path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
     run([*command, "--wheel-dir", DIST, wheel], env=os.environ | {"PATH": path})
     (repaired,) = set(DIST.iterdir()) - before
     return repaired

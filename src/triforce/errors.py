@@ -7,8 +7,8 @@ The modules that check a request, in their order:
 
 - `server/http_server.py`, `server/security.py`: connections, host, key, and size of the body.
 - `server/body_parser.py`: JSON.
-- `server/request_base.py`, `server/schemas.py`: fields.
-- `server/service.py`: features of the model, and sizes of answers.
+- `server/request_base.py`, `server/schemas.py`, `server/turns.py`: fields.
+- `server/request_parser.py`: features of the model, and sizes of answers.
 - `interface/sampling_params.py`: values.
 - `engine/inputs.py`: the prompt, which may be empty, too long or of invalid ids.
 - `server/engine_thread.py`: the length of the queue.

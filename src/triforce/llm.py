@@ -346,12 +346,13 @@ class LLM(LLMInputs, LLMLifetime):
         mode: str | None = None,
         scope: str | None = "",
         compiled: CompiledGrammar | None = None,
+        token_texts: Mapping[int, str] | None = None,
     ) -> Request:
         """Return a request for `Engine.submit`.
 
         scope: the owner of the request; cached prompts are shared within a scope only. None neither reuses cached
-        prompts nor stores any. compiled: the grammar of `params`, where it is compiled already. Raises RequestError or
-        TypeError.
+        prompts nor stores any. compiled: the grammar of `params`, where it is compiled already. token_texts: texts by
+        id of tokens that the output shows with another text than their own. Raises RequestError or TypeError.
         """
         params = inputs.params_of_one(params) or self.sampling_params()
         ids = self.encode(inputs.one_prompt("request", prompt))
@@ -367,6 +368,6 @@ class LLM(LLMInputs, LLMLifetime):
         sequences = [
             TokenSequence(ids, params, seed, i, stop_ids, scope, matcher) for i, matcher in enumerate(matchers)
         ]
-        streams = [OutputStream(sequence, self.tokenizer) for sequence in sequences]
+        streams = [OutputStream(sequence, self.tokenizer, token_texts) for sequence in sequences]
         text = prompt if isinstance(prompt, str) else None
         return Request(self.engines.parts, ids, streams, mode, self.coupling, text=text)

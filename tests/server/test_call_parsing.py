@@ -6,7 +6,10 @@ import json
 
 import pytest
 
-from triforce.server.call_parsing import Call, CallParser, read_call
+from triforce.server.answers.answer_parts import Call
+from triforce.server.answers.call_parser import CallParser
+from triforce.server.answers.json_calls import BareCalls, JsonBlock, read_call
+from triforce.server.answers.marks import Marks
 
 NAMES = {"size", "purr"}
 A = Call("size", '{"of": "cat"}')
@@ -47,11 +50,21 @@ BARE: list[tuple[str, list[str | Call]]] = [
     ('no: {"name": "purr", "parameters": {}}', ['no: {"name": "purr", "parameters": {}}']),
     ('{"name": "purr", "arguments": {}} as said', ['{"name": "purr", "arguments": {}} as said']),
     ('{"name": "bark", "arguments": {}}', ['{"name": "bark", "arguments": {}}']),
-    ('{"name": "purr", "arguments": ', ['{"name": "purr", "arguments": ']),
+    ('{"name": "purr", "arguments": ', []),
+    ('{"name": "bark", "arguments": ', ['{"name": "bark", "arguments": ']),
     ("```json\n[1]\n```", ["```json\n[1]\n```"]),
     ("{" * 2000, ["{" * 2000]),
     ("  ", ["  "]),
 ]
+
+
+def call_parser(*, marked: bool, bare: bool, several: bool, forced: bool = False) -> CallParser:
+    """Return a parser of JSON between tags, or of whole answers, or of both."""
+    marks = Marks()
+    openings = {"<tool_call>": lambda: JsonBlock(marks, "<tool_call>", "</tool_call>")} if marked else {}
+    closings = ["</tool_call>"] if marked else []
+    whole = BareCalls(marks, NAMES, is_format=not marked, forced=forced) if bare else None
+    return CallParser(openings, closings, whole=whole, several=several, forced=forced)
 
 
 def parsed(parser: CallParser, text: str, width: int) -> list[str | Call]:
@@ -71,7 +84,7 @@ def parsed(parser: CallParser, text: str, width: int) -> list[str | Call]:
 @pytest.mark.parametrize("bare", [False, True])
 @pytest.mark.parametrize(("text", "expected"), TAGGED)
 def test_marked_calls_are_found_in_any_pieces(text: str, expected: list[str | Call], bare: bool, width: int) -> None:
-    parser = CallParser(NAMES, marked=True, bare=bare, several=True)
+    parser = call_parser(marked=True, bare=bare, several=True)
     parts = parsed(parser, text, width)
     assert parts == expected
     assert all(isinstance(json.loads(part.arguments), dict) for part in parts if isinstance(part, Call))
@@ -81,19 +94,19 @@ def test_marked_calls_are_found_in_any_pieces(text: str, expected: list[str | Ca
 @pytest.mark.parametrize("marked", [False, True])
 @pytest.mark.parametrize(("text", "expected"), BARE)
 def test_bare_calls_are_whole_answers(text: str, expected: list[str | Call], marked: bool, width: int) -> None:
-    assert parsed(CallParser(NAMES, marked=marked, bare=True, several=True), text, width) == expected
+    assert parsed(call_parser(marked=marked, bare=True, several=True), text, width) == expected
 
 
 @pytest.mark.parametrize(("marked", "bare"), [(True, True), (True, False), (False, True)])
 def test_empty_last_piece_loses_no_call(marked: bool, bare: bool) -> None:
-    parser = CallParser(NAMES, marked=marked, bare=bare, several=True)
+    parser = call_parser(marked=marked, bare=bare, several=True)
     text = CALL if marked else '{"name": "purr", "arguments": {}}'
     assert [*parser.add(text, is_final=False), *parser.add("", is_final=True)] == [B]
 
 
-@pytest.mark.parametrize("text", ['{"name": "bark"', "{}", "Hello", "[", "```python\n", '{"names": ["size"]'])
+@pytest.mark.parametrize("text", ['{"name": "bark"', "{}", "Hello", "[1", "```python\n", '{"names": ["size"]'])
 def test_text_that_can_be_no_call_is_not_held_back(text: str) -> None:
-    parser = CallParser(NAMES, marked=True, bare=True, several=True)
+    parser = call_parser(marked=True, bare=True, several=True)
     assert "".join(map(str, parser.add(text, is_final=False))) == text.rstrip()
 
 
@@ -101,12 +114,12 @@ def test_text_that_can_be_no_call_is_not_held_back(text: str) -> None:
 def test_forced_call_that_is_cut_leaves_nothing(forced: str) -> None:
     for marked in (True, False):
         text = f"<tool_call>\n{forced}" if marked else forced
-        parser = CallParser(NAMES, marked=marked, bare=not marked, several=False, forced=True)
+        parser = call_parser(marked=marked, bare=not marked, several=False, forced=True)
         assert parser.add(text, is_final=True) == [] and parser.is_cut
 
 
 def test_answer_of_one_call_ends_behind_it() -> None:
-    parser = CallParser(NAMES, marked=True, bare=False, several=False)
+    parser = call_parser(marked=True, bare=False, several=False)
     assert parser.add(f"so: {CALL} {CALL} and more", is_final=True) == ["so:", B]
 
 

@@ -51,7 +51,7 @@ class Scripted:
     def kv_tokens(self) -> int:
         return sum(1 + request.made for request in self.requests if request.started)
 
-    def request(self, prompt: list[int], params: SamplingParams, mode: None, scope: str, compiled: None) -> Req:
+    def request(self, prompt: list[int], params: SamplingParams, mode: None, scope: str, *_: object) -> Req:
         if prompt[0] == 13:
             raise RequestError("unlucky")
         return Req(prompt[0])

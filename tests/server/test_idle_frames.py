@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message
 
 from tests.helpers.asgi_client import ask
 from triforce.server import service
-from triforce.server.service import EventStream
+from triforce.server.service import EventStream, Service
 
 
 async def slow_frames(closed: list[bool], count: int = 2) -> AsyncGenerator[bytes, None]:
@@ -76,7 +76,15 @@ BODIES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("path", BODIES)
 def test_idle_frame_is_comment_or_event(app: ASGIApp, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Codex measures the time between events of responses, and skips comments."""
-    monkeypatch.setattr(service, "IDLE_SECONDS", 1e-6)
+    events = Service._events
+
+    async def late_events(*arguments: Any) -> AsyncGenerator[Any, None]:
+        await asyncio.sleep(0.25)
+        async for event in events(*arguments):
+            yield event
+
+    monkeypatch.setattr(Service, "_events", late_events)
+    monkeypatch.setattr(service, "IDLE_SECONDS", 0.05)
     response = ask(app, path, BODIES[path] | {"stream": True})
     frames = response.text.split("\n\n")
     if path == "/v1/responses":

@@ -18,12 +18,13 @@ from starlette.types import ASGIApp
 from tests.helpers.asgi_client import ask, events, good, refused
 from tests.server.test_tool_calls import CALLS, TOOLS, nested, writing
 from triforce.llm import LLM
+from triforce.server.answers.call_parser import CallParser
+from triforce.server.answers.json_calls import JsonBlock
+from triforce.server.answers.marks import Marks
 from triforce.server.app import create_app
-from triforce.server.call_parsing import CallParser
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
 from triforce.server.responses import Items
-from triforce.server.thoughts import ThoughtSplitter
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
@@ -168,11 +169,15 @@ def test_response_tools_without_template_are_refused(pair: Path) -> None:
     asyncio.run(engine.close())
 
 
+def tagged_parser() -> CallParser:
+    return CallParser({"<tool_call>": lambda: JsonBlock(Marks(), "<tool_call>", "</tool_call>")}, ["</tool_call>"])
+
+
 @pytest.mark.parametrize("width", [1, 5, 1000])
 def test_response_items_stream_in_order(width: int) -> None:
     """Each text and each call is an item, complete before the next item begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
-    items = Items(ThoughtSplitter(), CallParser({"size"}, marked=True, bare=True, several=True))
+    items = Items(tagged_parser())
     open_at, told = None, []
     for i in range(0, len(text), width):
         told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], is_final=i + width >= len(text)))]
@@ -195,7 +200,7 @@ def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_response_empty_answer_is_message() -> None:
-    items = Items(ThoughtSplitter(), CallParser({"size"}, marked=True, bare=True, several=True))
+    items = Items(tagged_parser())
     assert [kind for kind, _ in items.end("completed")][-1] == "output_item.done"
     (message,) = items.items
     assert message["content"][0]["text"] == "" and message["status"] == "completed"

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good
 from tests.helpers.templated_app import templated_app
-from triforce.server.thoughts import ThoughtSplitter
+from triforce.server.answers.thoughts import ThoughtSplitter
 
 TEXTS = [
     ("<think>\nhm, so\n</think>\n\nA cat.", False, "hm, so", "A cat."),
@@ -29,7 +29,7 @@ TEXTS = [
 @pytest.mark.parametrize("width", [1, 4, 1000])
 @pytest.mark.parametrize(("text", "begun", "thoughts", "answer"), TEXTS)
 def test_thoughts_are_split_in_any_pieces(text: str, begun: bool, thoughts: str, answer: str, width: int) -> None:
-    splitter = ThoughtSplitter(has_thoughts=True, open_at_start=begun)
+    splitter = ThoughtSplitter(("<think>", "</think>"), open_at_start=begun)
     pieces = [text[i : i + width] for i in range(0, len(text), width)] or [""]
     parts = [splitter.add(piece, is_final=i == len(pieces)) for i, piece in enumerate(pieces, 1)]
     assert ("".join(part for part, _ in parts), "".join(part for _, part in parts)) == (thoughts, answer)

@@ -15,7 +15,11 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, events, good, refused
 from tests.helpers.templated_app import templated_app
-from triforce.server.tools import LLAMA, QWEN, CallFormat, Function, call_format
+from triforce.server.answers.call_format import CallableFunction, JsonCallFormat
+from triforce.server.answers.families import call_format
+from triforce.server.answers.llama import LlamaFormat
+from triforce.server.answers.marks import Marks
+from triforce.server.answers.qwen import QwenFormat
 from triforce.structured_output.compiler import Vocabulary, new_matcher
 
 CHAT = "/v1/chat/completions"
@@ -141,7 +145,7 @@ def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: s
     assert answer.status_code in ((200,) if depth == 60 else (200, 400) if choice == "auto" else (400,)), answer.text
 
 
-@pytest.mark.parametrize("form", [QWEN, LLAMA])
+@pytest.mark.parametrize("form", [QwenFormat(), LlamaFormat()])
 @pytest.mark.parametrize(
     "parameters",
     [
@@ -154,14 +158,14 @@ def test_tools_deep_parameters_break_nothing(app: ASGIApp, depth: int, choice: s
     ],
 )
 def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
-    form: CallFormat, parameters: dict[str, Any]
+    form: JsonCallFormat, parameters: dict[str, Any]
 ) -> None:
-    grammar = form.grammar({"tools.0.parameters": Function(name="f", parameters=parameters)}, several=False)
+    grammar = form.grammar(Marks(), [CallableFunction("f", "tools.0.parameters", parameters)], several=False)
     letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
     matcher = new_matcher(LLTokenizer(letters, slices=[]), grammar.kind, grammar.source)
     for arguments, taken in (("{}", True), ("[]", False), ("5", False), ('"x"', False), ("null", False)):
         text = f'{{"name": "f", "{form.arguments_key}": {arguments}}}'
-        text = f"<tool_call>\n{text}\n</tool_call>" if form.tagged else text
+        text = f"<tool_call>\n{text}\n</tool_call>" if isinstance(form, QwenFormat) else text
         ids = list(text.encode())
         text_matcher = matcher.deep_copy()
         assert (text_matcher.try_consume_tokens(ids) == len(ids) and text_matcher.is_accepting()) is taken, arguments
@@ -189,6 +193,6 @@ def test_tools_impossible_requests_are_400(app: ASGIApp, changes: dict[str, Any]
 
 
 def test_tool_call_format_is_detected_from_template() -> None:
-    assert call_format(TURNS.replace("CALL", CALLS["qwen"])) is QWEN
-    assert call_format(TURNS.replace("CALL", CALLS["llama"])) is LLAMA
-    assert call_format(TURNS) is None and call_format("{{ messages }}") is QWEN  # told in text
+    assert isinstance(call_format(TURNS.replace("CALL", CALLS["qwen"])), QwenFormat)
+    assert isinstance(call_format(TURNS.replace("CALL", CALLS["llama"])), LlamaFormat)
+    assert call_format(TURNS) is None and isinstance(call_format("{{ messages }}"), QwenFormat)  # told in text

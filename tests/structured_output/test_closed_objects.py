@@ -12,7 +12,10 @@ from tests.helpers.json_schemas import Schema, two_hundred
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar, closed_objects
 from triforce.llm import LLM
-from triforce.server.tools import NO_PARAMETERS, CallFormat, Function
+from triforce.server.answers.call_format import CallableFunction
+from triforce.server.answers.llama import LlamaFormat
+from triforce.server.answers.marks import Marks
+from triforce.server.tools import NO_PARAMETERS
 from triforce.structured_output import compiler
 
 NUMBER: Schema = {"type": "integer"}
@@ -110,10 +113,10 @@ def test_text_of_a_closed_object_has_no_other_property(llm: LLM) -> None:
         assert accepts(llm, grammar, {"a": 1}) and accepts(llm, grammar, {"a": 1, "b": 2}) == additional
 
 
-@pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, None])
-def test_arguments_of_calls_are_closed(parameters: Schema | None) -> None:
-    functions = {"tools.0.parameters": Function(name="f", parameters=parameters)}
-    grammar = CallFormat("arguments", tagged=False).grammar(functions, several=False)
+@pytest.mark.parametrize("parameters", [LISTING, {"type": "object", "properties": {}}, NO_PARAMETERS])
+def test_arguments_of_calls_are_closed(parameters: Schema) -> None:
+    functions = [CallableFunction("f", "tools.0.parameters", parameters)]
+    grammar = LlamaFormat().grammar(Marks(), functions, several=False)
     assert '"additionalProperties": false' in grammar.source
 
 

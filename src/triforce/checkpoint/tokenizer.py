@@ -7,7 +7,7 @@ import filecmp
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -164,9 +164,18 @@ class Tokenizer:
         stream = self.stream()
         return "".join([stream.step(i) for i in ids]) + stream.flush()
 
-    def stream(self, prefix_ids: Sequence[int] = ()) -> TextStream:
-        """Return a stream of text for arriving tokens. After `prefix_ids`, the first token keeps its space."""
-        return TextStream(self._core, prefix_ids)
+    def stream(self, prefix_ids: Sequence[int] = (), token_texts: Mapping[int, str] | None = None) -> TextStream:
+        """Return a stream of text for arriving tokens. After `prefix_ids`, the first token keeps its space.
+
+        token_texts: texts by id of tokens that are shown with another text than their own, or none.
+        """
+        spelled = {i: "" if i in self.special_ids else self.text_of(i) for i in token_texts or ()}
+        return TextStream(self._core, prefix_ids, {i: (spelled[i], text) for i, text in (token_texts or {}).items()})
+
+    def ids_of_names(self, names: Iterable[str]) -> dict[str, int]:
+        """Return the ids of those texts that are one token each, such as marks of structure."""
+        ids = {name: self._core.token_to_id(name) for name in names}
+        return {name: i for name, i in ids.items() if i is not None and i < self.vocab_size and self.text_of(i) == name}
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return a token's bytes in a text, perhaps a part of a character; no bytes for an unknown id."""
@@ -317,10 +326,16 @@ def configured_eos_ids(folder: Path) -> frozenset[int]:
 
 
 class TextStream:
-    """Incremental decoder: complete characters, without special tokens."""
+    """Incremental decoder: complete characters, without special tokens.
 
-    def __init__(self, core: Core, prefix_ids: Sequence[int] = ()) -> None:
+    replaced: by id of a token, its text and the one that stands in its place.
+    """
+
+    def __init__(
+        self, core: Core, prefix_ids: Sequence[int] = (), replaced: Mapping[int, tuple[str, str]] | None = None
+    ) -> None:
         self._core = core
+        self._replaced = replaced or {}
         self._emitted_ids = list(prefix_ids[-DECODE_CONTEXT:]) if prefix_ids else []
         if self._text(self._emitted_ids).endswith("�"):
             self._emitted_ids = []  # the incomplete character would be emitted again
@@ -339,7 +354,10 @@ class TextStream:
         if text:
             self._emitted_ids = self._pending_ids
             self._pending_ids = []
-        return text or ""
+        if token not in self._replaced:
+            return text or ""
+        spelled, shown = self._replaced[token]
+        return (text or "").removesuffix(spelled) + shown
 
     def flush(self) -> str:
         """Return the remaining text, with U+FFFD for incomplete characters. Ends the stream."""

@@ -8,7 +8,7 @@ scheduler are made once per engine. Tiers, their views and the sampler are made 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -84,11 +84,14 @@ class OutputChunk:
 class OutputStream:
     """Detokenizes one sequence of an engine as it grows. Without a tokenizer there are tokens but no text."""
 
-    def __init__(self, sequence: TokenSequence, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, sequence: TokenSequence, tokenizer: Tokenizer | None, token_texts: Mapping[int, str] | None = None
+    ) -> None:
+        """token_texts: see `Tokenizer.stream`."""
         self.sequence = sequence
         self._tokenizer = tokenizer
         self._logprobs = list[TokenLogprobs]()
-        self._stream = tokenizer.stream(prefix_ids=sequence.prompt) if tokenizer else None
+        self._stream = tokenizer.stream(sequence.prompt, token_texts) if tokenizer else None
         self._text = StopStringBuffer(sequence.params.stop)
 
     def take(self, count: int, end_sequence: Callable[[TokenSequence, int], None]) -> OutputChunk:

@@ -166,6 +166,8 @@ class Grammar:
     """Language of the source."""
     source: str
     """JSON schema as JSON text, regular expression without look-around, or grammar in llguidance's dialect of Lark."""
+    token_ids: tuple[int, ...] = ()
+    """Tokens that Lark names by id, as in `<[5]>`, and that are part of no text of the grammar."""
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:

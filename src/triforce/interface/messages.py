@@ -6,7 +6,9 @@ Library, server, batch and chat convert them here, through `Tokenizer.chat`.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from typing import Any
 
 from triforce.errors import RequestError, argument, suggest
@@ -26,6 +28,8 @@ REPLAYED_FIELDS = (
 CALL_OPEN = "<tool_call>"
 CALL_CLOSE = "</tool_call>"
 """Marks around a call in the text of many models, and of those whose chat template has no form of calls."""
+SHORT_IDS = "length 9"
+"""Words of chat templates that refuse other ids of calls."""
 BROKEN_ARGUMENTS = "invalid_json"
 """Field of a call's arguments in a chat template, for arguments that a model wrote and that are no JSON object."""
 
@@ -75,7 +79,17 @@ def _turn(message: Any, template: str, place: str) -> dict[str, Any]:
             raise RequestError(f"{place}: the chat template reads no field {name!r:.60}{suggestion}; leave it out")
     fields |= {"role": "system" if role == "developer" else role, "content": _text(content or "", f"{place}.content")}
     fields.pop("tool_calls", None)
-    return fields | ({"tool_calls": _calls(calls, f"{place}.tool_calls")} if calls else {})
+    fields |= {"tool_calls": _calls(calls, f"{place}.tool_calls")} if calls else {}
+    return _with_short_ids(fields) if SHORT_IDS in template else fields
+
+
+def _with_short_ids(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a turn whose ids of calls have nine letters and digits, as templates of Mistral require."""
+    for holder, name in ((turn, "tool_call_id"), *((call, "id") for call in turn.get("tool_calls", ()))):
+        call_id = holder.get(name)
+        if isinstance(call_id, str) and not re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+            holder[name] = sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:9]
+    return turn
 
 
 def _text(content: Any, place: str) -> str:

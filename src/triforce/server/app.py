@@ -28,6 +28,7 @@ from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER
+from triforce.server.request_parser import RequestParser
 from triforce.server.responses import ResponsesWriter
 from triforce.server.schemas import (
     ChatBody,
@@ -38,7 +39,7 @@ from triforce.server.schemas import (
     TokenizeBody,
 )
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
-from triforce.server.service import RequestParser, Service
+from triforce.server.service import Service
 
 router = APIRouter(route_class=JsonRoute)
 _STARTED = int(time())

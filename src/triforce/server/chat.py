@@ -11,12 +11,10 @@ from uuid import uuid4
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
 from triforce.server.answer_fields import COMMENT, DONE, chat_logprobs, decoding_trace, frame, usage
-from triforce.server.call_parsing import Call
+from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ChatBody
 from triforce.server.service import Service
-from triforce.server.thoughts import ThoughtSplitter
-from triforce.server.tools import ToolChoice, parser_of
 
 
 class ChatWriter:
@@ -27,9 +25,8 @@ class ChatWriter:
         self._tokenizer = service.parser.tokenizer
         self._tiers = bool(body.tier_stats)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
-        self._tools = service.parser.tools(body)
-        self._new_splitter = partial(service.parser.thoughts, body, generations[0])
-        self._parsers = [_AnswerParser(self._new_splitter(), self._tools) for _ in range(self._n)]  # by choice
+        self._new_parser = partial(service.parser.answer_parser, body, generations[0])
+        self._choices = [_Choice(self._new_parser()) for _ in range(self._n)]
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
         self._head["system_fingerprint"] = service.fingerprint
         self._seed = {"seed": generations[0].params.seed}
@@ -47,15 +44,15 @@ class ChatWriter:
         yield self._chunk(empty_choice, prompt_progress=progress.client_fields())
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
-        parser = self._parsers[piece.index]
-        thoughts, text, calls = parser.add(piece.text, is_final=piece.finish_reason is not None)
+        answer = self._choices[piece.index]
+        thoughts, text, calls = answer.add(piece.text, is_final=piece.finish_reason is not None)
         delta = {"content": text} | ({"reasoning_content": thoughts} if thoughts else {})
         choice = {"index": piece.index, "delta": delta, "finish_reason": None}
         yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
-            finish = parser.finish(piece.finish_reason)
+            finish = answer.finish(piece.finish_reason)
             yield self._chunk({"index": piece.index, "delta": {}, "finish_reason": finish} | self._seed)
 
     def idle_frame(self) -> bytes:
@@ -67,8 +64,8 @@ class ChatWriter:
         yield DONE
 
     def _choice(self, completion: CompletionOutput) -> dict[str, Any]:
-        parser = _AnswerParser(self._new_splitter(), self._tools)
-        thoughts, text, calls = parser.add(completion.text, is_final=True)
+        answer = _Choice(self._new_parser())
+        thoughts, text, calls = answer.add(completion.text, is_final=True)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if thoughts:
             message["reasoning_content"] = thoughts
@@ -78,7 +75,7 @@ class ChatWriter:
         choice = {
             "index": completion.index,
             "message": message,
-            "finish_reason": parser.finish(completion.finish_reason),
+            "finish_reason": answer.finish(completion.finish_reason),
         }
         return choice | self._seed | self._report(completion.logprobs, completion.origins)
 
@@ -94,20 +91,19 @@ class ChatWriter:
         return frame(self._head | {"object": "chat.completion.chunk"} | data)
 
 
-class _AnswerParser:
-    """Splits one growing answer into thoughts, text and tool calls."""
+class _Choice:
+    """One growing answer: its thoughts, text and tool calls."""
 
-    def __init__(self, splitter: ThoughtSplitter, tools: ToolChoice | None) -> None:
-        self._splitter = splitter
-        self._parser = parser_of(tools)
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
         self._calls = 0
 
     def add(self, text: str, is_final: bool) -> tuple[str, str, list[dict[str, Any]]]:
         """Return the new thoughts and text, and the completed calls in order. is_final: `text` ends the answer."""
-        thoughts, answer = self._splitter.add(text, is_final)
-        parsed = self._parser.add(answer, is_final)
-        calls = [self._numbered_call(call) for call in parsed if isinstance(call, Call)]
-        return thoughts, "".join(part for part in parsed if isinstance(part, str)), calls
+        parts = self._parser.add(text, is_final)
+        thoughts = "".join(part.text for part in parts if isinstance(part, Thoughts))
+        calls = [self._numbered_call(part) for part in parts if isinstance(part, Call)]
+        return thoughts, "".join(part for part in parts if isinstance(part, str)), calls
 
     def finish(self, reason: str) -> str:
         """Return the finish reason. An answer that is cut inside a call has `length`, a stopped one with calls has

@@ -17,8 +17,9 @@ from triforce.server.answer_fields import COMMENT, DONE, TextLogprobs, decoding_
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.errors import field_error
 from triforce.server.limits import MAX_VALUES
+from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
-from triforce.server.service import RequestParser, Service
+from triforce.server.service import Service
 
 
 class CompletionWriter:

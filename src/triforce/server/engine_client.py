@@ -5,8 +5,8 @@ An engine accepts requests and streams answers. It decides on its own how many r
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from triforce.checkpoint.tokenizer import Tokenizer
@@ -74,7 +74,8 @@ class GenerationRequest:
 
     mode: one of `MODES`; None is the engine's default. scope: the owner, for KV sharing; None shares no KV. progress:
     whether to send PrefillProgress events. compiled: the compiled grammar of `params`, if there is one; it is not
-    pickled. tried: whether the grammar has been compiled before, perhaps in another process.
+    pickled. tried: whether the grammar has been compiled before, perhaps in another process. token_texts: texts by id
+    of tokens that the answer shows with another text than their own, such as the marks of calls.
     """
 
     prompt: list[int]
@@ -84,10 +85,12 @@ class GenerationRequest:
     progress: bool = False
     compiled: CompiledGrammar | None = None
     tried: bool = False
+    token_texts: Mapping[int, str] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[Any, ...]:
         tried = self.tried or self.compiled is not None
-        return GenerationRequest, (self.prompt, self.params, self.mode, self.scope, self.progress, None, tried)
+        fields = self.prompt, self.params, self.mode, self.scope, self.progress, None, tried, self.token_texts
+        return GenerationRequest, fields
 
 
 @dataclass(frozen=True, slots=True)

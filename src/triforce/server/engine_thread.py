@@ -91,7 +91,12 @@ class TPMirror:
         error = None
         try:
             request = self.llm.request(
-                generation.prompt, generation.params, generation.mode, generation.scope, generation.compiled
+                generation.prompt,
+                generation.params,
+                generation.mode,
+                generation.scope,
+                generation.compiled,
+                generation.token_texts,
             )
         except Exception as reason:
             error = reason

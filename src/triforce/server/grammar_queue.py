@@ -19,6 +19,7 @@ from typing import TypeVar
 from triforce.errors import RequestError
 from triforce.interface.grammar import Grammar
 from triforce.llm import LLM
+from triforce.server.answers.answer_format import AnswerFormat
 from triforce.server.engine_client import GenerationRequest
 from triforce.server.errors import retryable
 from triforce.structured_output.compiler import CompiledGrammar, GrammarCompiler, GrammarTrial
@@ -37,7 +38,11 @@ class GrammarQueue:
         self._thread = ThreadPoolExecutor(1, "triforce-grammars")
         self._waiting: dict[int, tuple[GenerationRequest, CompilingGrammar]] = {}
         # `prepare` holds the GIL, for a large vocabulary about a second, so it runs before any text is generated.
-        self._thread.submit(lambda: llm.grammars.prepare())
+        self._thread.submit(self._prepare)
+
+    def _prepare(self) -> None:
+        tokenizer = self._llm.grammars.prepare()
+        self._llm.grammars.prepare(AnswerFormat(tokenizer.template, tokenizer).marks.token_ids)
 
     def put(self, number: int, generation: GenerationRequest) -> None:
         """Start to compile the grammar of a request. A grammar that is already compiled is ready at once."""

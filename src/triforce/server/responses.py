@@ -10,12 +10,10 @@ from uuid import uuid4
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server.answer_fields import frame, usage
-from triforce.server.call_parsing import Call, ToolCallParser
+from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.schemas import ResponsesBody
 from triforce.server.service import Service
-from triforce.server.thoughts import ThoughtSplitter
-from triforce.server.tools import parser_of
 
 ItemEvent = tuple[str, dict[str, Any]]
 """Name of an event without the prefix `response.`, and its fields. The next event may change these fields."""
@@ -27,7 +25,7 @@ class ResponsesWriter:
     def __init__(self, body: ResponsesBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._tiers = bool(body.tier_stats)
         self._sent = 0
-        self._items = Items(service.parser.thoughts(body, generations[0]), parser_of(service.parser.tools(body)))
+        self._items = Items(service.parser.answer_parser(body, generations[0]))
         self._origins: list[str] = []  # of tokens that no event has reported yet
         form = body.text.format if body.text else None
         self._head = {
@@ -102,9 +100,8 @@ class ResponsesWriter:
 class Items:
     """The items of one answer. Its methods are generators; iterate over them even where no events are sent."""
 
-    def __init__(self, splitter: ThoughtSplitter, parser: ToolCallParser) -> None:
+    def __init__(self, parser: AnswerParser) -> None:
         self.items: list[dict[str, Any]] = []
-        self._splitter = splitter
         self._parser = parser
         self._open = False  # whether the last item may grow
 
@@ -115,11 +112,14 @@ class Items:
 
     def add(self, text: str, is_final: bool) -> Iterator[ItemEvent]:
         """Add text of the answer, and yield its events. is_final: whether `text` ends the answer."""
-        thoughts, answer = self._splitter.add(text, is_final)
-        if thoughts:
-            yield from self._add_thoughts(thoughts)
-        for parsed in self._parser.add(answer, is_final):
-            yield from self._call(parsed) if isinstance(parsed, Call) else self._add_text(parsed)
+        for part in self._parser.add(text, is_final):
+            match part:
+                case Call():
+                    yield from self._call(part)
+                case Thoughts():
+                    yield from self._add_thoughts(part.text)
+                case str():
+                    yield from self._add_text(part)
 
     def end(self, status: str) -> Iterator[ItemEvent]:
         """End the answer, and yield the last events. An answer without items gets an empty message."""
@@ -128,8 +128,9 @@ class Items:
         yield from self._close(status)
 
     def _add_thoughts(self, text: str) -> Iterator[ItemEvent]:
-        """Add text to the item of thoughts, which is the first one: thoughts come before the answer."""
-        if not self.items:
+        """Add text to the last item if it is one of thoughts, or to a new one."""
+        if not self._is_open("reasoning"):
+            yield from self._close("completed")
             yield self._begin({"type": "reasoning", "id": f"rs_{uuid4().hex}", "summary": [_summary("")]})
             self._open = True
             yield "reasoning_summary_part.added", self._place("summary") | {"part": _summary("")}

@@ -6,24 +6,22 @@ This module checks the types of numbers only; `triforce.interface.sampling_param
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
-    Discriminator,
     Field,
     ModelWrapValidatorHandler,
-    Tag,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
-from triforce.interface.messages import REPLAYED_FIELDS, ROLES, TEXT_PART_FIELDS, TEXT_PART_TYPES
+from triforce.server.answers.call_format import CallFormat
+from triforce.server.answers.marks import Marks
 from triforce.server.errors import field_error
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, MAX_CALLS, MAX_MESSAGES, MAX_PARTS
+from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.request_base import (
     NO_LOGPROBS,
     Batches,
@@ -39,6 +37,7 @@ from triforce.server.request_base import (
 from triforce.server.tools import (
     MAX_TOOLS,
     FlatTool,
+    Function,
     OneFlatTool,
     OneTool,
     Tool,
@@ -47,219 +46,11 @@ from triforce.server.tools import (
     check_size,
     choose_tools,
 )
+from triforce.server.turns import CallItem, InputItems, Messages, ResultItem
 
 TEMPLATE_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "messages", "tools"})
 """Variables of chat templates that a request sets by other fields, or that are not supported."""
 _WORDS = re.compile(r"\w+")
-MAX_ARGUMENTS = 2**18
-"""Maximal length of a call's arguments in characters."""
-Part = dict[str, Any]
-"""A part of a turn's content. Only text parts are supported."""
-Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
-
-
-Arguments = Annotated[
-    str,
-    Field(description="A JSON object; an empty text stands for an object without fields", max_length=MAX_ARGUMENTS),
-    AfterValidator(lambda text: text if text.strip() else "{}"),
-]
-
-
-CalledName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
-"""Name of a function that a model called, which may be none of the request's."""
-
-
-class CalledFunction(Body):
-    tolerant: ClassVar[bool] = True
-    name: CalledName
-    arguments: Arguments
-
-
-class ToolCall(Body):
-    """A tool call of an earlier answer."""
-
-    tolerant: ClassVar[bool] = True
-    id: str
-    type: Literal["function"] = "function"
-    function: CalledFunction
-
-
-class Message(Body):
-    """A turn of a conversation. Fields of this server's own answers are accepted."""
-
-    field_advice: ClassVar[Mapping[str, str]] = {
-        "function_call": 'send a call in tool_calls: [{"id": ..., "type": "function", '
-        '"function": {...}}], and its result in a turn of role tool',
-        "thinking": "send it beside messages, as a field of the request",
-    }
-    skipped: ClassVar[Collection[str]] = REPLAYED_FIELDS
-    role: str = Field(description=", ".join(ROLES))
-    content: str | Parts = Field(description=f"parts are `{{type, text}}`, of type {', '.join(TEXT_PART_TYPES)}")
-    annotations: list[Any] | None = Field(default=None, description="Ignored, as a part of an earlier answer")
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-
-    @classmethod
-    def tolerates(cls, data: Mapping[str, Any]) -> bool:
-        """Turns of the assistant and of tools are sent back as clients stored them."""
-        return data.get("role") in ("assistant", "tool")
-
-    @model_validator(mode="after")
-    def _drop_client_fields(self) -> Self:
-        """Drop what clients add to text parts, such as marks for a cache. Other parts are refused by their type."""
-        if isinstance(self.content, list):
-            parts = [{name: value for name, value in part.items() if value is not None} for part in self.content]
-            texts = [part for part in parts if part.get("type") in TEXT_PART_TYPES]
-            added_names = {name for part in texts for name in part.keys() - TEXT_PART_FIELDS}
-            self.ignore(*(f"content.{name}" for name in added_names))
-            for part in texts:
-                for name in part.keys() - TEXT_PART_FIELDS:
-                    del part[name]
-            self.content = parts
-        return self
-
-
-class ChatMessage(Message):
-    """A turn of a chat. Tool calls and their results are turns too."""
-
-    content: str | Parts | None = Field(default=None, description="A text, or parts of it")  # type: ignore[assignment]
-    tool_calls: Annotated[list[ToolCall], Field(max_length=MAX_CALLS, fail_fast=True)] | None = Field(
-        default=None, description="Calls of an assistant's turn"
-    )
-    tool_call_id: str | None = Field(default=None, description="The call that a turn of role tool answers")
-    name: str | None = Field(default=None, description="Of the speaker or the function; a template may show it")
-    reasoning_content: Any = Field(default=None, description="Thoughts of an earlier answer; a template may show them")
-
-    refusal: str | None = Field(default=None, description="The text of an earlier answer without content")
-
-    @model_validator(mode="after")
-    def _require_call_id(self) -> Self:
-        if self.content is None:
-            self.content = self.refusal
-        if self.role == "tool" and self.tool_call_id is None:
-            raise PydanticCustomError("tool", "role tool needs the tool_call_id of the call that it answers")
-        return self
-
-
-Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-class ItemMeta(Body):
-    """Fields of an answer's item that are ignored when the item is sent back."""
-
-    tolerant: ClassVar[bool] = True
-    id: str | None = Field(default=None, description="Ignored")
-    status: str | None = Field(default=None, description="Ignored")
-
-
-class Item(Message, ItemMeta):
-    """A turn of a conversation, in the form of /v1/responses."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    type: Literal["message"] | None = None
-
-
-class CallItem(ItemMeta):
-    """A tool call of an earlier answer. It belongs to the preceding assistant turn, if there is one."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: CalledName
-    arguments: Arguments
-
-
-class ResultItem(ItemMeta):
-    """The result of a tool call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Parts
-
-
-class ReasoningItem(ItemMeta):
-    """Thoughts of an earlier answer. They belong to the assistant turn or the call that follows."""
-
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
-
-    @property
-    def text(self) -> str:
-        """The thoughts as text."""
-        parts = [*(self.content or self.summary or ())]
-        texts = [part.get("text") for part in parts if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _item_type(item: Any) -> Any:
-    return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
-
-
-InputItem = Annotated[
-    Annotated[Item, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        _item_type,
-        custom_error_type="item_type",
-        custom_error_message="an item is a message, a reasoning, a function_call or a function_call_output",
-    ),
-]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Message]:
-    """Return the messages of a response's instructions and input.
-
-    Function calls and thoughts become part of their assistant turns.
-    """
-    messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
-    if isinstance(items, str):
-        return [*messages, Message(role="user", content=items)]
-    thoughts = ""
-    for item in items:
-        if isinstance(item, ReasoningItem):
-            thoughts = item.text
-            continue
-        if isinstance(item, Item):
-            messages.append(ChatMessage(role=item.role, content=item.content) if item.role == "assistant" else item)
-        elif isinstance(item, CallItem):
-            _add_call(messages, item)
-        else:
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-        if thoughts and isinstance(messages[-1], ChatMessage) and messages[-1].role == "assistant":
-            messages[-1].reasoning_content = thoughts
-        thoughts = ""
-    if not messages:
-        raise field_error("input", "input has no message; send a text, or a turn of the user")
-    return messages
-
-
-def _add_call(messages: list[Message], item: CallItem) -> None:
-    """Add a call to the last assistant message, or as a new message where the last one has another role."""
-    call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    last_message = messages[-1] if messages else None
-    if not isinstance(last_message, ChatMessage) or last_message.role != "assistant":
-        last_message = ChatMessage(role="assistant")
-        messages.append(last_message)
-    last_message.tool_calls = [*(last_message.tool_calls or ()), call]
-
-
-def message_length(message: Message) -> int:
-    """Return the length in characters of a message's content and name, and of its calls' arguments."""
-    content = message.content or ""
-    length = len(content) if isinstance(content, str) else sum(len(str(part.get("text", ""))) for part in content)
-    length += len(getattr(message, "name", None) or "")
-    length += len(thoughts) if isinstance(thoughts := getattr(message, "reasoning_content", None), str) else 0
-    return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
-
-
-def message_dict(message: Message, template: str) -> dict[str, Any]:
-    """Return a message in the form that `interface.messages` reads. template: the chat template."""
-    names = {"role", "content", "tool_calls", "tool_call_id", "name"}
-    if "reasoning_content" in template and isinstance(getattr(message, "reasoning_content", None), str):
-        names.add("reasoning_content")
-    return message.model_dump(include=names)
 
 
 class TextFormat(Body):
@@ -438,6 +229,22 @@ TemplateKeywords = Annotated[dict[str, Any], BeforeValidator(_require_template_k
 """Variables of a chat template by name."""
 
 
+EFFORTS = {
+    **{"none": "low", "minimal": "low", "low": "low", "medium": "medium"},
+    **{"high": "high", "xhigh": "high", "max": "high"},
+}
+"""Values of `reasoning_effort` that clients send, and the ones that chat templates know."""
+NO_THINKING = ("none", "minimal")
+"""Efforts that switch thinking off where a template has a switch only."""
+
+
+class Reasoning(Body):
+    """`reasoning` of responses."""
+
+    tolerant: ClassVar[bool] = True
+    effort: str | None = Field(None, description="How long the model may think, where its chat template has a choice")
+
+
 class ThinkingField(Body):
     """Fields of a request whose turns a chat template formats."""
 
@@ -455,12 +262,26 @@ class ThinkingField(Body):
         None, description="false: only where the last turn is continued (accepted as in other servers)"
     )
 
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        """Name of the field that says how long the model may think, and its value; without one, None."""
+        return "", None
+
     def template_variables(self, template: str) -> dict[str, Any]:
         """Return variables for a chat template. Raises ApiError for thinking without a switch in the template.
 
-        Variables that the template does not read are ignored, and named as such.
+        Variables that the template does not read are ignored, and named as such. So is an effort without effect: it
+        becomes the template's `reasoning_effort`, or its switch.
         """
-        variables = dict(self.chat_template_kwargs or {})
+        variables: dict[str, Any] = {}
+        effort_field, effort = self.effort
+        if effort in EFFORTS and "reasoning_effort" in template:
+            variables["reasoning_effort"] = EFFORTS[effort]
+        elif effort in EFFORTS and "enable_thinking" in template:
+            variables["enable_thinking"] = effort not in NO_THINKING
+        elif effort is not None:
+            self.ignore(effort_field)
+        variables |= self.chat_template_kwargs or {}
         if self.thinking is not None:
             variables["enable_thinking"] = self.thinking.type == "enabled"
         if variables.get("enable_thinking") and "enable_thinking" not in template:
@@ -557,21 +378,40 @@ class ChatBody(ToolFields, ThinkingField, CompletionFields):
     tool_choice: Literal["none", "auto", "required"] | OneTool | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
 
+    reasoning_effort: str | None = Field(
+        None, description="How long the model may think, where its chat template has a choice"
+    )
+
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning_effort", self.reasoning_effort
+
     @property
     def sent_as(self) -> Mapping[str, str]:
         limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
         return {"max_tokens": limit, "logprobs": "top_logprobs"}
 
-    def choose_tools(self, template: str) -> ToolChoice | None:
+    @property
+    def offered_tools(self) -> list[Function]:
+        """The functions of the request."""
+        return [tool.function for tool in self.tools or () if tool]
+
+    def choose_tools(self, form: CallFormat | None, marks: Marks) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
         has_calls = any(message.tool_calls or message.role == "tool" for message in self.messages)
         indexed_tools = enumerate(self.tools or ())
         functions = {f"tools.{i}.function.parameters": tool.function for i, tool in indexed_tools if tool}
         several = self.parallel_tool_calls is not False
-        form = self.output_format
-        field = self.prompt_field if has_calls else None
-        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
+        return choose_tools(
+            form,
+            marks,
+            functions,
+            choice,
+            several=several,
+            calls_field=self.prompt_field if has_calls else None,
+            output_format=self.output_format,
+        )
 
 
 class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
@@ -589,6 +429,11 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     )
     tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = Field(None, description=TOOL_CHOICE)
     parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
+    reasoning: Reasoning | None = None
+
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning", self.reasoning.effort if self.reasoning else None
 
     @model_validator(mode="wrap")
     @classmethod
@@ -606,16 +451,25 @@ class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
     def output_format(self) -> str | None:
         return "text" if self.text and self.text.format and self.text.format.type != "text" else None
 
-    def choose_tools(self, template: str) -> ToolChoice | None:
+    @property
+    def offered_tools(self) -> list[Function]:
+        """The functions of the request."""
+        return [tool for tool in self.tools or () if tool]
+
+    def choose_tools(self, form: CallFormat | None, marks: Marks) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
         items = () if isinstance(self.input, str) else self.input
         has_calls = any(isinstance(item, CallItem | ResultItem) for item in items)
-        several = self.parallel_tool_calls is not False
-        choice = self.tool_choice
-        form = self.output_format
         functions = {f"tools.{i}.parameters": tool for i, tool in enumerate(self.tools or ()) if tool}
-        field = self.prompt_field if has_calls else None
-        return choose_tools(template, functions, choice, several=several, calls_field=field, output_format=form)
+        return choose_tools(
+            form,
+            marks,
+            functions,
+            self.tool_choice,
+            several=self.parallel_tool_calls is not False,
+            calls_field=self.prompt_field if has_calls else None,
+            output_format=self.output_format,
+        )
 
 
 class TokenizeBody(ThinkingField, ModelField):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from threading import Lock
 from typing import Any
 
@@ -109,15 +109,20 @@ def _as_lark(kind: str, source: str) -> str:
     return source
 
 
-def trial(grammar: tuple[str, str]) -> None:
-    """Compile a grammar for a vocabulary of bytes. grammar: its kind and its source.
+def trial(grammar: tuple[str, str, list[int]]) -> None:
+    """Compile a grammar for a vocabulary of bytes, and of one token for all that the grammar names by id.
 
-    Raises ValueError or RecursionError for a wrong grammar.
+    grammar: its kind, its source and these ids. Raises ValueError or RecursionError for a wrong grammar.
     """
     from llguidance import LLTokenizer
 
-    letters: Any = Vocabulary([*(bytes([i]) for i in range(256)), b"<end>"], [256], 256)
-    matcher = new_matcher(LLTokenizer(letters, slices=[]), *grammar)
+    kind, source, token_ids = grammar
+    named_token = 257
+    for i in token_ids:
+        source = source.replace(f"<[{i}]>", f"<[{named_token}]>")
+    tokens = [*(bytes([i]) for i in range(256)), b"<end>", b"<named>"]
+    letters: Any = Vocabulary(tokens, [256, named_token], 256)
+    matcher = new_matcher(LLTokenizer(letters, slices=[]), kind, source)
     matcher.compute_bitmask()
     if matcher.is_error():
         raise ValueError(matcher.get_error())
@@ -151,7 +156,7 @@ class GrammarTrial:
     """Trial compilation of a grammar in a process of its own, which may crash, or be cancelled by another thread."""
 
     def __init__(self, grammar: Grammar) -> None:
-        self._task = grammar.kind, grammar.source
+        self._task = grammar.kind, grammar.source, list(grammar.token_ids)
         self._trial: Trial | None = None
         self._cancelled = False
 
@@ -180,7 +185,8 @@ class GrammarCompiler:
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._vocabulary: Any = None
+        self._vocabularies: dict[frozenset[int], Any] = {}
+        """By the tokens that are part of no text, beside special tokens."""
         self._numbers: NumberLimits | None = None
         self._compiled: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         # two locks, so that a look-up does not wait for the compilation of another grammar
@@ -209,8 +215,8 @@ class GrammarCompiler:
         with self._compile_lock:
             return self.cached(grammar) or self._compile(grammar, tokenizer)
 
-    def prepare(self) -> Tokenizer:
-        """Read the vocabulary for all grammars, and return the tokenizer.
+    def prepare(self, token_ids: Iterable[int] = ()) -> Tokenizer:
+        """Read the vocabulary for all grammars, or for those that name these tokens by id, and return the tokenizer.
 
         Raises RequestError without a tokenizer, without an end-of-sequence token, or without llguidance.
 
@@ -221,12 +227,13 @@ class GrammarCompiler:
         if not self._tokenizer.eos_ids:
             raise RequestError("this model has no end-of-sequence token, so no text of a grammar could end")
         with self._compile_lock:
-            self._vocabulary = self._vocabulary or self._read_vocabulary(self._tokenizer)
+            self._vocabulary_without(token_ids, self._tokenizer)
         return self._tokenizer
 
     def _compile(self, grammar: Grammar, tokenizer: Tokenizer) -> CompiledGrammar:
         try:
-            matcher = new_matcher(self._vocabulary, grammar.kind, grammar.source)
+            vocabulary = self._vocabulary_without(grammar.token_ids, tokenizer)
+            matcher = new_matcher(vocabulary, grammar.kind, grammar.source)
         except (ValueError, RecursionError) as error:
             raise _unusable(grammar, str(error)) from error
         compiled = CompiledGrammar(matcher, tokenizer, self._numbers if grammar.holds_json else None)
@@ -236,13 +243,20 @@ class GrammarCompiler:
                 self._compiled.popitem(last=False)
         return compiled
 
-    def _read_vocabulary(self, tokenizer: Tokenizer) -> Any:
+    def _vocabulary_without(self, token_ids: Iterable[int], tokenizer: Tokenizer) -> Any:
+        """Return the vocabulary in which these tokens are part of no text. Few sets of them are asked for."""
+        other_ids = frozenset(token_ids) - tokenizer.special_ids
+        if other_ids not in self._vocabularies:
+            self._vocabularies[other_ids] = self._read_vocabulary(other_ids, tokenizer)
+        return self._vocabularies[other_ids]
+
+    def _read_vocabulary(self, token_ids: frozenset[int], tokenizer: Tokenizer) -> Any:
         from llguidance import LLTokenizer
 
         tokens = tokenizer.all_bytes()
         ends = sorted(tokenizer.eos_ids)
         self._numbers = NumberLimits(tokens)
-        vocabulary: Any = Vocabulary(tokens, sorted(tokenizer.special_ids), ends[0])
+        vocabulary: Any = Vocabulary(tokens, sorted(tokenizer.special_ids | token_ids), ends[0])
         return LLTokenizer(vocabulary, n_vocab=len(tokens), eos_token=ends)
 
 

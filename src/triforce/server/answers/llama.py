@@ -1,0 +1,75 @@
+"""Calls of Llama 3.1 to 3.3: an answer that is JSON, with the arguments under `parameters`.
+
+Calls of built-in tools stand behind `<|python_tag|>`, and some models put it in front of JSON, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from triforce.interface.grammar import Grammar
+from triforce.server.answers.answer_parts import AnswerParser, ThinkingParser
+from triforce.server.answers.call_format import CallableFunction, JsonCallFormat
+from triforce.server.answers.call_parser import CallBlock, CallParser
+from triforce.server.answers.json_calls import BareCalls, JsonBlock
+from triforce.server.answers.marks import Marks
+from triforce.server.answers.thoughts import ThoughtSplitter
+from triforce.server.errors import field_error
+from triforce.structured_output.compiler import rule_body
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+class LlamaFormat(JsonCallFormat):
+    marks = (PYTHON_TAG,)
+    ends = ("<|eom_id|>",)
+    arguments_key = "parameters"
+
+    def fits(self, template: str) -> bool:
+        return '"parameters": ' in template and "ipython" in template
+
+    def openings(self, marks: Marks, functions: Mapping[str, CallableFunction]) -> dict[str, Callable[[], CallBlock]]:
+        tag = marks.shown(PYTHON_TAG)
+        return {tag: lambda: JsonBlock(marks, tag)}
+
+    def parser(
+        self,
+        marks: Marks,
+        functions: Sequence[CallableFunction],
+        thoughts: ThoughtSplitter,
+        *,
+        several: bool = True,
+        forced: bool = False,
+        bare: bool = False,
+        prompt_end: str = "",
+    ) -> AnswerParser:
+        by_name = {function.name: function for function in functions}
+        if not functions:
+            return super().parser(marks, functions, thoughts)
+        whole = BareCalls(marks, by_name, is_format=True, forced=forced)
+        calls = CallParser(self.openings(marks, by_name), whole=whole, several=several, forced=forced)
+        return ThinkingParser(thoughts, calls)
+
+    def grammar(
+        self, marks: Marks, functions: Sequence[CallableFunction], several: bool, answer: Grammar | None = None
+    ) -> Grammar:
+        """Return a grammar of one call, as several have no form of their own. With `answer`: one JSON schema of both,
+        as two rules that begin alike would exclude each other.
+        """
+        if answer is None:
+            return super().grammar(marks, functions, False)
+        rule_body(answer)  # raises for Lark
+        if answer.kind != "json_schema":
+            raise field_error("tools", "with this model tools go with a JSON schema only; leave out the other format")
+        schemas: list[Any] = [
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, self.arguments_key: function.closed_parameters},
+                "required": ["name", self.arguments_key],
+                "additionalProperties": False,
+            }
+            for function in functions
+        ]
+        return Grammar("json_schema", json.dumps({"anyOf": [*schemas, json.loads(answer.source)]}))
