@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from weakref import WeakSet
 
 from triforce.backends.kernel_api import pages_for
+from triforce.checkpoint.named_templates import read_chat_template, set_chat_template
 from triforce.disk_cache.write_queue import DiskCacheSettings
 from triforce.distributed.group import TPGroup, required_group
 from triforce.engine import MAX_ITL, MAX_ROWS, inputs
@@ -141,6 +142,8 @@ class LLM(LLMInputs, LLMLifetime):
     - kv_resident_layers: number of layers that stay resident as a whole; "auto" is as many as fit.
     - strict: on a GPU results depend in their last bits on the shape of a pass. With strict all passes of the full tier
       have one shape, so greedy and `seeded` texts are identical in every mode.
+    - chat_template: a file with a chat template, or one of the common forms by name ("chatml", "gemma", "llama3",
+      "mistral", "plain"), in place of that of the model's files.
     - disk_cache: a folder that stores KV of prompts and answers, up to disk_cache_size bytes ("20GiB"), for reuse by
       this and other processes. Its files reveal the texts. disk_cache_network allows a network file system.
     - ranks: processes that share the target (see `distributed`). Each makes the same calls and gets the same answers.
@@ -185,6 +188,7 @@ class LLM(LLMInputs, LLMLifetime):
         kv_memory: str | int = "auto",
         kv_resident_layers: str | int = "auto",
         strict: bool = False,
+        chat_template: str | Path | None = None,
         disk_cache: str | Path | None = None,
         disk_cache_size: str | int = "20GiB",
         disk_cache_network: bool = False,
@@ -200,6 +204,7 @@ class LLM(LLMInputs, LLMLifetime):
         self.mode = known(argument("mode"), mode, MODES)
         disk = DiskCacheSettings.parse(disk_cache, disk_cache_size, disk_cache_network, ranks)
         load_options: dict[str, Any] = {"device": device, "dtype": dtype, "kv_dtype": kv_dtype, "context": context}
+        template = None if chat_template is None else read_chat_template(chat_template)
         pair = load_pair(model, draft, self.speculation, **load_options, ranks=ranks)
         self.target = pair.target
         self.draft = pair.draft
@@ -209,6 +214,8 @@ class LLM(LLMInputs, LLMLifetime):
         self.load_seconds = pair.load_seconds
         self.ranks = ranks
         self.tokenizer = self.target.tokenizer
+        if template is not None:
+            set_chat_template(self.tokenizer, template)
         self.grammars = GrammarCompiler(self.target.tokenizer)
         self.sampling_defaults = self.target.files.sampling_defaults()  # from the model's own files
         self.fingerprint = text_fingerprint(pair, self.speculation, self.coupling, self.mode)

@@ -40,7 +40,7 @@ def load(
     RequestError.
     """
     with loading(options), _unknown_model_advice(options):
-        if template_messages:
+        if template_messages and getattr(options, "chat_template", None) is None:
             _try_template(options.model, template_messages)
         from triforce.llm import LLM
 
@@ -76,7 +76,10 @@ def settings(options: Namespace) -> dict[str, Any]:
     disk_cache_settings = (
         {name: getattr(options, name) for name in DISK_CACHE} if getattr(options, "disk_cache", None) else {}
     )
-    return {"model": options.model, "draft": draft_named(options)} | engine_settings | disk_cache_settings
+    template = getattr(options, "chat_template", None)
+    template_settings = {"chat_template": template} if template is not None else {}
+    models = {"model": options.model, "draft": draft_named(options)}
+    return models | engine_settings | template_settings | disk_cache_settings
 
 
 def served_name(options: Namespace) -> str:

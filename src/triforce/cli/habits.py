@@ -71,11 +71,8 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
         "a model's files say how it is quantised; name a GGUF file, or user/repo:Q4_K_M, as the MODEL",
     ),
     ("--tokenizer --tokenizer-mode", "", "the tokenizer is that of the model's own files; leave it out"),
-    (
-        "--chat-template --chat-template-file",
-        "",
-        "the template is that of the model's files; another goes into the model's folder as chat_template.jinja",
-    ),
+    ("--chat-template-file", "--chat-template", "is called --chat-template here"),
+    ("--chat-template", "", "chat, serve and batch take it; other commands do not format conversations"),
     (
         "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
         "",

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
+from triforce.checkpoint.named_templates import TEMPLATE_NAMES
 from triforce.errors import RequestError
 from triforce.interface.quantities import user_path
 from triforce.interface.sampling_params import CHAT_DEFAULTS, MODEL_DEFAULTS, SamplingParams
@@ -244,6 +245,11 @@ def engine(parser: argparse.ArgumentParser) -> None:
     kv(group)
     coupling(group)
     placement(group)
+
+
+def chat_template(parser: argparse.ArgumentParser) -> None:
+    text = f"a chat template in place of the model's own: a file, or one of {', '.join(TEMPLATE_NAMES)}"
+    parser.add_argument("--chat-template", metavar="FILE|NAME", help=text)
 
 
 def disk_cache(parser: argparse.ArgumentParser, *, required: bool = False) -> None:

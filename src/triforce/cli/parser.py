@@ -52,6 +52,7 @@ def _chat(parser: argparse.ArgumentParser) -> None:
     text = "a text to talk about, or a folder of them"
     parser.add_argument("--file", type=path, metavar="DOC", help=text)
     parser.add_argument("--system", metavar="TEXT", default="", help="system message: what the model is to be")
+    options.chat_template(parser)
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)
@@ -72,6 +73,7 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     _security(parser.add_argument_group("security"))
     _limits(parser.add_argument_group("limits"))
     options.replicas(parser)
+    options.chat_template(parser)
     options.engine(parser)
     options.disk_cache(parser)
     text = "show on the page the documents that triforce watch has read; every client of the server can read them"
@@ -122,6 +124,7 @@ def _batch(parser: argparse.ArgumentParser) -> None:
     add("--name", help="name of the model in requests (default: its name on the hub, or its folder)")
     options.quiet(parser)
     options.replicas(parser)
+    options.chat_template(parser)
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)

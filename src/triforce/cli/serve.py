@@ -10,8 +10,9 @@ from contextlib import ExitStack
 from math import inf
 from pathlib import Path
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from triforce.checkpoint.named_templates import template_fault
 from triforce.cli import replicas
 from triforce.cli.answer_output import chat_sampling
 from triforce.cli.engine_arguments import served_name
@@ -29,6 +30,9 @@ from triforce.server.access import (
     url,
 )
 from triforce.server.limits import Limits, connection_limit
+
+if TYPE_CHECKING:
+    from triforce.checkpoint.tokenizer import Tokenizer
 
 MINIMUMS = {
     "max_connections": 1,
@@ -78,6 +82,7 @@ def serve(options: Namespace, ranks: TPGroup) -> int:
         except (OSError, TriforceError):
             asyncio.run(engine.close())  # else the engine's thread holds the model while the interpreter ends
             raise
+        Thread(target=_tell_template_fault, args=(llm.tokenizer,)).start()
         logs.event("listening", url=url(sock), model=name)
         try:
             http_server.serve(app, engine, sock, options.shutdown_timeout)
@@ -91,6 +96,13 @@ def _require_balances() -> None:
     from triforce.cli.machine_rates import require_balances
 
     require_balances()
+
+
+def _tell_template_fault(tokenizer: Tokenizer | None) -> None:
+    """Print why the chat template cannot be used, if so: else each chat would be refused for it."""
+    if tokenizer and tokenizer.chats and (fault := template_fault(tokenizer)):
+        advice = "chats will be refused; give another template by --chat-template"
+        print(f"triforce: notice: {printable(fault)}; {advice}", file=sys.stderr, flush=True)
 
 
 def _checked_keys(options: Namespace) -> list[str]:
