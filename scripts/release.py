@@ -34,6 +34,11 @@ PYTHONS = {"3.11": "cp311-cp311", "3.12": "cp312-abi3"}
 """Version of the Python that builds a wheel, and the tag of the wheel."""
 TOOLS_PYTHON = "3.12"
 TRIED_PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+OLDER_CPUS = {"max": "avx2", "Nehalem": "portable"}
+"""CPUs that qemu 7.2 emulates for programs of x86-64, and the level of kernels that fits each."""
+QEMU = "qemu-x86_64-static"
+TEXT = ("generate", "It was", "-n", "8", "--temperature", "0", "-q")
+"""Command whose text is the same on all processors."""
 MAX_WHEEL_BYTES = 30 << 20
 EXTENSION = "triforce/backends/cpu/_native"
 EXTENSION_SUFFIXES = {"cp311-cp311": (".cpython-311-{}-linux-gnu.so",), "cp312-abi3": (".abi3.so",)}
@@ -144,7 +149,7 @@ def make_tools() -> Path:
 
 
 def make_environment(name: str, version: str) -> Path:
-    """Return the Python of an environment, which is made unless it is there. Raises ReleaseError without this Python."""
+    """Return the Python of an environment, which is made if it is not there. Raises ReleaseError without its Python."""
     python = WORK / name / "bin" / "python"
     interpreter = find_python(version)
     if interpreter is None:
@@ -259,6 +264,7 @@ def try_wheel(wheel: Path, version: str, interpreter: Path) -> None:
     run([*pip, "install", "--quiet", "--no-index", "--find-links", packages, wheel], env=environment, cwd=folder)
     megabytes = sum(file.stat().st_size for file in packages.iterdir()) / 1e6
     report(f"Python {version}: {megabytes:.0f} MB downloaded and installed", began)
+    try_older_cpus(python, environment, folder)
     for command in trial_commands(str(folder / "bin" / "triforce")):
         began = perf_counter()
         run(command, env=environment, cwd=folder)
@@ -271,6 +277,24 @@ def try_wheel(wheel: Path, version: str, interpreter: Path) -> None:
         env=environment, cwd=folder)  # fmt: skip
     command = [interpreter, "-m", "triforce", "generate", "It was", "-n", "1"]
     run(command, env=environment | {"PYTHONPATH": str(target)}, cwd=folder)
+
+
+def try_older_cpus(python: Path, environment: dict[str, str], folder: Path) -> None:
+    """Run kernels of CPUs that lack AVX-512 or AVX2, where qemu is installed. Raises ReleaseError for another text."""
+    qemu = shutil.which(QEMU)
+    if qemu is None or platform.machine() != "x86_64":
+        print(f"  {QEMU} is not on this machine: CPUs without AVX-512 are not tried")
+        return
+    level = "from triforce.backends.cpu._native import level; print(level())"
+    expected = run([python, "-m", "triforce", *TEXT], env=environment, cwd=folder)
+    for cpu, expected_level in OLDER_CPUS.items():
+        began = perf_counter()
+        emulated = [qemu, "-cpu", cpu, python]
+        found = run([*emulated, "-c", level], env=environment, cwd=folder).strip()
+        text = run([*emulated, "-m", "triforce", *TEXT], env=environment, cwd=folder)
+        if found != expected_level or text != expected:
+            raise ReleaseError(f"on the CPU {cpu} level {found} gives {text!r}, not {expected!r} of {expected_level}")
+        report(f"  kernels {found}: the same text", began)
 
 
 def trial_commands(triforce: str) -> Iterator[list[str]]:
@@ -308,7 +332,7 @@ def try_server(command: Sequence[str | Path], environment: dict[str, str], folde
 
 
 def try_arm_wheel(wheels: Sequence[Path], arm_python: str) -> None:
-    """Unpack the wheel of a Python for aarch64, and generate one token with it. Raises ReleaseError."""
+    """Unpack the wheel of a Python for aarch64, and print a text that it generates. Raises ReleaseError."""
     version = run([arm_python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]).strip()
     site = WORK / f"aarch64-{version}"
     shutil.rmtree(site, ignore_errors=True)
@@ -316,8 +340,8 @@ def try_arm_wheel(wheels: Sequence[Path], arm_python: str) -> None:
     began = perf_counter()
     paths = [str(site), os.environ.get("PYTHONPATH", "")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    run([arm_python, "-m", "triforce", "generate", "It was", "-n", "4"], env=environment)
-    report(f"aarch64, Python {version}: one text", began)
+    print(run([arm_python, "-m", "triforce", *TEXT], env=environment).rstrip())
+    report(f"aarch64, Python {version}: the text above", began)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from tests.helpers.house import Graph
 ROOT = Path(__file__).parents[1]
 FAMILY = re.compile(r"llama|mistral|mixtral|qwen|gpt.?oss|gemma|phi.?[34]|smollm|granite|olmo|glm", re.IGNORECASE)
 OF_NO_FAMILY = ("engine", "kvcache", "backends", "speculation", "planner", "sampling")
-BESIDE = ("benchmarks", "examples", "recipes", "scripts", "tests")
+BESIDE = ("benchmarks", "examples", "gguf", "recipes", "scripts", "tests")
+"""Folders of a checkout, and a library that its tests read and write files with."""
 LAYERS = tomllib.loads((ROOT / "docs" / "data" / "layers.toml").read_text(encoding="utf-8"))
 
 
@@ -59,7 +60,9 @@ def test_package_imports_nothing_that_wheel_lacks() -> None:
     assert imports_of and not {name: names for name, names in imports_of.items() if names}
 
 
-@pytest.mark.parametrize("code", ["import benchmarks.study", "def f():\n    from tests.helpers import house"])
+@pytest.mark.parametrize(
+    "code", ["import benchmarks.study", "def f():\n    from tests.helpers import house", "from gguf import quants"]
+)
 def test_imports_of_checkout_are_found(code: str) -> None:
     assert of_checkout(ast.parse(code)) and not of_checkout(ast.parse("from triforce.bench import speed"))
 

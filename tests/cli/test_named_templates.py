@@ -23,8 +23,8 @@ TEXTS = {
     "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n",
     "gemma": "<s><start_of_turn>user\nS\n\na<end_of_turn>\n<start_of_turn>model\nb<end_of_turn>\n<start_of_turn>user\nc"
     "<end_of_turn>\n<start_of_turn>model\n",
-    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\na"
-    "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nc"
+    "llama3": "<s><|start_header_id|>system<|end_header_id|>\n\nS<|eot_id|><|start_header_id|>user<|end_header_id|>\n\n"
+    "a<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\nb<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nc"
     "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
     "mistral": "<s>[INST] S\n\na [/INST] b</s>[INST] c [/INST]",
     "plain": "system: S\nuser: a\nassistant: b\nuser: c\nassistant:",

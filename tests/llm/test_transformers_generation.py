@@ -15,6 +15,7 @@ from triforce.llm import LLM
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
+SMOLLM2 = Path(__file__).parents[2] / "build" / "smollm2"
 TEXTS = ["the cat sat on the mat, the hat and the cat sat on", "the hat"]
 
 
@@ -154,3 +155,24 @@ def test_other_model_is_refused(folder: Path, llm: LLM, inputs: dict[str, Any]) 
         other.generate(**inputs, max_new_tokens=4, pad_token_id=1, custom_generate=custom_generate(llm))
     with pytest.raises(TypeError, match="pass the LLM"):
         custom_generate(other)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not SMOLLM2.is_dir(), reason="SmolLM2 has not been fetched: make smollm2")
+@pytest.mark.parametrize("mode", ["ar", "auto"])
+def test_smollm2_writes_the_tokens_of_transformers(mode: str) -> None:
+    """Greedy tokens are those of transformers' own loop, in float32, with the chat template and in a batch."""
+    folder = SMOLLM2
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder, padding_side="left")
+    questions = ["What is the capital of France?", "Count from one to ten.", "Write a line of Python."]
+    chats = [[{"role": "user", "content": question}] for question in questions]
+    inputs = tokenizer.apply_chat_template(
+        chats, add_generation_prompt=True, padding=True, return_dict=True, return_tensors="pt"
+    )
+    settings = {"max_new_tokens": 48, "do_sample": False, "pad_token_id": tokenizer.pad_token_id}
+    expected = model.generate(**inputs, **settings)
+    llm = LLM(folder, dtype="float32")
+    assert torch.equal(
+        model.generate(**inputs, **settings, custom_generate=custom_generate(llm), triforce_mode=mode), expected
+    )

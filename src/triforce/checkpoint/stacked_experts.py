@@ -14,13 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triforce.arrays import DType, rounded
+from triforce.checkpoint.gguf.block_types import E2M1_DOUBLES, mxfp4_scales
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.errors import ModelError
 from triforce.model.weights import Matrix, QuantizedWeight, numbers
 
 Bytes = NDArray[np.uint8]
-DOUBLES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
-"""Twice the value of each E2M1 code."""
 CENTRE = 16
 """Code of 0 in Q5_0."""
 
@@ -40,10 +39,10 @@ def mxfp4_weight(codes_OB32: Bytes, scales_OB: Bytes, *, packed: bool) -> Matrix
 
 def mxfp4_numbers(codes_OB32: Bytes, scales_OB: Bytes) -> NDArray[np.uint16]:
     """Return the numbers (O, 32 B), bfloat16, which is exact; NaN where a scale is 255."""
-    factors_OB = _powers_of_two(scales_OB)
+    factors_OB = mxfp4_scales(scales_OB)
     factors_OB[scales_OB == 255] = np.nan
     with np.errstate(over="ignore"):  # infinite
-        numbers_OB32 = np.array(DOUBLES, np.float32)[codes_OB32] * factors_OB[..., None]
+        numbers_OB32 = np.array(E2M1_DOUBLES, np.float32)[codes_OB32] * factors_OB[..., None]
     return rounded(numbers_OB32.reshape(len(numbers_OB32), -1), "bfloat16")
 
 
@@ -52,9 +51,9 @@ def q5_0(codes_OB32: Bytes, scales_OB: Bytes) -> Bytes | None:
 
     A block has its scale, the fifth bits of 32 codes, and their lower four bits: the first half in the lower nibbles.
     """
-    q5_codes_OB32 = (np.array(DOUBLES) + CENTRE).astype(np.uint8)[codes_OB32]
+    q5_codes_OB32 = (np.array(E2M1_DOUBLES) + CENTRE).astype(np.uint8)[codes_OB32]
     is_zero_OB = (q5_codes_OB32 == CENTRE).all(-1)
-    factors_OB = _powers_of_two(np.where(is_zero_OB, np.uint8(128), scales_OB))  # blocks of zeros have any scale
+    factors_OB = mxfp4_scales(np.where(is_zero_OB, np.uint8(128), scales_OB))  # blocks of zeros have any scale
     with np.errstate(over="ignore"):
         scales_OB1 = factors_OB[..., None].astype(np.float16)
     if not np.array_equal(scales_OB1[..., 0].astype(np.float32), factors_OB):
@@ -63,11 +62,6 @@ def q5_0(codes_OB32: Bytes, scales_OB: Bytes) -> Bytes | None:
     fifths_OB4 = np.packbits(q5_codes_OB32 >> 4, axis=-1, bitorder="little")
     rows_OBX = np.concatenate((scales_OB1.view(np.uint8), fifths_OB4, nibbles_OB16), -1)
     return rows_OBX.reshape(len(rows_OBX), -1)
-
-
-def _powers_of_two(scales_OB: Bytes) -> NDArray[np.float32]:
-    """Return the factor of each block's `DOUBLES`, float32: half of its power of two."""
-    return np.ldexp(np.float32(1), scales_OB.astype(np.int32) - 128)
 
 
 EXPERTS = ".mlp.experts."

@@ -20,7 +20,7 @@ from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.template_process import render_isolated
 from triforce.checkpoint.tokenizer_files import CORE, TokenizerFiles, read_tokenizer
-from triforce.errors import ModelError, RequestError
+from triforce.errors import ModelError, RequestError, argument
 from triforce.interface.messages import Message, ends_in_answer, read_messages, read_tools, told_in_text
 
 NAMED_BYTES = "triforce.named_bytes"
@@ -218,7 +218,9 @@ class Tokenizer:
         the messages, tools or variables spells one, it stays text. Raises RequestError.
         """
         if not self.templates:
-            raise RequestError("this model has no chat template; give a text to generate, or use a model that has one")
+            raise RequestError(
+                f"this model has no chat template; give a text to generate, or name one by {argument('chat_template')}"
+            )
         turns = read_messages(messages, self.template)
         continued = continue_final and ends_in_answer(turns)
         if continued:

@@ -38,7 +38,7 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     template_messages = [{"role": "user", "content": "?"}] if options.chat else None
     llm = load(options, ranks if ranks.count > 1 else None, template_messages)
     if options.chat and not (llm.tokenizer and llm.tokenizer.chats):
-        raise RequestError("this model has no chat template; leave out --chat, or give a model that has one")
+        raise RequestError("this model has no chat template; leave out --chat, or name one by --chat-template")
     params = llm.sampling_params(chat=options.chat, **sampling_values)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
         print(f"sampling: {chat_sampling(llm.sampling_defaults, sampling_values)}", file=sys.stderr)

@@ -72,7 +72,7 @@ _HABITS: tuple[tuple[str, str, str], ...] = (
     ),
     ("--tokenizer --tokenizer-mode", "", "the tokenizer is that of the model's own files; leave it out"),
     ("--chat-template-file", "--chat-template", "is called --chat-template here"),
-    ("--chat-template", "", "chat, serve and batch take it; other commands do not format conversations"),
+    ("--chat-template", "", "generate --chat, chat, serve and batch take it; other commands format no conversations"),
     (
         "--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
         "",

@@ -25,6 +25,7 @@ def _generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat", action="store_true", help="send the prompt as a chat message, in the model's chat template"
     )
+    options.chat_template(parser)
     options.engine(parser)
     options.disk_cache(parser)
     options.ranks(parser)

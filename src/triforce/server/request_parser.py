@@ -287,7 +287,8 @@ class RequestParser:
         body: it has variables of the template. field: name of the field of the conversation.
         """
         if not self.tokenizer.chats:
-            raise field_error(field, "this model has no chat template; send a text to /v1/completions instead")
+            advice = "send a text to /v1/completions, or start the server with --chat-template"
+            raise field_error(field, f"this model has no chat template; {advice}")
         length = sum(map(message_length, messages))
         with naming_field(field):
             self._check_length(length)

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from triforce.checkpoint.gguf.block_types import block_type
 from triforce.errors import ModelError, unreadable
 
 MAGIC = b"GGUF"
@@ -296,7 +297,7 @@ class _Part:
 
     def _tensor(self, name: str, info: TensorInfo, part: int) -> GGUFTensor:
         inputs, *outputs = info.dims
-        kind, block, size = _packing(info.type)
+        kind, block, size = block_type(info.type)
         if kind not in READABLE:
             raise ModelError(
                 f"{self.file}: tensor {name} has type {kind}, which cannot be computed with "
@@ -315,17 +316,6 @@ class _Part:
 
     def _broken(self, reason: str) -> ModelError:
         return ModelError(f"{self.file} is broken: {reason}; download it again")
-
-
-def _packing(number: int) -> tuple[str, int, int]:
-    """Return a tensor type's name, and the elements and the bytes of its block."""
-    from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType  # takes 0.1 s, so only for GGUF models
-
-    try:
-        kind = GGMLQuantizationType(number)
-    except ValueError:
-        return f"number {number}", 1, 1
-    return (kind.name, *GGML_QUANT_SIZES[kind])
 
 
 def _parts_of_set(path: Path) -> list[Path]:

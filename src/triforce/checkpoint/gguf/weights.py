@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triforce.arrays import HOST_TYPES, DType, float32
+from triforce.checkpoint.gguf.block_types import bit_fields, unpacked_rows
 from triforce.checkpoint.gguf.config import FACTORS, LONG_FACTORS
 from triforce.checkpoint.gguf.file import GGUFFile
 from triforce.checkpoint.hf_config import HFConfig
@@ -190,7 +191,7 @@ class GGUFWeights:
         dtype = NUMBER_TYPES.get(tensor.type)
         packed = self._is_packed(name)
         if not packed and (dtype is not None or not matrix):
-            numbers = self._numbers(tensor.type, rows) if dtype is None else rows.reshape(-1).view(HOST_TYPES[dtype])
+            numbers = unpacked_rows(tensor.type, rows) if dtype is None else rows.reshape(-1).view(HOST_TYPES[dtype])
             numbers = numbers.reshape(shape) if order is None else numbers.reshape(shape)[order]
             return float32(numbers) if self.packed and dtype == "float16" else numbers
         rows = rows if order is None else rows[order]
@@ -198,7 +199,7 @@ class GGUFWeights:
             return mxfp4_matrix(rows)
         if packed:
             return QuantizedWeight(tensor.type, rows, shape[-1], partial(self._file.release, gguf_name))
-        return self._numbers(tensor.type, rows)
+        return unpacked_rows(tensor.type, rows)
 
     transient_view = view
 
@@ -221,12 +222,6 @@ class GGUFWeights:
             raise ModelError(f"tensor {gguf_name} has shape {list(shape)}, but the config asks for {count} experts")
         return count
 
-    def _numbers(self, kind: str, rows: NDArray[np.uint8]) -> NDArray[np.float32]:
-        from gguf import GGMLQuantizationType, quants  # takes 0.1 s, so only for GGUF models
-
-        with np.errstate(all="ignore"):  # the caller refuses scales that are not finite
-            return quants.dequantize(rows, GGMLQuantizationType[kind])
-
 
 def mxfp4_matrix(rows: NDArray[np.uint8]) -> Matrix:
     """Return the matrix (O, 32 B) of packed rows, uint8 (O, 17 B).
@@ -235,5 +230,5 @@ def mxfp4_matrix(rows: NDArray[np.uint8]) -> Matrix:
     """
     blocks = rows.reshape(len(rows), -1, 17)
     scales_OB = blocks[..., 0]
-    nibbles_OB16 = blocks[..., 1:]
-    return mxfp4_weight(np.concatenate((nibbles_OB16 & 15, nibbles_OB16 >> 4), -1), scales_OB, packed=True)
+    codes_OB32 = bit_fields(blocks[..., 1:], 4)
+    return mxfp4_weight(codes_OB32, scales_OB, packed=True)
