@@ -83,7 +83,7 @@ def test_layouts_are_those_of_readable_types() -> None:
 @pytest.mark.parametrize("extreme", [False, True], ids=["small scales", "any scales"])
 @pytest.mark.parametrize("kind", LAYOUTS)
 def test_numbers_of_blocks_equal_those_of_library(kind: str, extreme: bool) -> None:
-    """Weights are several chunks, of which the last one is not full."""
+    """Weights are several chunks, and the last chunk is not full."""
     weights = GGML_QUANT_SIZES[GGMLQuantizationType[kind]][0]
     rows_MX = random_rows(kind, 5 * CHUNK // (8 * weights) + 1, extreme=extreme)
     assert_same_bits(kind, rows_MX)

@@ -235,15 +235,16 @@ class RequestParser:
     def _with_ends(self, params: SamplingParams, tools: ToolChoice | None) -> SamplingParams:
         """Return parameters with the tokens and the text that end an answer in the model's format.
 
-        The text ends an answer of one call. Where it is no token, thoughts may hold it and end too early.
+        The text ends an answer of one call. Where it is no token, thoughts may hold it and end too early. Stop strings
+        of the request that spell a mark end the answer at the mark's token, too.
         """
-        closing = self.answers.marks.shown(tools.closing) if tools else ""
-        is_token = closing != "" and closing != (tools.closing if tools else "")
-        stops = (closing,) if closing and (is_token or not self.answers.has_thoughts) else ()
+        marks = self.answers.marks
+        stops = [*params.stop, *(shown for stop in params.stop if (shown := marks.shown(stop)) != stop)]
+        closing = tools.closing if tools else ""
+        if closing and (marks.shown(closing) != closing or not self.answers.has_thoughts):
+            stops.append(marks.shown(closing))
         end_ids = () if params.ignore_eos else self.answers.end_ids
-        if not stops and not end_ids:
-            return params
-        return replace(params, stop=(*params.stop, *stops), stop_token_ids=(*params.stop_token_ids, *end_ids))
+        return replace(params, stop=tuple(stops), stop_token_ids=(*params.stop_token_ids, *end_ids))
 
     def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError."""
