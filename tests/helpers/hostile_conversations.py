@@ -185,9 +185,9 @@ class _Grammar:
             if self._chance(0.8):
                 result = self._result(self._id() if self._odd() else call["id"])
                 if not is_chat:
-                    result = {
-                        "type": "function_call_output", "call_id": result["tool_call_id"], "output": result["content"],
-                    }  # fmt: skip
+                    names = {"role": "type", "tool_call_id": "call_id", "content": "output"}
+                    result = {names.get(name, name): value for name, value in result.items()}
+                    result["type"] = "function_call_output"
                 yield result
 
     def _result(self, call_id: Any) -> dict[str, Any]:

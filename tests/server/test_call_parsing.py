@@ -63,8 +63,8 @@ def call_parser(*, marked: bool, bare: bool, several: bool, forced: bool = False
     marks = Marks()
     openings = {"<tool_call>": lambda: JsonBlock(marks, "<tool_call>", "</tool_call>")} if marked else {}
     closings = ["</tool_call>"] if marked else []
-    whole = BareCalls(marks, NAMES, is_format=not marked, forced=forced) if bare else None
-    return CallParser(openings, closings, whole=whole, several=several, forced=forced)
+    bare_calls = BareCalls(marks, NAMES, is_format=not marked, forced=forced) if bare else None
+    return CallParser(openings, closings, bare_calls=bare_calls, several=several, forced=forced)
 
 
 def parsed(parser: CallParser, text: str, width: int) -> list[str | Call]:

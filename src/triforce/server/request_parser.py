@@ -1,4 +1,4 @@
-"""From a request's body to what the engine generates: token ids, sampling parameters, grammar, mode.
+"""RequestParser: turns a request's body into what the engine generates: token ids, sampling, grammar, mode.
 
 The limits of the server are checked here; `triforce.interface.sampling_params.SamplingParams` checks values.
 """

@@ -1,4 +1,4 @@
-"""How the models of a chat template structure their answers: calls, thoughts, marks, and tokens that end an answer."""
+"""AnswerFormat: how the models of a chat template structure answers, by calls, thoughts, marks and end tokens."""
 
 from __future__ import annotations
 

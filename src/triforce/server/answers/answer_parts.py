@@ -19,7 +19,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """What a model wrote before its answer, or between its calls."""
+    """Text that a model wrote for itself, before its answer or between its calls."""
 
     text: str
 

@@ -88,8 +88,8 @@ class CallFormat:
         by_name = {function.name: function for function in functions}
         openings = self.openings(marks, by_name) if functions else {}
         closings = [marks.shown(self.closing)] if functions and self.closing else []
-        whole = BareCalls(marks, by_name, is_format=False) if bare and functions else None
-        calls = CallParser(openings, closings, whole=whole, several=several, forced=forced)
+        bare_calls = BareCalls(marks, by_name, is_format=False) if bare and functions else None
+        calls = CallParser(openings, closings, bare_calls=bare_calls, several=several, forced=forced)
         return ThinkingParser(thoughts, calls)
 
     def grammar(
@@ -99,9 +99,11 @@ class CallFormat:
 
         several: whether there may be several calls. answer: grammar of other texts that are allowed, too.
         """
-        before, behind, between = self.list_texts
-        more = f"({marks.terms(between)} call)*" if several else ""
-        calls = " ".join(part for part in (marks.terms(before), "call", more, marks.terms(behind)) if part)
+        list_opening, list_closing, separator = self.list_texts
+        further_calls = f"({marks.terms(separator)} call)*" if several else ""
+        calls = " ".join(
+            part for part in (marks.terms(list_opening), "call", further_calls, marks.terms(list_closing)) if part
+        )
         rules = [f"start: {calls} | answer" if answer else f"start: {calls}"]
         rules.append("call: " + " | ".join(f"call_{i}" for i in range(len(functions))))
         for i, function in enumerate(functions):
@@ -132,9 +134,9 @@ class JsonCallFormat(CallFormat):
         return {opening: lambda: JsonBlock(marks, opening, marks.shown(self.closing))}
 
     def rules_of_call(self, marks: Marks, function: CallableFunction, index: int) -> list[str]:
-        before, behind = self.json_texts
-        head = f'{before}{json.dumps(function.name)}, "{self.arguments_key}": '
-        call = f"call_{index}: {marks.terms(head)} arguments_{index} {marks.terms(behind)}"
+        call_opening, call_closing = self.json_texts
+        head = f'{call_opening}{json.dumps(function.name)}, "{self.arguments_key}": '
+        call = f"call_{index}: {marks.terms(head)} arguments_{index} {marks.terms(call_closing)}"
         return [call, f"arguments_{index}: {schema_grammar(function.closed_parameters)}"]
 
 

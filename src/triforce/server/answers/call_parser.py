@@ -37,8 +37,8 @@ class CallBlock(Protocol):
 class CallParser:
     """Separates calls from text.
 
-    openings: a block for each mark that opens one. closings: marks that are dropped where no block is open. whole: a
-    block that may be the whole answer, such as a bare JSON object, if the format has one. several: whether text and
+    openings: a block for each mark that opens one. closings: marks that are dropped where no block is open. bare_calls:
+    a block that may be the whole answer, such as a bare JSON object. several: whether text and
     calls may follow a call. forced: whether a grammar allows calls only; then there is no text.
     """
 
@@ -47,7 +47,7 @@ class CallParser:
         openings: Mapping[str, Callable[[], CallBlock]],
         closings: Collection[str] = (),
         *,
-        whole: CallBlock | None = None,
+        bare_calls: CallBlock | None = None,
         several: bool = True,
         forced: bool = False,
     ) -> None:
@@ -56,7 +56,7 @@ class CallParser:
         self._marks = [*openings, *closings]
         self._several = several
         self._forced = forced
-        self._block = whole
+        self._block = bare_calls
         self._text = ""  # what is unread; in a block, what is behind its beginning
         self._has_call = False
         self._has_ended = False

@@ -105,13 +105,13 @@ class _Rules:
         alternatives = []
         if "string" in types:
             alternatives.append(self._text(name, schema))
-        if others := types - {"string"}:
+        if other_types := types - {"string"}:
             constraints = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
             values = constraints.get("enum")
             if isinstance(values, list):
                 constraints["enum"] = [value for value in values if not isinstance(value, str)]
             if not isinstance(constraints.get("const"), str):
-                alternatives.append(self._rule("value", schema_grammar(constraints | {"type": sorted(others)})))
+                alternatives.append(self._rule("value", schema_grammar(constraints | {"type": sorted(other_types)})))
         return f"({' | '.join(alternatives)})"
 
     def _text(self, name: str, schema: dict[str, Any]) -> str:

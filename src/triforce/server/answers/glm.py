@@ -41,7 +41,7 @@ class GlmFormat(CallFormat):
 def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str, is_closed: bool) -> list[Call] | None:
     """Return the call between the marks, see `DelimitedBlock`. Without its end it must have all required arguments."""
     key, key_end, value, value_end = map(marks.shown, (KEY, KEY_END, VALUE, VALUE_END))
-    name_text, first_key, rest = body.partition(key)
+    name_text, first_key, pairs_text = body.partition(key)
     name = name_text.strip()
     if not NAME.fullmatch(name):
         return None
@@ -49,7 +49,7 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
     properties = schema.get("properties", {})
     pair = re.compile(rf"\s*(.*?)\s*{re.escape(key_end)}\s*{re.escape(value)}(.*?){re.escape(value_end)}\s*", re.DOTALL)
     members: dict[str, str] = {}
-    for part in rest.split(key) if first_key else []:
+    for part in pairs_text.split(key) if first_key else []:
         match = pair.fullmatch(part)
         if match is None:
             return []

@@ -53,8 +53,8 @@ class HarmonyFormat(CallFormat):
         grammar = super().grammar(marks, functions, False, answer)
         if answer is None:
             return grammar
-        head, _, rest = grammar.source.partition("| answer")
-        return Grammar("lark", f"{head}| {marks.terms(FINAL)} answer{rest}", grammar.token_ids)
+        head, _, rules = grammar.source.partition("| answer")
+        return Grammar("lark", f"{head}| {marks.terms(FINAL)} answer{rules}", grammar.token_ids)
 
     def parser(
         self,

@@ -48,8 +48,8 @@ class LlamaFormat(JsonCallFormat):
         by_name = {function.name: function for function in functions}
         if not functions:
             return super().parser(marks, functions, thoughts)
-        whole = BareCalls(marks, by_name, is_format=True, forced=forced)
-        calls = CallParser(self.openings(marks, by_name), whole=whole, several=several, forced=forced)
+        bare_calls = BareCalls(marks, by_name, is_format=True, forced=forced)
+        calls = CallParser(self.openings(marks, by_name), bare_calls=bare_calls, several=several, forced=forced)
         return ThinkingParser(thoughts, calls)
 
     def grammar(

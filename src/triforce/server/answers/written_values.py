@@ -68,9 +68,9 @@ def listed_properties(schema: Mapping[str, Any]) -> dict[str, tuple[dict[str, An
     """
     properties = schema.get("properties", {})
     required = schema.get("required", [])
-    others = schema.keys() - ANNOTATIONS - {"type", "properties", "required", "additionalProperties"}
-    if others or not isinstance(properties, dict) or not isinstance(required, list):
-        reason = f"{min(others)!r} is not supported" if others else "they list no properties"
+    other_keywords = schema.keys() - ANNOTATIONS - {"type", "properties", "required", "additionalProperties"}
+    if other_keywords or not isinstance(properties, dict) or not isinstance(required, list):
+        reason = f"{min(other_keywords)!r} is not supported" if other_keywords else "they list no properties"
         raise ValueError(f"this model writes arguments one by one, and {reason}")
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     listed = {}

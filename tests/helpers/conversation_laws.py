@@ -1,0 +1,164 @@
+"""Laws of answers to conversations: their status, their shape, their stream, and the control tokens of their prompt."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from tests.helpers.asgi_client import ask, events
+from tests.helpers.hostile_conversations import CHAT, Conversation, drawn_conversation, harmless
+from triforce.server.schemas import ChatBody, ResponsesBody
+
+FINISHES = {"stop", "length", "tool_calls"}
+
+
+class Answer(NamedTuple):
+    """The parts of one answer: text, thoughts, calls with their arguments, and why it ended."""
+
+    text: str
+    thoughts: str
+    calls: tuple[tuple[str, str], ...]
+    finish: str
+
+
+class ServedTemplate(NamedTuple):
+    """A server of a model with a chat template, and the marks of the template.
+
+    special_marks: marks that are special tokens. plain_marks: other tokens, which a text may show where an answer has
+    no calls.
+    """
+
+    app: Any
+    special_marks: Sequence[str]
+    plain_marks: Sequence[str]
+
+    @property
+    def marks(self) -> list[str]:
+        return [*self.special_marks, *self.plain_marks]
+
+
+def status_of(served: ServedTemplate, seed: int) -> int:
+    """Ask for the next turn of the conversation of a seed, whole and as a stream. Return the status.
+
+    Raises AssertionError for a broken law.
+    """
+    conversation = drawn_conversation(seed, served.marks)
+    status = -1
+    try:
+        status, whole = _asked(served.app, conversation, stream=False)
+        stream_status, streamed = _asked(served.app, conversation, stream=True)
+        assert stream_status == status, f"{status} becomes {stream_status} as a stream"
+        assert streamed == whole, f"the stream is\n{streamed}, and the whole answer\n{whole}"
+        if status == 200:
+            _check_marks(served, conversation, whole)
+            _check_control_tokens(served, seed)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}, {status}: {error!r}\n{conversation.content()!r}") from error
+    return status
+
+
+def _asked(app: Any, conversation: Conversation, *, stream: bool) -> tuple[int, list[Answer]]:
+    """Return the status and the answers. Raises AssertionError for a status or a shape that no answer may have."""
+    content = conversation.content(stream=stream)
+    response = ask(app, conversation.path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert error.keys() == {"message", "type", "param", "code"} and error["message"], error
+        assert isinstance(error["message"], str) and isinstance(error["type"], str), error
+        assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None), error
+        return response.status_code, []
+    is_chat = conversation.path == CHAT
+    if stream:
+        read = _streamed_chat if is_chat else _streamed_response
+        answers = read(events(response))
+    else:
+        answers = (
+            [_choice(choice) for choice in response.json()["choices"]] if is_chat else [_response(response.json())]
+        )
+    for answer in answers:
+        for _, arguments in answer.calls:
+            assert isinstance(json.loads(arguments), dict), arguments
+    return 200, answers
+
+
+def _choice(choice: dict[str, Any]) -> Answer:
+    message = choice["message"]
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
+    assert choice["finish_reason"] in FINISHES, choice
+    return Answer(message["content"] or "", message.get("reasoning_content", ""), tuple(calls), choice["finish_reason"])
+
+
+def _streamed_chat(chunks: Iterable[dict[str, Any]]) -> list[Answer]:
+    """Return the choices of a stream, each joined from its increments."""
+    answers: dict[int, Answer] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        delta = choice["delta"]
+        answer = answers.setdefault(choice["index"], Answer("", "", (), ""))
+        calls = [(call["function"]["name"], call["function"]["arguments"]) for call in delta.get("tool_calls", ())]
+        answers[choice["index"]] = Answer(
+            answer.text + (delta.get("content") or ""),
+            answer.thoughts + delta.get("reasoning_content", ""),
+            (*answer.calls, *calls),
+            choice["finish_reason"] or answer.finish,
+        )
+    assert all(answer.finish in FINISHES for answer in answers.values()), answers
+    return [answer for _, answer in sorted(answers.items())]
+
+
+def _response(response: dict[str, Any]) -> Answer:
+    assert response["status"] in ("completed", "incomplete") and response["error"] is None, response
+    items = response["output"]
+    texts = [part["text"] for item in items if item["type"] == "message" for part in item["content"]]
+    thoughts = [part["text"] for item in items if item["type"] == "reasoning" for part in item["summary"]]
+    calls = [(item["name"], item["arguments"]) for item in items if item["type"] == "function_call"]
+    return Answer("".join(texts), "".join(thoughts), tuple(calls), response["status"])
+
+
+def _streamed_response(frames: Sequence[dict[str, Any]]) -> list[Answer]:
+    """Return the answer of a stream, joined from its increments; its last event must hold the same."""
+    joined = {"output_text.delta": "", "reasoning_summary_text.delta": ""}
+    calls = []
+    for event in frames:
+        kind = event["type"].removeprefix("response.")
+        if kind in joined:
+            joined[kind] += event["delta"]
+        elif kind == "function_call_arguments.done":
+            calls.append((event["name"], event["arguments"]))
+    answer = _response(frames[-1]["response"])
+    assert frames[-1]["type"] == f"response.{answer.finish}", frames[-1]
+    assert answer == Answer(*joined.values(), tuple(calls), answer.finish), frames
+    return [answer]
+
+
+def _check_marks(served: ServedTemplate, conversation: Conversation, answers: Sequence[Answer]) -> None:
+    """Assert that no text shows a mark. Marks that are no special tokens are text where no call is offered."""
+    body = conversation.body
+    offers_calls = bool(body.get("tools")) and body.get("tool_choice") != "none"
+    has_thoughts = body.get("reasoning_format") != "none"
+    hidden_marks = served.marks if offers_calls and has_thoughts else served.special_marks
+    for answer in answers:
+        shown_marks = [mark for mark in hidden_marks if mark in answer.text + "\n" + answer.thoughts]
+        assert not shown_marks, (shown_marks, answer)
+
+
+def _check_control_tokens(served: ServedTemplate, seed: int) -> None:
+    """Assert that people's texts add no control token to the prompt, and take none away."""
+    hostile_ids = control_ids(served, drawn_conversation(seed, served.marks))
+    harmless_ids = control_ids(served, drawn_conversation(seed, [harmless(mark) for mark in served.marks]))
+    assert hostile_ids == harmless_ids, f"control tokens {hostile_ids} instead of {harmless_ids}"
+
+
+def control_ids(served: ServedTemplate, conversation: Conversation) -> list[int]:
+    """Return the control tokens of a request's prompt, in order."""
+    parser = served.app.state.service.parser
+    body = json.loads(conversation.content())
+    if conversation.path == CHAT:
+        request = parser.chat(ChatBody.model_validate(body), "key")
+    else:
+        request = parser.response(ResponsesBody.model_validate(body), "key")
+    (generation,) = asyncio.run(request)
+    special_ids = parser.tokenizer.special_ids
+    return [i for i in generation.prompt if i in special_ids]
