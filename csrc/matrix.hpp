@@ -29,11 +29,6 @@ struct WeightSource {
     void expect(Type input, int64_t outputs, int64_t inputs) const;
 };
 
-/// A weight from Python: a tensor or a QuantizedWeight. The latter has `blocks`, bytes of a GGUF type; `kind`, the name
-/// of the type; and `narrow`, whether the input of products is bfloat16. Throws nb::value_error or
-/// std::invalid_argument.
-WeightSource weight(const char* name, WeightArg object);
-
 /// Owner of packed `Weights`.
 class Matrix {
   public:

@@ -20,6 +20,8 @@ KEY = sys.argv[-1]
 ASKED = "Name a fruit and say how many letters its name has."
 WEATHER = "What is the weather in Paris?"
 SHORT: dict[str, Any] = {"temperature": 0, "max_tokens": 32}
+LONG: dict[str, Any] = {"temperature": 0, "max_tokens": 64}
+"""Limits of an answer that is a call."""
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 20}, "letters": {"type": "integer"}},
@@ -84,20 +86,31 @@ def openai(call: str, url: str, model: str) -> Any:
     if call == "structured":
         responses = client.responses.parse(model=model, input=ASKED, text_format=fruit(), temperature=0)
         return responses.output_parsed and chats.parse(**common, response_format=fruit()).choices[0].message.parsed
-    return chats.create(**common | {"messages": turns(WEATHER)}, tools=[TOOL]).choices[0].message.tool_calls
+    calling = common | {"messages": turns(WEATHER), **LONG}
+    choice = "required" if call == "required" else "auto"
+    with chats.stream(**calling, tools=[TOOL], tool_choice=choice) as stream:
+        streamed_calls = stream.get_final_completion().choices[0].message.tool_calls
+    flat_tool = {"type": "function", "strict": False, **TOOL["function"]}
+    response = client.responses.create(
+        model=model, input=WEATHER, tools=[flat_tool], tool_choice=choice, temperature=0, max_output_tokens=64
+    )
+    assert streamed_calls and any(item.type == "function_call" for item in response.output)
+    return chats.create(**calling, tools=[TOOL], tool_choice=choice).choices[0].message.tool_calls
 
 
 def langchain(call: str, url: str, model: str) -> Any:
     from langchain_openai import ChatOpenAI
 
-    chat = ChatOpenAI(base_url=url, api_key=KEY, model=model, **SHORT)
+    limits = LONG if call in ("tools", "required") else SHORT
+    chat = ChatOpenAI(base_url=url, api_key=KEY, model=model, **limits)
     if call == "plain":
         return chat.invoke(ASKED).content
     if call == "streamed":
         return joined(piece.content for piece in chat.stream(ASKED))
     if call == "structured":
         return chat.with_structured_output(fruit()).invoke(ASKED)
-    return chat.bind_tools([get_weather]).invoke(WEATHER).tool_calls
+    choice = "required" if call == "required" else None
+    return chat.bind_tools([get_weather], tool_choice=choice).invoke(WEATHER).tool_calls
 
 
 def litellm(call: str, url: str, model: str) -> Any:
@@ -110,7 +123,9 @@ def litellm(call: str, url: str, model: str) -> Any:
         return joined(chunk.choices[0].delta.content for chunk in completion(**common, stream=True))
     if call == "structured":
         return fruit().model_validate_json(completion(**common, response_format=fruit()).choices[0].message.content)
-    return completion(**common | {"messages": turns(WEATHER)}, tools=[TOOL]).choices[0].message.tool_calls
+    choice = "required" if call == "required" else "auto"
+    calling = common | {"messages": turns(WEATHER), **LONG}
+    return completion(**calling, tools=[TOOL], tool_choice=choice).choices[0].message.tool_calls
 
 
 def llama_index(call: str, url: str, model: str) -> Any:
@@ -127,8 +142,9 @@ def llama_index(call: str, url: str, model: str) -> Any:
     if call == "structured":
         structured_llm = OpenAILike(**settings, should_use_structured_outputs=True).as_structured_llm(fruit())
         return structured_llm.chat(messages).raw
-    asking = OpenAILike(**settings, is_function_calling_model=True)
-    answer = asking.chat_with_tools([FunctionTool.from_defaults(get_weather)], user_msg=WEATHER)
+    asking = OpenAILike(**settings | LONG, is_function_calling_model=True)
+    tools = [FunctionTool.from_defaults(get_weather)]
+    answer = asking.chat_with_tools(tools, user_msg=WEATHER, tool_required=call == "required")
     return asking.get_tool_calls_from_response(answer)
 
 
@@ -136,8 +152,8 @@ def instructor(call: str, url: str, model: str) -> Any:
     from instructor import Mode, Partial, from_openai
     from openai import OpenAI
 
-    client = from_openai(OpenAI(base_url=url, api_key=KEY), mode=Mode.TOOLS if call == "tools" else Mode.JSON_SCHEMA)
-    common = {"model": model, "messages": turns(), **SHORT}
+    client = from_openai(OpenAI(base_url=url, api_key=KEY), mode=Mode.TOOLS if call == "required" else Mode.JSON_SCHEMA)
+    common = {"model": model, "messages": turns(), **(LONG if call == "required" else SHORT)}
     if call == "plain":
         return client.chat.completions.create(**common, response_model=None).choices[0].message.content
     if call == "streamed":

@@ -166,12 +166,13 @@ def sdist(python: Path) -> None:
 
 def compilers(processor: str, python: Path) -> Path:
     """Write Zig's compiler and archiver for a processor as programs into a folder, and return the folder."""
+    zig = run([python, "-c", "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).with_name('zig'))"]).strip()
     folder = WORK / f"zig-{processor}"
     folder.mkdir(parents=True, exist_ok=True)
     target = f"-target {processor}-linux-gnu.{GLIBC} "
     for name, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         program = folder / name
-        program.write_text(f'#!/bin/sh\nexec "{python}" -m ziglang {name} {options}"$@"\n')
+        program.write_text(f'#!/bin/sh\nexec "{zig}" {name} {options}"$@"\n')
         program.chmod(0o755)
     return folder
 

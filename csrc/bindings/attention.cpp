@@ -10,9 +10,9 @@
 #include "../memory.hpp"
 #include "../offloaded_pass.hpp"
 #include "../search.hpp"
-#include "../tensor.hpp"
 #include "../topk.hpp"
 #include "../write.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -7,9 +7,8 @@
 #include <nanobind/stl/vector.h>
 
 #include "../experts.hpp"
-#include "../matrix.hpp"
 #include "../memory.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -7,7 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "../experts.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

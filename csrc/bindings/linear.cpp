@@ -6,8 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "../embedding.hpp"
-#include "../matrix.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -14,8 +14,8 @@
 #include "../cpus.hpp"
 #include "../peaks.hpp"
 #include "../simd_dispatch.hpp"
-#include "../tensor.hpp"
 #include "../threads.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -11,7 +11,7 @@
 
 #include "../memory.hpp"
 #include "../offloaded_pass.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -9,7 +9,7 @@
 #include <nanobind/nanobind.h>
 
 #include "../fused_draft.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace triforce {
 

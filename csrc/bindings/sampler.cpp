@@ -9,7 +9,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "../sampler.hpp"
-#include "../tensor.hpp"
+#include "arguments.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -47,20 +47,23 @@ def status_of(served: ServedTemplate, seed: int) -> int:
     conversation = drawn_conversation(seed, served.marks)
     status = -1
     try:
-        status, whole = _asked(served.app, conversation, stream=False)
-        stream_status, streamed = _asked(served.app, conversation, stream=True)
+        status, whole, prompt_tokens = _asked(served.app, conversation, stream=False)
+        stream_status, streamed, _ = _asked(served.app, conversation, stream=True)
         assert stream_status == status, f"{status} becomes {stream_status} as a stream"
         assert streamed == whole, f"the stream is\n{streamed}, and the whole answer\n{whole}"
         if status == 200:
             _check_marks(served, conversation, whole)
-            _check_control_tokens(served, seed)
+            _check_control_tokens(served, seed, prompt_tokens)
     except Exception as error:
         raise AssertionError(f"seed {seed}, {status}: {error!r}\n{conversation.content()!r}") from error
     return status
 
 
-def _asked(app: Any, conversation: Conversation, *, stream: bool) -> tuple[int, list[Answer]]:
-    """Return the status and the answers. Raises AssertionError for a status or a shape that no answer may have."""
+def _asked(app: Any, conversation: Conversation, *, stream: bool) -> tuple[int, list[Answer], int]:
+    """Return the status, the answers and the number of the prompt's tokens; of a stream no number.
+
+    Raises AssertionError for a status or a shape that no answer may have.
+    """
     content = conversation.content(stream=stream)
     response = ask(app, conversation.path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
@@ -69,19 +72,19 @@ def _asked(app: Any, conversation: Conversation, *, stream: bool) -> tuple[int, 
         assert error.keys() == {"message", "type", "param", "code"} and error["message"], error
         assert isinstance(error["message"], str) and isinstance(error["type"], str), error
         assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None), error
-        return response.status_code, []
+        return response.status_code, [], 0
     is_chat = conversation.path == CHAT
     if stream:
-        read = _streamed_chat if is_chat else _streamed_response
-        answers = read(events(response))
+        frames = events(response)
+        prompt_tokens = 0
+        answers = _streamed_chat(frames) if is_chat else _streamed_response(frames)
     else:
-        answers = (
-            [_choice(choice) for choice in response.json()["choices"]] if is_chat else [_response(response.json())]
-        )
-    for answer in answers:
-        for _, arguments in answer.calls:
-            assert isinstance(json.loads(arguments), dict), arguments
-    return 200, answers
+        whole = response.json()
+        prompt_tokens = whole["usage"]["prompt_tokens" if is_chat else "input_tokens"]
+        answers = [_choice(choice) for choice in whole["choices"]] if is_chat else [_response(whole)]
+    for _, arguments in (call for answer in answers for call in answer.calls):
+        assert isinstance(json.loads(arguments), dict), arguments
+    return 200, answers, prompt_tokens
 
 
 def _choice(choice: dict[str, Any]) -> Answer:
@@ -119,17 +122,17 @@ def _response(response: dict[str, Any]) -> Answer:
 
 def _streamed_response(frames: Sequence[dict[str, Any]]) -> list[Answer]:
     """Return the answer of a stream, joined from its increments; its last event must hold the same."""
-    joined = {"output_text.delta": "", "reasoning_summary_text.delta": ""}
-    calls = []
+    by_type: dict[str, list[dict[str, Any]]] = {}
     for event in frames:
-        kind = event["type"].removeprefix("response.")
-        if kind in joined:
-            joined[kind] += event["delta"]
-        elif kind == "function_call_arguments.done":
-            calls.append((event["name"], event["arguments"]))
+        by_type.setdefault(event["type"].removeprefix("response."), []).append(event)
+    text, thoughts = (
+        "".join(event["delta"] for event in by_type.get(kind, ()))
+        for kind in ("output_text.delta", "reasoning_summary_text.delta")
+    )
+    calls = [(event["name"], event["arguments"]) for event in by_type.get("function_call_arguments.done", ())]
     answer = _response(frames[-1]["response"])
     assert frames[-1]["type"] == f"response.{answer.finish}", frames[-1]
-    assert answer == Answer(*joined.values(), tuple(calls), answer.finish), frames
+    assert answer == Answer(text, thoughts, tuple(calls), answer.finish), frames
     return [answer]
 
 
@@ -144,15 +147,21 @@ def _check_marks(served: ServedTemplate, conversation: Conversation, answers: Se
         assert not shown_marks, (shown_marks, answer)
 
 
-def _check_control_tokens(served: ServedTemplate, seed: int) -> None:
-    """Assert that people's texts add no control token to the prompt, and take none away."""
-    hostile_ids = control_ids(served, drawn_conversation(seed, served.marks))
-    harmless_ids = control_ids(served, drawn_conversation(seed, [harmless(mark) for mark in served.marks]))
+def _check_control_tokens(served: ServedTemplate, seed: int, prompt_tokens: int) -> None:
+    """Assert that people's texts add no control token to the prompt, and take none away.
+
+    prompt_tokens: the number of the prompt's tokens as the server has told it.
+    """
+    prompt = prompt_of(served, drawn_conversation(seed, served.marks))
+    assert len(prompt) == prompt_tokens, f"{len(prompt)} tokens of a prompt are told as {prompt_tokens}"
+    harmless_prompt = prompt_of(served, drawn_conversation(seed, [harmless(mark) for mark in served.marks]))
+    special_ids = served.app.state.service.parser.tokenizer.special_ids
+    hostile_ids, harmless_ids = ([i for i in ids if i in special_ids] for ids in (prompt, harmless_prompt))
     assert hostile_ids == harmless_ids, f"control tokens {hostile_ids} instead of {harmless_ids}"
 
 
-def control_ids(served: ServedTemplate, conversation: Conversation) -> list[int]:
-    """Return the control tokens of a request's prompt, in order."""
+def prompt_of(served: ServedTemplate, conversation: Conversation) -> Sequence[int]:
+    """Return the tokens of a request's prompt."""
     parser = served.app.state.service.parser
     body = json.loads(conversation.content())
     if conversation.path == CHAT:
@@ -160,5 +169,5 @@ def control_ids(served: ServedTemplate, conversation: Conversation) -> list[int]
     else:
         request = parser.response(ResponsesBody.model_validate(body), "key")
     (generation,) = asyncio.run(request)
-    special_ids = parser.tokenizer.special_ids
-    return [i for i in generation.prompt if i in special_ids]
+    prompt: Sequence[int] = generation.prompt
+    return prompt

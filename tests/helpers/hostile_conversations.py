@@ -36,10 +36,32 @@ PIECES = (
 )
 HALVES = ("\ud83d", "\ude42 \ud83d", "\udfff")
 """Halves of characters."""
-NUMBERS = (0, -1, 1, 2**31, 2**63, 10**40, 1e308, -1e-300, 0.5, float("inf"), float("nan"), True, "1", None, [], {})
+NUMBERS: tuple[Any, ...] = (
+    0,
+    -1,
+    1,
+    2**31,
+    2**63,
+    10**40,
+    1e308,
+    -1e-300,
+    0.5,
+    float("inf"),
+    float("nan"),
+    True,
+    "1",
+    None,
+    [],
+    {},
+)
 IDS = ("call_1", "a", "", "abc012345", "x" * 300, "名前", "call 1\n", "\x00")
 NAMES = ("size", "purr", "functions.size", "f-1", "a b", "", "名前", "x" * 65, "size\n", "assistant")
+LAST_BYTE = 258
+"""Last id of tokens that every chain model has; marks follow."""
 DEEP: Any = json.loads('{"a": [' * 40 + "1" + "]}" * 40)
+DEEPER: Any = json.loads('{"a": [' * 150 + "1" + "]}" * 150)
+VARIABLES = ("enable_thinking", "m", "loop", "call", "range", "namespace", "tojson", "told", "x")
+"""Names of variables, among them some of chat templates and of Jinja."""
 
 
 class Conversation(NamedTuple):
@@ -71,6 +93,8 @@ class _Grammar:
         self._marks = marks
         self._oddity = random.choice((0.0, 0.0, 0.01, 0.05, 0.2))
         """Probability with which a field is one that a server may refuse."""
+        self._has_halves = random.random() < 0.1
+        """Whether halves of characters stand beside the turns: in tools, formats and other fields."""
 
     def conversation(self) -> Conversation:
         is_chat = self._chance(0.55)
@@ -107,6 +131,11 @@ class _Grammar:
             else:
                 text += piece
         return text + (self._random.choice(HALVES) if self._odd() and self._chance(0.2) else "")
+
+    def _note(self) -> str:
+        """Return a text that need not be in the prompt, perhaps with half of a character."""
+        text = self._text()
+        return text + (self._random.choice(HALVES) if self._has_halves and self._chance(0.4) else "")
 
     def _content(self) -> Any:
         """Return a text, parts of it, or something else."""
@@ -154,7 +183,9 @@ class _Grammar:
             yield self._result(self._id())
         else:
             summary: Any = [{"type": "summary_text", "text": self._text()}]
-            yield {"type": "reasoning", "id": self._id(), "summary": summary, "encrypted_content": None}
+            if self._odd():
+                summary = self._random.choice((None, [], "a", [5, {}, {"text": None}], DEEP))
+            yield {"type": "reasoning", "id": self._id(), "summary": summary, "encrypted_content": self._note()}
 
     def _turn(self, is_chat: bool, role: Any) -> dict[str, Any]:
         if self._odd():
@@ -167,9 +198,11 @@ class _Grammar:
         if role == "assistant" and self._chance(0.5):
             replayed: dict[str, Any] = {
                 "refusal": None, "audio": None, "annotations": [], "function_call": None, "tool_calls": None,
-                "reasoning_content": self._text(), "reasoning_details": [DEEP], "x": {"y": [self._text()]},
+                "reasoning_content": self._text(), "reasoning_details": [DEEP], "x": {"y": [self._note()]},
             }  # fmt: skip
             turn |= dict(self._random.sample(sorted(replayed.items(), key=lambda field: field[0]), 4))
+        if role == "assistant" and self._odd():
+            turn["reasoning_content"] = self._random.choice((5, [self._text()], {"text": self._text()}, DEEPER))
         if self._odd():
             turn[self._random.choice(("x", "thinking", "tool_call_id", "function_call"))] = self._text()
         return turn
@@ -246,7 +279,11 @@ class _Grammar:
     def _settings(self, is_chat: bool) -> dict[str, Any]:
         random = self._random
         limit = "max_tokens" if is_chat else "max_output_tokens"
-        body: dict[str, Any] = {limit: random.randint(1, 24), "seed": random.randrange(1000), "model": "chain"}
+        body: dict[str, Any] = {
+            limit: random.choice((1, 2, 4, 8, 16, 24)),
+            "seed": random.randrange(1000),
+            "model": "chain",
+        }
         drawn: dict[str, Callable[[], Any]] = {
             "temperature": lambda: random.choice((0, 0.7, 2)),
             "top_k": lambda: random.choice((1, 5, 40)),
@@ -255,19 +292,27 @@ class _Grammar:
             "reasoning_format": lambda: random.choice(("none", "auto", "deepseek")),
             "continue_final_message": lambda: random.choice((True, False)),
             "add_generation_prompt": lambda: random.choice((True, True, True, False)),
-            "chat_template_kwargs": lambda: {random.choice(("enable_thinking", "x", "mood")): False},
-            "user": self._text,
+            "chat_template_kwargs": lambda: {random.choice(VARIABLES): random.choice((False, self._note(), DEEP))},
+            "user": self._note,
+            "metadata": lambda: {self._note(): self._note()},
+            "cache_salt": self._note,
+            "thinking": lambda: {"type": random.choice(("enabled", "disabled", "disabled"))},
+            "stop_token_ids": lambda: [random.randint(0, LAST_BYTE), random.randint(0, LAST_BYTE)],
+            "mode": lambda: random.choice(("ar", "ngram", "ngram")),
         }
         if is_chat:
             drawn |= {
-                "stop": lambda: random.choice(([self._mark()], self._mark(), [self._mark(), "w", "\n"], "the", ["}"])),
+                "stop": lambda: random.choice(
+                    ([self._mark()], self._mark(), [self._mark(), "w", "\n"], ["}"], "\ud800")
+                ),
                 "n": lambda: 2,
                 "logprobs": lambda: True,
-                "logit_bias": lambda: {str(random.randint(0, 275)): random.choice((-100, 5, 100))},
-                "reasoning_effort": lambda: random.choice(("none", "high", "x")),
+                "presence_penalty": lambda: 2.0,
+                "logit_bias": self._biases,
+                "reasoning_effort": lambda: random.choice(("none", "high", self._note())),
             }
         for name, draw in drawn.items():
-            if self._chance(0.12):
+            if self._chance(0.25 if name in ("stop", "logit_bias") else 0.12):
                 body[name] = draw()
         if self._chance(0.6):
             body |= self._tools(is_chat)
@@ -279,6 +324,14 @@ class _Grammar:
                 NUMBERS
             )
         return body
+
+    def _biases(self) -> dict[str, float]:
+        """Return biases of tokens, often of marks, which then stand anywhere in an answer."""
+        last = LAST_BYTE + len(self._marks)
+        return {
+            str(self._random.randint(LAST_BYTE - 5, last)): self._random.choice((-100, 10, 20, 30, 100))
+            for _ in range(self._random.randint(1, 4))
+        }
 
     def _mark(self) -> str:
         return self._random.choice(self._marks)
@@ -304,18 +357,18 @@ class _Grammar:
     def _tool(self, is_chat: bool, name: str) -> dict[str, Any]:
         function: dict[str, Any] = {"name": name}
         if self._chance(0.7):
-            function["description"] = self._text()
+            function["description"] = self._note()
         if self._chance(0.8):
             function["parameters"] = self._parameters()
         if self._chance(0.3):
             function["strict"] = self._chance(0.5)
         if self._chance(0.1):
-            function["x"] = self._text()
+            function["x"] = self._note()
         return {"type": "function", "function": function} if is_chat else {"type": "function", **function}
 
     def _parameters(self) -> dict[str, Any]:
         """Return a schema of an object, often one that is seldom seen."""
-        text = self._text()
+        text = self._note()
         size = {"of": {"type": "string", "description": text}, "cm": {"type": "integer"}}
         schemas: list[dict[str, Any]] = [
             {"type": "object", "properties": size, "required": ["of", "cm"]},

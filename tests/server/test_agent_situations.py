@@ -235,3 +235,13 @@ def test_last_turn_of_the_assistant_is_continued(tmp_path: Path) -> None:
         ids = good(ask(app, "/tokenize", {"messages": history}))["tokens"]
         text = good(ask(app, "/detokenize", {"tokens": ids}))["prompt"]
         assert text.endswith("The cat goes")
+
+
+def test_half_a_character_in_a_tool_breaks_no_answer(tmp_path: Path) -> None:
+    """An answer of responses repeats the tools of its request."""
+    tool = {"type": "function", "name": "note", "description": "\ud83d"}
+    with writing(tmp_path, "So.") as app:
+        for stream in (False, True):
+            body = json.dumps({"input": "the cat?", "tools": [tool], "stream": stream})
+            answer = ask(app, RESPONSES, content=body, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 200 and "\\ud83d" in answer.text

@@ -92,7 +92,7 @@ class ControlTokens:
 
     @cached_property
     def _pattern(self) -> re.Pattern[str]:
-        return re.compile(_one_of(self._tokens) or "(?!)")
+        return re.compile(one_of_pattern(self._tokens) or "(?!)")
 
     @property
     def _plain(self) -> PlainTokenizer:
@@ -177,7 +177,7 @@ def _texts(value: object) -> Iterator[str]:
             pending += part
 
 
-def _one_of(words: Iterable[str]) -> str:
+def one_of_pattern(words: Iterable[str]) -> str:
     """Return a regular expression of the longest of some words.
 
     Common beginnings stand in it once: thousands of alternatives at each `<` of a text would take seconds.
@@ -190,7 +190,7 @@ def _one_of(words: Iterable[str]) -> str:
     for group in words_by_first.values():
         prefix = _common_prefix(group)
         remainders = [word[len(prefix) :] for word in group]
-        rest_pattern = _one_of(remainders)
+        rest_pattern = one_of_pattern(remainders)
         optional = "?" if "" in remainders else ""
         branches.append(re.escape(prefix) + (f"(?:{rest_pattern}){optional}" if rest_pattern else ""))
     return "|".join(branches)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from fastapi.responses import JSONResponse
+
 from triforce.checkpoint.tokenizer import Tokenizer
 from triforce.engine.engine import OutputChunk
 from triforce.interface.explain import TierStats, total
@@ -134,6 +136,16 @@ def _tiers(stats: Sequence[TierStats]) -> list[dict[str, Any]]:
 
 def _finite_logprob(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
+
+
+class EncodableResponse(JSONResponse):
+    """JSON in UTF-8. Where a client sent half of a character as an escape, which UTF-8 cannot hold, it is in ASCII."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except UnicodeEncodeError:
+            return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def frame(data: Mapping[str, Any], event: str | None = None) -> bytes:

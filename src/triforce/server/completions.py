@@ -8,12 +8,12 @@ from time import time
 from typing import Any
 from uuid import uuid4
 
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
-from triforce.server.answer_fields import COMMENT, DONE, TextLogprobs, decoding_trace, frame, usage
+from triforce.server.answer_fields import COMMENT, DONE, EncodableResponse, TextLogprobs, decoding_trace, frame, usage
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
 from triforce.server.errors import field_error
 from triforce.server.limits import MAX_VALUES
@@ -121,7 +121,7 @@ async def tokenize(parser: RequestParser, body: TokenizeBody, key: str) -> Respo
         answer: dict[str, Any] = {"count": len(ids), "max_model_len": parser.context, "tokens": ids}
         if body.return_token_strs:
             answer["token_strs"] = [parser.tokenizer.text_of(i) for i in ids]
-        return JSONResponse(answer, headers=body.headers)
+        return EncodableResponse(answer, headers=body.headers)
 
     return await parser.in_thread(len(ids), key, write_answer)
 
@@ -133,4 +133,4 @@ async def detokenize(parser: RequestParser, body: DetokenizeBody, key: str) -> R
 
 
 def _detokenized(parser: RequestParser, ids: Sequence[int], body: DetokenizeBody) -> Response:
-    return JSONResponse({"prompt": parser.tokenizer.decode(ids)}, headers=body.headers)
+    return EncodableResponse({"prompt": parser.tokenizer.decode(ids)}, headers=body.headers)

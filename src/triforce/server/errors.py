@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from triforce.errors import ContextLengthError, RequestError, TriforceError, as_option, suggest
 from triforce.interface.sampling_params import SamplingParams
+from triforce.server.answer_fields import EncodableResponse
 
 
 def validation_depth(error: dict[str, Any]) -> tuple[int, list[int]]:
@@ -128,7 +129,7 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, dict(self.headers or {}))
+        return EncodableResponse(self.body(), self.status, dict(self.headers or {}))
 
 
 class ClientDisconnected(Exception):

@@ -14,13 +14,13 @@ from time import perf_counter
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
-from triforce.server.answer_fields import frame, without_text
+from triforce.server.answer_fields import EncodableResponse, frame, without_text
 from triforce.server.engine_client import (
     EngineClient,
     Event,
@@ -208,7 +208,7 @@ class Service:
     def _full_response(
         self, writer: ResponseWriter, outputs: Sequence[RequestOutput], body: SamplingFields
     ) -> Response:
-        return JSONResponse(writer.full_answer(outputs), headers=body.headers)
+        return EncodableResponse(writer.full_answer(outputs), headers=body.headers)
 
     async def _frames(
         self, events: AsyncGenerator[tuple[int, Event], None], writer: ResponseWriter, report: dict[str, Any]

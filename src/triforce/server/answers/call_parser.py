@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from triforce.checkpoint.control_tokens import one_of_pattern
 from triforce.engine.engine import partial_match
 from triforce.server.answers.answer_parts import AnswerPart, Call
 
@@ -54,6 +56,7 @@ class CallParser:
         self.is_cut = False
         self._openings = openings
         self._marks = [*openings, *closings]
+        self._pattern = re.compile(one_of_pattern(self._marks) or "(?!)")
         self._several = several
         self._forced = forced
         self._block = bare_calls
@@ -92,16 +95,14 @@ class CallParser:
 
     def _read_text(self, parts: list[AnswerPart], is_final: bool) -> bool:
         """Release text up to the next mark. White space before a mark, and behind the last call, is dropped."""
-        starts = {start: mark for mark in reversed(self._marks) if (start := self._text.find(mark)) >= 0}
-        if starts:
-            start = min(starts)
-            mark = starts[start]
-            self._release(parts, start, trimmed=True)
+        if match := self._pattern.search(self._text):
+            mark = match[0]
+            self._release(parts, match.start(), trimmed=True)
             if mark in self._openings:
-                self._text = self._text[start:]
+                self._text = self._text[match.start() :]
                 self._block = self._openings[mark]()
             else:
-                self._text = self._text[start + len(mark) :]
+                self._text = self._text[match.end() :]
             return True
         partial_length = partial_match(self._text, self._marks)
         certain_end = len(self._text) - partial_length

@@ -47,13 +47,14 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
         return None
     schema = functions[name].parameters if name in functions else {}
     properties = schema.get("properties", {})
-    pair = re.compile(rf"\s*(.*?)\s*{re.escape(key_end)}\s*{re.escape(value)}(.*?){re.escape(value_end)}\s*", re.DOTALL)
+    pair = re.compile(rf"(.*?){re.escape(key_end)}\s*{re.escape(value)}(.*?){re.escape(value_end)}\s*", re.DOTALL)
     members: dict[str, str] = {}
     for part in pairs_text.split(key) if first_key else []:
         match = pair.fullmatch(part)
         if match is None:
             return []
-        members[marks.restored(match[1])] = json_of(marks.restored(match[2]), properties.get(match[1]))
+        argument = marks.restored(match[1].strip())
+        members[argument] = json_of(marks.restored(match[2]), properties.get(argument))
     if not is_closed and (not members or set(schema.get("required", ())) - members.keys()):
         return []
     return [Call(name, object_of(members))]

@@ -25,6 +25,8 @@ CONSTRAIN, CALL, RETURN = "<|constrain|>", "<|call|>", "<|return|>"
 FINAL = f"{CHANNEL}final{MESSAGE}"
 _RECIPIENT = re.compile(r"to=(\S+)")
 _FUNCTIONS = "functions."
+MAX_HEADER = 512
+"""Maximal length of a message's header in characters; what is longer is text."""
 
 
 class HarmonyFormat(CallFormat):
@@ -121,7 +123,7 @@ class HarmonyParser:
         """Take text of the current header or message."""
         if self._header is not None:
             self._header += text
-            if self._header.strip() and not self._may_be_header():
+            if len(self._header) > MAX_HEADER or (text.strip() and not self._may_be_header()):
                 text = self._header
                 self._header = None
                 self._channel = "final"

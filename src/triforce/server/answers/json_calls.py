@@ -16,7 +16,7 @@ ARGUMENTS_KEYS = ("arguments", "parameters")
 NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
 _IN_STRING = re.compile(r'[\\"]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
-_SEPARATORS = "[],;"
+_SEPARATORS = re.compile(r"[\s\[\],;]*")
 """Characters between the objects of a list, or of several calls in a row."""
 
 
@@ -114,6 +114,11 @@ def _raw_members(text: str) -> dict[str, str]:
     return members
 
 
+def _separators_end(text: str, place: int) -> int:
+    match = _SEPARATORS.match(text, place)
+    return match.end() if match else place
+
+
 def _space_end(text: str, place: int) -> int:
     match = _SPACE.match(text, place)
     return match.end() if match else place
@@ -148,6 +153,7 @@ class JsonBlock:
         self._marks = marks
         self._closing = closing
         self._place = len(opening)
+        self._text_start = self._place  # of what is text unless an object follows
         self._object: ObjectEnd | None = None
         self._parts: list[AnswerPart] = []
         self._has_call = False
@@ -168,18 +174,15 @@ class JsonBlock:
             self._has_call = self._has_call or call is not None
             self._object = None
             self._place = object_end
+            self._text_start = object_end
 
     def _seek(self, text: str, is_final: bool) -> BlockEnd | None:
         """Go to the next object; return the block's end if none follows. Without either, more text must come."""
-        start = _space_end(text, self._place)
-        place = start
-        while text[place : place + 1] and (text[place] in _SEPARATORS or text[place].isspace()):
-            place += 1
+        place = _separators_end(text, self._place)
         if text[place : place + 1] == "}" and self._has_call:  # one brace too many
-            self._place = place + 1
-            return self._seek(text, is_final)
+            place = _separators_end(text, place + 1)
+        self._place = place
         if text.startswith("{", place):
-            self._place = place
             self._object = ObjectEnd(place)
             return None
         next_text = text[place : place + len(self._closing)]
@@ -187,7 +190,7 @@ class JsonBlock:
             return BlockEnd(self._parts, place + len(self._closing))
         if place == len(text) or (next_text and self._closing.startswith(next_text)):
             return BlockEnd(self._parts, len(text), is_cut=not self._has_call) if is_final else None
-        return BlockEnd(self._parts, place if self._has_call else start)
+        return BlockEnd(self._parts, place if self._has_call else _space_end(text, self._text_start))
 
 
 _BARE_START = re.compile(r"\s*(?:```(?:json)?\s*)?(?=[\[{])")
@@ -220,15 +223,15 @@ class BareCalls:
         if self._start is None:
             match = _BARE_START.match(text)
             if match is None:
-                may_begin = bool(_BARE_START_PREFIX.fullmatch(text)) and not is_final
+                is_short = len(text) <= _HEAD_CHARACTERS and not is_final
+                may_begin = is_short and bool(_BARE_START_PREFIX.fullmatch(text))
                 return None if may_begin else self._not_bare(text, is_final)
             self._start = self._place = match.end()
         if not self._has_head(text):
             return self._not_bare(text, is_final)
         while True:
             if self._object is None:
-                while text[self._place : self._place + 1] and text[self._place] in _SEPARATORS + " \t\r\n":
-                    self._place += 1
+                self._place = _separators_end(text, self._place)
                 if not text.startswith("{", self._place):
                     break
                 self._object = ObjectEnd(self._place)

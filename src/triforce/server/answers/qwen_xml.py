@@ -24,10 +24,8 @@ from triforce.server.answers.marks import Marks
 from triforce.server.answers.written_values import argument_rules, json_of, object_of
 
 FUNCTION_CLOSE = "</function>"
-_FUNCTION = re.compile(r"\s*<function=\s*([^>\s]+)\s*>")
-_PARAMETER = re.compile(
-    r"\s*<parameter=\s*([^>]+?)\s*>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL
-)
+_FUNCTION = re.compile(r"\s*<function=([^>]+)>")
+_PARAMETER = re.compile(r"\s*<parameter=([^>]+)>\n?(.*?)\n?</parameter>(?=\s*(?:<parameter=|</function>|$))", re.DOTALL)
 _END = re.compile(r"\s*</function>\s*|\s*$")
 
 
@@ -62,14 +60,15 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
     calls = []
     place = 0
     while head := _FUNCTION.match(body, place):
-        name = head[1]
+        name = head[1].strip()
         if not NAME.fullmatch(name):
             return None
         properties = functions[name].parameters.get("properties", {}) if name in functions else {}
         members: dict[str, str] = {}
         place = head.end()
         while parameter := _PARAMETER.match(body, place):
-            members[marks.restored(parameter[1])] = json_of(marks.restored(parameter[2]), properties.get(parameter[1]))
+            key = marks.restored(parameter[1].strip())
+            members[key] = json_of(marks.restored(parameter[2]), properties.get(key))
             place = parameter.end()
         end = _END.match(body, place)
         if end is None or (not is_closed and not end[0].strip()):
