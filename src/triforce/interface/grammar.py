@@ -89,7 +89,7 @@ def _subschemas(root: JSONSchema, part: JSONSchema, is_composed: bool) -> Iterat
         return
     in_composition = is_composed or bool(constraints & COMPOSITIONS) or ("$ref" in part and len(constraints) > 1)
     if "$ref" in part:
-        yield _resolve(root, part["$ref"]), in_composition
+        yield resolve_reference(root, part["$ref"]), in_composition
     if in_composition and not is_composed:  # `part` itself is composed
         yield part, True
     inner_composed = in_composition or "patternProperties" in part or "contains" in part
@@ -117,7 +117,7 @@ def _schemas(part: JSONSchema, keyword: str) -> Iterable[Any]:
     return ()
 
 
-def _resolve(root: JSONSchema, reference: Any) -> Any:
+def resolve_reference(root: JSONSchema, reference: Any) -> Any:
     """Return the part of `root` that a JSON pointer refers to. Raises LookupError."""
     if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         raise LookupError
@@ -151,6 +151,8 @@ def _lists_required(part: JSONSchema) -> bool:
 WRAPPER = {"description", "name", "schema", "strict"}
 """Fields of OpenAI's `response_format.json_schema`, which wraps a schema."""
 MAX_CHARACTERS = 65_536
+ANY_TEXT = "/(?s:.*)/"
+"""A part of a grammar in Lark that any text fits."""
 _KINDS = ("json_schema", "regex", "lark")
 
 
@@ -183,8 +185,10 @@ class Grammar:
 
     @property
     def holds_json(self) -> bool:
-        """Whether a JSON schema describes a part of the text."""
-        return self.kind == "json_schema" or (self.kind == "lark" and "%json" in self.source)
+        """Whether JSON is all of the text that may hold numbers, so that the length of these is limited."""
+        return self.kind == "json_schema" or (
+            self.kind == "lark" and "%json" in self.source and ANY_TEXT not in self.source
+        )
 
     @classmethod
     def json(cls, schema: Any = None, *, additional_properties: bool = False) -> Self:

@@ -46,6 +46,8 @@ NO_LIMIT = -1
 """Value of the token limit for unlimited answers in other servers."""
 PROMPT_END = 16
 """Last tokens of a prompt, which hold the mark with which thoughts may begin."""
+CONTINUED_END = 8192
+"""Last tokens of a prompt whose last turn is continued, which hold the beginning of that turn."""
 STREAM_FIELDS = ("stream_options", "trace", "return_progress")
 
 
@@ -57,6 +59,8 @@ def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -
     if logprobs is not None and not 0 <= logprobs <= limits.logprobs:
         name = body.sent_as.get("logprobs", "logprobs")
         raise field_error(name, f"{name} must be from 0 to {limits.logprobs}")
+    if any("\ud800" <= character <= "\udfff" for stop in stops for character in stop):
+        raise field_error("stop", "a stop string holds half of a character; leave it out")
     if any(len(stop) > limits.stop_characters for stop in stops):
         raise field_error("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
     for name in STREAM_FIELDS:
@@ -226,7 +230,7 @@ class RequestParser:
         """Return the request for the next turn of a conversation. Raises ApiError."""
         ids = await self.conversation(messages, key, body, body.offered_tools if tools else (), body.prompt_field)
         opening = self.answers.calls.answer_opening if self.answers.calls else ""
-        if opening and params.grammar and tools is None:
+        if opening and params.grammar and tools is None and not continues_answer(messages, body):
             ids = ids + self.tokenizer.encode(opening, add_special=False)
         params = self._with_ends(params, tools)
         requests = await self._requests([ids], params, body, key)
@@ -313,10 +317,13 @@ class RequestParser:
 
     def answer_parser(self, body: ChatBody | ResponsesBody, generation: GenerationRequest) -> AnswerParser:
         """Return a parser for one answer to a request."""
-        prompt_end = "".join(map(self.tokenizer.text_of, generation.prompt[-PROMPT_END:]))
+        messages = body.messages if isinstance(body, ChatBody) else messages_of(body.instructions, body.input)
+        tail = CONTINUED_END if continues_answer(messages, body) else PROMPT_END
+        prompt_end = "".join(map(self.tokenizer.text_of, generation.prompt[-tail:]))
         return self.answers.parser(
             self.tools(body),
             prompt_end,
+            is_continued=tail == CONTINUED_END,
             has_grammar=generation.params.grammar is not None,
             thoughts_are_text=body.reasoning_format == "none",
         )
@@ -379,6 +386,13 @@ class RequestParser:
         model_defaults = self.llm.sampling_defaults
         defaults = model_defaults if isinstance(body, CompletionBody) else chat_defaults(model_defaults)
         return checked_params(body, defaults | values, grammar)
+
+
+def continues_answer(messages: Sequence[Message], body: ThinkingField) -> bool:
+    """Whether the answer continues the last turn of the assistant."""
+    last_message = messages[-1]
+    is_answer = last_message.role == "assistant" and not last_message.tool_calls
+    return is_answer and body.continue_final_message is not False
 
 
 async def _grammar(

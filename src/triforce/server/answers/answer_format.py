@@ -31,19 +31,28 @@ class AnswerFormat:
         self.end_ids = tuple(tokenizer.ids_of_names(self.calls.ends if self.calls else ()).values())
 
     def parser(
-        self, tools: ToolChoice | None, prompt_end: str, *, has_grammar: bool, thoughts_are_text: bool
+        self,
+        tools: ToolChoice | None,
+        prompt_end: str,
+        *,
+        has_grammar: bool,
+        thoughts_are_text: bool,
+        is_continued: bool = False,
     ) -> AnswerParser:
         """Return a parser for one answer.
 
         prompt_end: the last characters of the prompt, which may hold the mark with which thoughts begin. has_grammar:
         whether a grammar constrains the answer; it leaves no room for thoughts. thoughts_are_text: whether thoughts
-        stay in the text.
+        stay in the text. is_continued: whether the answer continues a turn, which is a part of `prompt_end`.
         """
         splitter = ThoughtSplitter()
         if self._thought_marks and not has_grammar and not thoughts_are_text:
             opening = self._thought_marks.opening
             shown = self.marks.shown(opening), self.marks.shown(self._thought_marks.closing)
-            splitter = ThoughtSplitter(shown, open_at_start=prompt_end.rstrip().endswith(opening.rstrip()))
+            is_open = prompt_end.rstrip().endswith(opening.rstrip()) or (
+                is_continued and prompt_end.rfind(opening) > prompt_end.rfind(self._thought_marks.closing)
+            )
+            splitter = ThoughtSplitter(shown, open_at_start=is_open)
         if self.calls is None:
             parser: AnswerParser = ThinkingParser(splitter, TextParser())
         elif tools is None:

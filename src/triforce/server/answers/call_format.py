@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from triforce.interface.grammar import MAX_CHARACTERS, Grammar, closed_objects
+from triforce.interface.grammar import MAX_CHARACTERS, NAMED_SCHEMAS, NESTED_SCHEMAS, Grammar, closed_objects
 from triforce.server.answers.answer_parts import AnswerParser, ThinkingParser
 from triforce.server.answers.call_parser import CallBlock, CallParser
 from triforce.server.answers.json_calls import BareCalls, JsonBlock
@@ -17,6 +17,8 @@ from triforce.server.answers.thoughts import ThoughtSplitter
 from triforce.server.errors import ApiError, field_error
 from triforce.structured_output.compiler import rule_body, schema_grammar
 
+_MAPS_OF_SCHEMAS = NAMED_SCHEMAS | {"$defs", "definitions"}
+_NOTES = {"$comment", "default", "deprecated", "description", "examples", "title"}
 _RULE_INDEX = re.compile(r"[a-z]+_(\d+)[_:\[]")
 
 
@@ -34,7 +36,25 @@ class CallableFunction:
     @property
     def closed_parameters(self) -> dict[str, Any]:
         """The schema of an object without other properties than those listed. Raises RecursionError."""
-        return closed_objects(self.parameters) | {"type": "object"}
+        closed: dict[str, Any] = without_notes(closed_objects(self.parameters))
+        return closed | {"type": "object"}
+
+
+def without_notes(schema: Any) -> Any:
+    """Return a schema without texts for people, which no grammar needs and which make it long."""
+    if isinstance(schema, list):
+        return [without_notes(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {}
+    for keyword, value in schema.items():
+        if keyword in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            parts[keyword] = {name: without_notes(part) for name, part in value.items()}
+        elif keyword in NESTED_SCHEMAS:
+            parts[keyword] = without_notes(value)
+        elif keyword not in _NOTES:
+            parts[keyword] = value
+    return parts
 
 
 def unusable_parameters(function: CallableFunction, reason: str) -> ApiError:

@@ -11,6 +11,9 @@ from triforce.checkpoint.control_tokens import one_of_pattern
 from triforce.engine.engine import partial_match
 from triforce.server.answers.answer_parts import AnswerPart, Call
 
+_TAG = re.compile(r"</?[a-z_]+(?:=[^>]*)?>")
+MAX_CLOSINGS = 32
+"""Closing marks that are tried as parts of a value, before a call counts as malformed."""
 MIN_CUT_MARK = 2
 """Characters of a mark at the end of an answer that are a cut mark rather than text: a lone `<` is text."""
 
@@ -56,6 +59,8 @@ class CallParser:
         self.is_cut = False
         self._openings = openings
         self._marks = [*openings, *closings]
+        self._longest_mark = max(map(len, self._marks), default=0) or 1
+        self._first_characters = {mark[0] for mark in self._marks}
         self._pattern = re.compile(one_of_pattern(self._marks) or "(?!)")
         self._several = several
         self._forced = forced
@@ -104,7 +109,7 @@ class CallParser:
             else:
                 self._text = self._text[match.end() :]
             return True
-        partial_length = partial_match(self._text, self._marks)
+        partial_length = self._partial_length()
         certain_end = len(self._text) - partial_length
         if not is_final:
             self._text = self._release(parts, certain_end, trimmed=True)
@@ -117,6 +122,12 @@ class CallParser:
         self._text = ""
         return False
 
+    def _partial_length(self) -> int:
+        """Return how many characters at the end may begin a mark."""
+        tail = self._text[-self._longest_mark :]
+        may_begin = any(character in tail for character in self._first_characters)
+        return partial_match(tail, self._marks) if may_begin else 0
+
     def _release(self, parts: list[AnswerPart], end: int, *, trimmed: bool) -> str:
         """Release text up to an index, and return the rest. trimmed: without white space at the end, which stays."""
         text = self._text[:end]
@@ -124,6 +135,12 @@ class CallParser:
         if text:
             parts.append(text)
         return self._text[len(text) :]
+
+
+def cut_or_text(body: str, head: str, is_closed: bool) -> list[Call] | None:
+    """Return what `calls_in` of `DelimitedBlock` returns for a body that is no call. head: how calls begin."""
+    text = body.lstrip()
+    return [] if not is_closed and (text.startswith(head) or head.startswith(text)) else None
 
 
 class DelimitedBlock:
@@ -139,18 +156,36 @@ class DelimitedBlock:
         self._closing = closing
         self._calls_in = calls_in
         self._place = len(opening)  # before it there is no closing mark
+        self._first_closing: int | None = None
+        self._closings = 0
 
     def read(self, text: str, is_final: bool) -> BlockEnd | None:
-        closing_start = text.find(self._closing, self._place)
-        is_closed = closing_start >= 0
-        if not is_closed and not is_final:
+        while (closing_start := text.find(self._closing, self._place)) >= 0:
+            self._first_closing = min(closing_start, self._first_closing or closing_start)
+            body = text[len(self._opening) : closing_start]
+            calls = self._calls_in(body, True)
+            end = closing_start + len(self._closing)
+            if calls is None:
+                return BlockEnd([body.strip()] if body.strip() else [], end)
+            if calls:
+                return BlockEnd([*calls], end)
+            self._place = end  # the mark may be a part of a value
+            self._closings += 1
+            if self._closings == MAX_CLOSINGS:
+                return self._malformed(text)
+        if not is_final:
             self._place = max(self._place, len(text) - len(self._closing) + 1)
             return None
-        if not is_closed:
-            closing_start = len(text) - partial_match(text, [self._closing])
-        body = text[len(self._opening) : closing_start]
-        end = closing_start + len(self._closing)
-        calls = self._calls_in(body, is_closed)
-        if calls is None or (is_closed and not calls):
-            return BlockEnd([body.strip()] if body.strip() else [], end)
-        return BlockEnd([*calls], end, is_cut=not calls)
+        if self._first_closing is not None:
+            return self._malformed(text)
+        body = text[len(self._opening) : len(text) - partial_match(text, [self._closing])]
+        calls = self._calls_in(body, False)
+        if calls is None:
+            return BlockEnd([body.strip()] if body.strip() else [], len(text))
+        return BlockEnd([*calls], len(text), is_cut=not calls)
+
+    def _malformed(self, text: str) -> BlockEnd:
+        """Return the text of a call that has its end and cannot be read, without its tags."""
+        first_closing = self._first_closing or 0
+        body = " ".join(_TAG.sub(" ", text[len(self._opening) : first_closing]).split())
+        return BlockEnd([body] if body else [], first_closing + len(self._closing))

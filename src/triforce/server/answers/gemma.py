@@ -10,10 +10,20 @@ from typing import Any
 
 from triforce.server.answers.answer_parts import Call
 from triforce.server.answers.call_format import CallableFunction, CallFormat
-from triforce.server.answers.call_parser import CallBlock, DelimitedBlock
-from triforce.server.answers.json_calls import NAME
+from triforce.server.answers.call_parser import CallBlock, DelimitedBlock, cut_or_text
+from triforce.server.answers.json_calls import NAME, valid_json
 from triforce.server.answers.marks import Marks
-from triforce.server.answers.written_values import json_of, listed_properties, object_of, text_rule, types_of
+from triforce.server.answers.written_values import (
+    alternatives_of,
+    json_of,
+    listed_properties,
+    listed_values,
+    object_of,
+    property_schema,
+    resolved,
+    text_rule,
+    types_of,
+)
 from triforce.structured_output.compiler import schema_grammar
 
 _HEAD = re.compile(r"\s*call:\s*([^\s{]+?)\s*(?={)")
@@ -94,30 +104,36 @@ class _Rules:
         return f"{self._marks.terms(name + ':')} {self._value(name, described[0], level)}"
 
     def _value(self, name: str, schema: dict[str, Any], level: int) -> str:
+        if level > MAX_LEVELS:
+            raise RecursionError
+        definitions = {keyword: schema[keyword] for keyword in ("$defs", "definitions") if keyword in schema}
+        if alternatives := alternatives_of(schema):
+            parts = [resolved(part, schema) for part in alternatives]
+            schemas = [(part if isinstance(part, dict) else {}) | definitions for part in parts]
+            return f"({' | '.join(self._value(name, part, level + 1) for part in schemas)})"
         types = types_of(schema)
         if types == {"object"} and schema.get("properties"):
             return f'"{{" {self.members(schema, level + 1)} "}}"'
         if types == {"array"} and isinstance(schema.get("items"), dict):
-            item = self._value(name, schema["items"], level + 1)
+            items = resolved(schema["items"], schema)
+            item = self._value(name, (items if isinstance(items, dict) else {}) | definitions, level + 1)
             return f'"[" ({item} ("," {item})*)? "]"'
         if types & {"object", "array"}:
             raise ValueError(f"the form of {name!r} is not supported, as this model writes objects without quotes")
-        alternatives = []
+        rules = []
         if "string" in types:
-            alternatives.append(self._text(name, schema))
+            rules.append(self._text(name, schema))
         if other_types := types - {"string"}:
-            constraints = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf")}
-            values = constraints.get("enum")
-            if isinstance(values, list):
-                constraints["enum"] = [value for value in values if not isinstance(value, str)]
-            if not isinstance(constraints.get("const"), str):
-                alternatives.append(self._rule("value", schema_grammar(constraints | {"type": sorted(other_types)})))
-        return f"({' | '.join(alternatives)})"
+            values = listed_values(schema)
+            scalars = None if values is None else [value for value in values if not isinstance(value, str)]
+            constraints = schema if scalars is None else {"enum": scalars}
+            rules.append(self._rule("value", schema_grammar(constraints | {"type": sorted(other_types)})))
+        return f"({' | '.join(rules)})"
 
     def _text(self, name: str, schema: dict[str, Any]) -> str:
-        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        values = listed_values(schema)
         quote = self._marks.terms(self._quote)
-        if isinstance(values, list):
+        if values is not None:
             texts = [json.dumps(value, ensure_ascii=False) for value in values if isinstance(value, str)]
             return f"{quote} ({' | '.join(texts)}) {quote}"
         unsupported = {"pattern", "format", "minLength", "maxLength"} & schema.keys()
@@ -140,7 +156,7 @@ def _calls_in(
     """Return the call between the marks, see `DelimitedBlock`."""
     head = _HEAD.match(body)
     if head is None or not NAME.fullmatch(head[1]):
-        return None
+        return cut_or_text(body, "call:", is_closed)
     name = head[1]
     try:
         arguments = _Reader(marks, quote, body, head.end()).object(
@@ -162,11 +178,10 @@ class _Reader:
         self._level = 0
 
     def object(self, schema: Any) -> str:
-        properties = schema.get("properties") if isinstance(schema, dict) else None
         members: dict[str, str] = {}
         for _ in self._items("{", "}"):
             name = self._key()
-            members[name] = self._value(properties.get(name) if isinstance(properties, dict) else None)
+            members[name] = self._value(property_schema(schema, name))
         return object_of(members)
 
     def _items(self, opening: str, closing: str) -> Iterator[None]:
@@ -202,8 +217,9 @@ class _Reader:
             items = schema.get("items") if isinstance(schema, dict) else None
             return "[" + ", ".join([self._value(items) for _ in self._items("[", "]")]) + "]"
         if next_character == '"':
-            value, self._place = json.JSONDecoder(strict=False).raw_decode(self._text, self._place)
-            return json.dumps(self._marks.restored(value), ensure_ascii=False)
+            start = self._place
+            _, self._place = json.JSONDecoder(strict=False).raw_decode(self._text, start)
+            return valid_json(self._marks.restored_json(self._text[start : self._place]))
         scalar = _SCALAR.match(self._text, self._place)
         if scalar is None:
             raise ValueError("a value is missing")

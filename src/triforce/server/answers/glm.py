@@ -11,7 +11,7 @@ from triforce.server.answers.call_format import CallableFunction, CallFormat
 from triforce.server.answers.call_parser import CallBlock, DelimitedBlock
 from triforce.server.answers.json_calls import NAME
 from triforce.server.answers.marks import Marks
-from triforce.server.answers.written_values import argument_rules, json_of, object_of
+from triforce.server.answers.written_values import argument_rules, json_of, object_of, property_schema, required_names
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 KEY, KEY_END = "<arg_key>", "</arg_key>"
@@ -44,9 +44,8 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
     name_text, first_key, pairs_text = body.partition(key)
     name = name_text.strip()
     if not NAME.fullmatch(name):
-        return None
+        return [] if not name and not is_closed else None
     schema = functions[name].parameters if name in functions else {}
-    properties = schema.get("properties", {})
     pair = re.compile(rf"(.*?){re.escape(key_end)}\s*{re.escape(value)}(.*?){re.escape(value_end)}\s*", re.DOTALL)
     members: dict[str, str] = {}
     for part in pairs_text.split(key) if first_key else []:
@@ -54,7 +53,8 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
         if match is None:
             return []
         argument = marks.restored(match[1].strip())
-        members[argument] = json_of(marks.restored(match[2]), properties.get(argument))
-    if not is_closed and (not members or set(schema.get("required", ())) - members.keys()):
+        members[argument] = json_of(marks.restored(match[2]), property_schema(schema, argument))
+    has_end = is_closed or bool(members) or name_text[-1:].isspace()
+    if not has_end or (not is_closed and required_names(schema) - members.keys()):
         return []
     return [Call(name, object_of(members))]

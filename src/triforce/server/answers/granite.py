@@ -1,4 +1,4 @@
-"""Calls of Granite 3: a list in JSON behind `<|tool_call|>`, or `<tool_call>` where the template names that one."""
+"""Calls of Granite 3: a list in JSON behind `<|tool_call|>`."""
 
 from __future__ import annotations
 

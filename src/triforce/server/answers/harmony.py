@@ -110,6 +110,8 @@ class HarmonyParser:
         elif is_final or self._has_tokens:
             self._take(self._text, parts)
             self._text = ""
+        if is_final and self._header is not None and self._shown[CHANNEL] in self._header:
+            self._take_text_of_header(parts)
         if is_final:
             self.is_cut = self._recipient != "" and not self._end_message(parts, is_final=True)
         return parts
@@ -134,6 +136,13 @@ class HarmonyParser:
             self._arguments += text
         elif text:
             parts.append(Thoughts(text) if self._channel == "analysis" else text)
+
+    def _take_text_of_header(self, parts: list[AnswerPart]) -> None:
+        """Take what follows the name of a channel as its text: some models leave the mark between them out."""
+        header = self._header or ""
+        words = header.partition(self._shown[CHANNEL])[2].split(maxsplit=1)
+        if len(words) == 2 and words[0] in ("final", "analysis") and "to=" not in words[1]:
+            parts.append(Thoughts(words[1]) if words[0] == "analysis" else words[1])
 
     def _may_be_header(self) -> bool:
         """Whether text in front of a channel can belong to a header: a role or a recipient."""

@@ -77,7 +77,7 @@ def read_arguments(raw: str) -> str | None:
         return None
     if arguments is None:
         return "{}"
-    return _encodable(_valid(raw, arguments), arguments) if isinstance(arguments, dict) else None
+    return valid_json(raw) if isinstance(arguments, dict) else None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -88,6 +88,8 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
 _LENIENT = json.JSONDecoder(parse_constant=_refuse_constant, strict=False)
 """A decoder that takes line ends inside strings, which models write."""
 _SPACE = re.compile(r"\s*")
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_UNWRITABLE = re.compile("[\x00-\x1f\ud800-\udfff]")
 
 
 def _raw_members(text: str) -> dict[str, str]:
@@ -100,8 +102,8 @@ def _raw_members(text: str) -> dict[str, str]:
         if not isinstance(key, str) or text[place : place + 1] != ":":
             raise ValueError("a member has no name")
         start = _space_end(text, place + 1)
-        value, place = _LENIENT.raw_decode(text, start)
-        members[key] = _valid(text[start:place], value)
+        _, place = _LENIENT.raw_decode(text, start)
+        members[key] = valid_json(text[start:place])
         place = _space_end(text, place)
         if text[place : place + 1] == ",":
             place = _space_end(text, place + 1)
@@ -124,22 +126,18 @@ def _space_end(text: str, place: int) -> int:
     return match.end() if match else place
 
 
-def _valid(raw: str, value: Any) -> str:
-    """Return JSON as it was written, or rewritten where strings held bare control characters."""
-    try:
-        _DECODER.decode(raw)
-        return raw
-    except ValueError:
-        return json.dumps(value, ensure_ascii=False)
+def decoded_json(raw: str) -> Any:
+    """Return the value of JSON whose strings may hold bare control characters. Raises ValueError, also for NaN."""
+    return _LENIENT.decode(raw)
 
 
-def _encodable(raw: str, value: Any) -> str:
-    """Return JSON as it was written. Halves of characters, which UTF-8 cannot hold, are written as escapes."""
-    try:
-        raw.encode()
-        return raw
-    except UnicodeEncodeError:
-        return json.dumps(value)
+def valid_json(raw: str) -> str:
+    """Return JSON as a model wrote it, with escapes for bare control characters and halves of characters in strings."""
+    return _STRING.sub(lambda string: _UNWRITABLE.sub(_escaped, string[0]), raw)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    return json.dumps(match[0])[1:-1]
 
 
 class JsonBlock:
@@ -157,6 +155,7 @@ class JsonBlock:
         self._object: ObjectEnd | None = None
         self._parts: list[AnswerPart] = []
         self._has_call = False
+        self._has_extra_brace = False
 
     def read(self, text: str, is_final: bool) -> BlockEnd | None:
         while True:
@@ -175,11 +174,13 @@ class JsonBlock:
             self._object = None
             self._place = object_end
             self._text_start = object_end
+            self._has_extra_brace = False
 
     def _seek(self, text: str, is_final: bool) -> BlockEnd | None:
         """Go to the next object; return the block's end if none follows. Without either, more text must come."""
         place = _separators_end(text, self._place)
-        if text[place : place + 1] == "}" and self._has_call:  # one brace too many
+        if text[place : place + 1] == "}" and self._has_call and not self._has_extra_brace:  # one too many
+            self._has_extra_brace = True
             place = _separators_end(text, place + 1)
         self._place = place
         if text.startswith("{", place):
@@ -209,11 +210,12 @@ class BareCalls:
         self._marks = marks
         self._names = names
         self._forced = forced
-        self._heads = [] if is_format else [
+        self._is_format = is_format
+        self._heads = [
             *(f'{{"name":"{name}"' for name in names),
             *(f'{{"{key}":' for key in ARGUMENTS_KEYS),
             '{"type":"function"',
-        ]  # fmt: skip
+        ]
         self._start: int | None = None
         self._place = 0
         self._object: ObjectEnd | None = None
@@ -252,8 +254,11 @@ class BareCalls:
 
     def _has_head(self, text: str) -> bool:
         """Whether the answer begins as a call does, as far as it goes."""
-        head = "".join(text[self._start : (self._start or 0) + _HEAD_CHARACTERS].split()).lstrip("[")
-        return not self._heads or any(head.startswith(start) or start.startswith(head) for start in self._heads)
+        return self._is_format or self._begins_call(text, self._start or 0)
+
+    def _begins_call(self, text: str, start: int) -> bool:
+        head = "".join(text[start : start + _HEAD_CHARACTERS].split()).lstrip("[")
+        return any(head.startswith(call_head) or call_head.startswith(head) for call_head in self._heads)
 
     def _not_bare(self, text: str, is_final: bool) -> BlockEnd:
         """Return the end before any text. A call that is cut is no text, and neither is what a grammar forced."""
@@ -261,8 +266,6 @@ class BareCalls:
         return BlockEnd(self._calls, len(text), is_cut=True) if is_cut else BlockEnd()
 
     def _is_cut_call(self, text: str) -> bool:
-        """Whether a text without its end names a function of the request first."""
-        if self._object is None or self._object.find(text) is not None:
-            return False
-        head = "".join(text[self._place : self._place + _HEAD_CHARACTERS].split())
-        return any(head.startswith(f'{{"name":"{name}"') for name in self._names)
+        """Whether a text without its end begins as a call does."""
+        is_open = self._object is not None and self._object.find(text) is None
+        return is_open and self._begins_call(text, self._place)

@@ -6,6 +6,7 @@ Calls of built-in tools stand behind `<|python_tag|>`, and some models put it in
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -63,13 +64,40 @@ class LlamaFormat(JsonCallFormat):
         rule_body(answer)  # raises for Lark
         if answer.kind != "json_schema":
             raise field_error("tools", "with this model tools go with a JSON schema only; leave out the other format")
-        schemas: list[Any] = [
-            {
+        definitions: dict[str, Any] = {}
+        schemas: list[Any] = []
+        for i, function in enumerate(functions):
+            arguments = _with_definitions_of(function.closed_parameters, f"tool{i}_", definitions)
+            schemas.append({
                 "type": "object",
-                "properties": {"name": {"const": function.name}, self.arguments_key: function.closed_parameters},
+                "properties": {"name": {"const": function.name}, self.arguments_key: arguments},
                 "required": ["name", self.arguments_key],
                 "additionalProperties": False,
-            }
-            for function in functions
-        ]
-        return Grammar("json_schema", json.dumps({"anyOf": [*schemas, json.loads(answer.source)]}))
+            })  # fmt: skip
+        schemas.append(_with_definitions_of(json.loads(answer.source), "answer_", definitions))
+        return Grammar("json_schema", json.dumps({"anyOf": schemas, "$defs": definitions}))
+
+
+_REFERENCE = re.compile(r"#/(?:\$defs|definitions)/([^/]+)")
+
+
+def _with_definitions_of(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
+    """Return a schema that refers to definitions of another root, and add its own to them with a prefix."""
+
+    def moved(part: Any) -> Any:
+        if isinstance(part, list):
+            return [moved(entry) for entry in part]
+        if not isinstance(part, dict):
+            return part
+        parts = {name: moved(value) for name, value in part.items()}
+        reference = parts.get("$ref")
+        if isinstance(reference, str):
+            parts["$ref"] = _REFERENCE.sub(lambda match: f"#/$defs/{prefix}{match[1]}", reference, count=1)
+        return parts
+
+    if not isinstance(schema, dict):
+        return schema
+    for keyword in ("$defs", "definitions"):
+        own = schema.get(keyword)
+        definitions.update({prefix + name: moved(part) for name, part in own.items()} if isinstance(own, dict) else {})
+    return moved({name: value for name, value in schema.items() if name not in ("$defs", "definitions")})

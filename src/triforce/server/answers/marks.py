@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from triforce.checkpoint.tokenizer import Tokenizer
 
 FIRST_SURROGATE = 0xD800
-MAX_MARKS = 64
-"""Number of surrogates that stand for marks."""
 
 
 class Marks:

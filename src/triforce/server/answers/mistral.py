@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from triforce.engine.engine import partial_match
 from triforce.server.answers.answer_parts import Call
 from triforce.server.answers.call_format import CallableFunction, JsonCallFormat
 from triforce.server.answers.call_parser import BlockEnd, CallBlock
@@ -19,6 +20,7 @@ from triforce.structured_output.compiler import schema_grammar
 TOOL_CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
+SURROGATES = "\ud800-\udfff"
 MAX_HEAD = 160
 """Characters of a function's name and an id, with the white space around them."""
 
@@ -64,8 +66,12 @@ class NamedBlock:
         self._object: ObjectEnd | None = None
         self._name = ""
         self._start = 0
-        self._head = re.compile(rf"\s*([^\s{{\[\]]+?)\s*(?:{re.escape(marks.shown(CALL_ID))}\s*\w+\s*)?"
-                                rf"{re.escape(marks.shown(ARGS))}\s*(?={{)")  # fmt: skip
+        self._inner_marks = [marks.shown(ARGS), marks.shown(CALL_ID)]
+        name = rf"\s*([^\s{{\[\]{SURROGATES}]{{1,64}})\s*"
+        call_id = rf"{re.escape(marks.shown(CALL_ID))}\s*\w*\s*"
+        arguments = rf"{re.escape(marks.shown(ARGS))}\s*"
+        self._head = re.compile(rf"{name}(?:{call_id})?{arguments}(?={{)")
+        self._head_beginning = re.compile(rf"\s*(?:{name}(?:{call_id})?(?:{arguments})?)?")
 
     def read(self, text: str, is_final: bool) -> BlockEnd | None:
         begin = len(self._opening)
@@ -75,9 +81,10 @@ class NamedBlock:
                 start = text[begin:].lstrip()[:1]
                 if start in ("[", "{"):
                     return self._older.read(text, is_final)
-                if not is_final and len(text) < begin + MAX_HEAD:
-                    return None
-                return BlockEnd([], len(text), is_cut=True) if is_final else BlockEnd([], begin)
+                certain_end = len(text) - partial_match(text[begin:], self._inner_marks)
+                if len(text) > begin + MAX_HEAD or not self._head_beginning.fullmatch(text, begin, certain_end):
+                    return BlockEnd([], begin)
+                return BlockEnd([], len(text), is_cut=True) if is_final else None
             self._name = match[1]
             self._start = match.end()
             self._object = ObjectEnd(self._start)

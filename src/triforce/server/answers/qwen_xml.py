@@ -18,10 +18,10 @@ from functools import partial
 from triforce.interface.messages import CALL_CLOSE, CALL_OPEN
 from triforce.server.answers.answer_parts import Call
 from triforce.server.answers.call_format import CallableFunction, CallFormat
-from triforce.server.answers.call_parser import CallBlock, DelimitedBlock
+from triforce.server.answers.call_parser import CallBlock, DelimitedBlock, cut_or_text
 from triforce.server.answers.json_calls import NAME
 from triforce.server.answers.marks import Marks
-from triforce.server.answers.written_values import argument_rules, json_of, object_of
+from triforce.server.answers.written_values import argument_rules, json_of, object_of, property_schema
 
 FUNCTION_CLOSE = "</function>"
 _FUNCTION = re.compile(r"\s*<function=([^>]+)>")
@@ -63,16 +63,16 @@ def _calls_in(marks: Marks, functions: Mapping[str, CallableFunction], body: str
         name = head[1].strip()
         if not NAME.fullmatch(name):
             return None
-        properties = functions[name].parameters.get("properties", {}) if name in functions else {}
+        schema = functions[name].parameters if name in functions else {}
         members: dict[str, str] = {}
         place = head.end()
         while parameter := _PARAMETER.match(body, place):
             key = marks.restored(parameter[1].strip())
-            members[key] = json_of(marks.restored(parameter[2]), properties.get(key))
+            members[key] = json_of(marks.restored(parameter[2]), property_schema(schema, key))
             place = parameter.end()
         end = _END.match(body, place)
         if end is None or (not is_closed and not end[0].strip()):
             break
         calls.append(Call(name, object_of(members)))
         place = end.end()
-    return calls if calls or _FUNCTION.match(body) else None
+    return calls if calls or _FUNCTION.match(body) else cut_or_text(body, "<function=", is_closed)

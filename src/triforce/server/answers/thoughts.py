@@ -49,6 +49,8 @@ class ThoughtSplitter:
             start = self._buffer.lstrip()
             if self._opening.startswith(start) and start != self._opening and not is_final:
                 return "", ""
+            if is_final and 1 < len(start) < len(self._opening) and self._opening.startswith(start):
+                return "", ""  # the mark is cut
             self._may_open = False
             self._thinks = start.startswith(self._opening)
             self._at_start = self._thinks
