@@ -12,6 +12,7 @@ from tests.helpers.hostile_conversations import CHAT, Conversation, drawn_conver
 from triforce.server.schemas import ChatBody, ResponsesBody
 from triforce.server.turns import Message, messages_of
 
+THOUGHT_MARKS = {"<think>", "</think>"}
 FINISHES = {"stop", "length", "tool_calls"}
 
 
@@ -138,11 +139,15 @@ def _streamed_response(frames: Sequence[dict[str, Any]]) -> list[Answer]:
 
 
 def _check_marks(served: ServedTemplate, conversation: Conversation, answers: Sequence[Answer]) -> None:
-    """Assert that no text shows a mark. Marks that are no special tokens are text where no call is offered."""
+    """Assert that no text shows a mark.
+
+    Marks that are no special tokens are text where no call is offered, and marks of thoughts behind other text.
+    """
     body = conversation.body
     offers_calls = bool(body.get("tools")) and body.get("tool_choice") != "none"
-    has_thoughts = body.get("reasoning_format") != "none"
-    hidden_marks = served.marks if offers_calls and has_thoughts else served.special_marks
+    separates_thoughts = body.get("reasoning_format") != "none"
+    hidden_marks = set(served.marks if offers_calls and separates_thoughts else served.special_marks)
+    hidden_marks -= set(served.plain_marks) & THOUGHT_MARKS
     for answer in answers:
         shown_marks = [mark for mark in hidden_marks if mark in answer.text + "\n" + answer.thoughts]
         assert not shown_marks, (shown_marks, answer)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from triforce.checkpoint.tokenizer import Tokenizer
-from triforce.engine.inputs import Prompt, known, one_of, one_or_many
+from triforce.engine.inputs import Prompt, known, one_of, one_or_many, require_servable
 from triforce.engine.tier_builder import DRAFT_MODES
 from triforce.errors import ContextLengthError, RequestError, argument
 from triforce.interface.grammar import Grammar
@@ -365,6 +365,8 @@ class RequestParser:
     def _request(self, ids: list[int], params: SamplingParams, body: SamplingFields) -> GenerationRequest:
         with naming_field("logit_bias"):
             check_bias([params], self.llm.target.config.vocab_size)
+        with naming_field("stop_token_ids"):
+            require_servable(params, self.llm.target)
         params = fit_to_kv(params, body, len(ids), self.context, self.limits)
         with naming_field("mode"):
             mode = None if body.mode is None else mode_of(body.mode, self.llm.modes)
