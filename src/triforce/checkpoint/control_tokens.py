@@ -62,8 +62,12 @@ class ControlTokens:
         return HiddenTokens(self._pattern, value, frozenset())
 
     def hidden_parts_in(self, value: object) -> HiddenTokens:
-        """Return what replaces each character, but letters and digits, that control tokens consist of."""
-        characters = {character for text in self._tokens for character in text if not character.isalnum()}
+        """Return what replaces each character that control tokens consist of, but letters, digits and underscores.
+
+        Names of fields that a template reads, such as `tool_calls`, hold underscores and stay.
+        """
+        letters = {character for text in self._tokens for character in text}
+        characters = {character for character in letters if not character.isalnum() and character != "_"}
         return HiddenTokens(self._pattern, value, frozenset(characters))
 
     def written_in(self, text: str) -> list[str]:

@@ -91,6 +91,8 @@ _BYTES = _byte_alphabet()
 
 
 DECODE_CONTEXT = 16  # preceding tokens that can change the text of the next one
+_COMPOSING = re.compile(r"\b(?:join|lower|partition|replace|reverse|split\w*|striptags|upper)\b")
+"""Names of what a template may make other text of people's text with."""
 _END_MARK = "\U0010fffd"
 """A private character that marks the end of a last turn that an answer continues."""
 PANIC = "PanicException"
@@ -226,14 +228,15 @@ class Tokenizer:
         if continued:
             turns[-1] = turns[-1] | {"content": turns[-1]["content"] + _END_MARK}
         tool_schemas = read_tools(tools or ())
-        if "tool" not in self.template:
+        has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
+        if "tool" not in self.template and (tool_schemas or has_calls):
             turns = told_in_text(turns, tool_schemas)
             tool_schemas = []
         written = {**(variables or {}), "messages": turns, "tools": tool_schemas or None}
         try:
             hidden = self.control_tokens.hidden_in(written)
             text = self._rendered(written, hidden, continued)
-            if "replace" in self.template:  # what a template cuts out may join parts of a control token
+            if _COMPOSING.search(self.template):  # what a template cuts out may join parts of a control token
                 parts = self.control_tokens.hidden_parts_in(written)
                 parts_text = self._rendered(written, parts, continued)
                 if self.control_tokens.written_in(text) != self.control_tokens.written_in(parts_text):
@@ -254,7 +257,7 @@ class Tokenizer:
         for mark in (_END_MARK, json.dumps(_END_MARK)[1:-1]):
             head, separator, _ = text.rpartition(mark)
             if separator:
-                return head
+                return head.replace(mark, "")  # a template may show a turn twice
         raise RequestError("it drops the last turn of the assistant, so no answer can continue it")
 
     def _template_for(self, tools: object) -> str:
