@@ -199,7 +199,52 @@ def llm(call: str, url: str, model: str) -> Any:
     return fruit().model_validate_json(done.stdout) if call == "structured" else done.stdout.strip()
 
 
-CLIENTS = {client.__name__: client for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm)}
+def anthropic(call: str, url: str, model: str) -> Any:
+    from anthropic import Anthropic
+
+    client = Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY)
+    common: Any = {"model": model, "messages": turns(), "max_tokens": 32, "temperature": 0}
+    if call == "plain":
+        assert client.messages.count_tokens(model=model, messages=turns()).input_tokens
+        return client.messages.create(**common).content[0].text
+    if call == "streamed":
+        with client.messages.stream(**common) as stream:
+            return joined(stream.text_stream)
+    if call == "structured":
+        config = {"format": {"type": "json_schema", "schema": SCHEMA}}
+        answer = client.messages.create(**common, extra_body={"output_config": config})
+        return fruit().model_validate_json(answer.content[0].text)
+    function = TOOL["function"]
+    tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
+    choice: Any = {"type": "any" if call == "required" else "auto"}
+    calling = common | {"messages": turns(WEATHER), "max_tokens": 64, "tools": [tool], "tool_choice": choice}
+    with client.messages.stream(**calling) as stream:
+        streamed = stream.get_final_message()
+    assert [block.name for block in streamed.content if block.type == "tool_use"] == [function["name"]]
+    return [block.input for block in client.messages.create(**calling).content if block.type == "tool_use"]
+
+
+def ollama(call: str, url: str, model: str) -> Any:
+    from ollama import Client
+
+    client = Client(host=url.removesuffix("/v1"), headers={"Authorization": f"Bearer {KEY}"})
+    assert model in [entry.model.removesuffix(":latest") for entry in client.list().models]
+    common: Any = {"model": model, "messages": turns(), "options": {"temperature": 0, "num_predict": 32}}
+    if call == "plain":
+        assert client.show(model).capabilities and client.generate(model, ASKED, options=common["options"]).response
+        return client.chat(**common).message.content
+    if call == "streamed":
+        return joined(part.message.content for part in client.chat(**common, stream=True))
+    if call == "structured":
+        return fruit().model_validate_json(client.chat(**common, format=SCHEMA).message.content)
+    common |= {"messages": turns(WEATHER), "options": {"temperature": 0, "num_predict": 64}}
+    return client.chat(**common, tools=[get_weather]).message.tool_calls
+
+
+CLIENTS = {
+    client.__name__: client
+    for client in (openai, langchain, litellm, llama_index, instructor, outlines, llm, anthropic, ollama)
+}
 """Functions by client. Each takes a call, the URL with /v1 and the model's name, and returns the answer of the call."""
 
 

@@ -24,9 +24,14 @@ PACKAGES = {
     "instructor": ["instructor"],
     "outlines": ["outlines", "openai"],
     "llm": ["llm"],
+    "anthropic": ["anthropic"],
+    "ollama": ["ollama"],
 }
 CALLS = ("plain", "streamed", "structured", "tools", "required")
-ABSENT_CALLS = {("outlines", "tools"), ("outlines", "required"), ("llm", "required"), ("instructor", "tools")}
+ABSENT_CALLS = {
+    *(("outlines", "tools"), ("outlines", "required"), ("llm", "required"), ("instructor", "tools")),
+    ("ollama", "required"),
+}
 """Calls that a client has no way to make; instructor requires each call of a function."""
 CASES = [(client, call) for client in PACKAGES for call in CALLS if (client, call) not in ABSENT_CALLS]
 """All calls of all clients."""

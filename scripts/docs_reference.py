@@ -27,12 +27,16 @@ from triforce.interface import messages
 from triforce.interface.explain import BreakEvenPoint
 from triforce.model.config import ModelConfig
 from triforce.server import request_base, schemas
+from triforce.server.doors import anthropic, chat, ollama, responses
 from triforce.server.metrics import Metrics
 
 BODIES = {
     "/v1/completions": schemas.CompletionBody,
-    "/v1/chat/completions": schemas.ChatBody,
-    "/v1/responses": schemas.ResponsesBody,
+    "/v1/chat/completions": chat.ChatBody,
+    "/v1/responses": responses.ResponsesBody,
+    "/v1/messages": anthropic.MessagesBody,
+    "/api/chat": ollama.OllamaChatBody,
+    "/api/generate": ollama.GenerateBody,
     "/tokenize": schemas.TokenizeBody,
     "/detokenize": schemas.DetokenizeBody,
 }

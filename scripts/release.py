@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 from urllib.request import Request, urlopen
@@ -80,21 +81,26 @@ def release(arm_python: str | None) -> None:
         old.unlink()
     tools = make_tools()
     sdist(tools)
-    wheels = []
-    for processor in PROCESSORS:
-        for python, tag in PYTHONS.items():
-            began = perf_counter()
-            wheel = audited(build_wheel(processor, python, tools), processor, tools)
-            check_wheel(wheel, tag, processor)
-            report(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", began)
-            wheels.append(wheel)
-    for python in TRIED_PYTHONS:
-        if interpreter := find_python(python):
-            try_wheel(fitting_wheel(wheels, python, platform.machine()), python, interpreter)
-        else:
-            print(f"Python {python} is not on this machine: its wheel is not tried")
-    if arm_python:
-        try_arm_wheel(wheels, arm_python)
+    pythons = {version: make_environment(f"python-{version}", version) for version in PYTHONS}
+    with ThreadPoolExecutor() as pool:  # Zig builds its C++ library for each processor on one core
+        wheels = [
+            wheel for built in pool.map(lambda p: list(build_wheels(p, pythons, tools)), PROCESSORS) for wheel in built
+        ]
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        trials = [pool.submit(try_python, python, wheels) for python in TRIED_PYTHONS]
+        trials += [pool.submit(try_arm_wheel, wheels, arm_python)] if arm_python else []
+        for trial in trials:
+            trial.result()
+
+
+def build_wheels(processor: str, pythons: Mapping[str, Path], tools: Path) -> Iterator[Path]:
+    """Build and check the wheels of a processor, and yield them. pythons: interpreters by version."""
+    for version, python in pythons.items():
+        began = perf_counter()
+        wheel = audited(build_wheel(processor, version, python, tools), version, processor, tools)
+        check_wheel(wheel, PYTHONS[version], processor)
+        report(f"{wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB", began)
+        yield wheel
 
 
 def report(text: str, began: float) -> None:
@@ -169,7 +175,8 @@ def compilers(processor: str, python: Path) -> Path:
     zig = run([python, "-c", "import ziglang, pathlib; print(pathlib.Path(ziglang.__file__).with_name('zig'))"]).strip()
     folder = WORK / f"zig-{processor}"
     folder.mkdir(parents=True, exist_ok=True)
-    target = f"-target {processor}-linux-gnu.{GLIBC} "
+    # -O3 and -s also for CMake's trials: for other options Zig builds its C++ library again, which takes over a minute.
+    target = f"-target {processor}-linux-gnu.{GLIBC} -O3 -s "
     for name, options in {"cc": target, "c++": target, "ar": "", "ranlib": ""}.items():
         program = folder / name
         program.write_text(f'#!/bin/sh\nexec "{zig}" {name} {options}"$@"\n')
@@ -177,16 +184,15 @@ def compilers(processor: str, python: Path) -> Path:
     return folder
 
 
-def build_wheel(processor: str, version: str, tools: Path) -> Path:
+def build_wheel(processor: str, version: str, python: Path, tools: Path) -> Path:
     """Build the wheel of a processor and a Python version.
 
     All Pythons share the compiled kernels of a processor. They import the same copy of scikit-build-core, which else
     would empty the other's build folder.
     """
     zig = compilers(processor, tools)
-    python = make_environment(f"python-{version}", version)
     (packages,) = (tools.parents[1] / "lib").glob("python*/site-packages")
-    defines = {"CMAKE_AR": zig / "ar", "CMAKE_RANLIB": zig / "ranlib", "CMAKE_MODULE_LINKER_FLAGS": "-s"}
+    defines = {"CMAKE_AR": zig / "ar", "CMAKE_RANLIB": zig / "ranlib"}
     environment = os.environ | {
         "CC": str(zig / "cc"),
         "CXX": str(zig / "c++"),
@@ -210,15 +216,16 @@ def build_wheel(processor: str, version: str, tools: Path) -> Path:
     return wheel
 
 
-def audited(wheel: Path, processor: str, tools: Path) -> Path:
+def audited(wheel: Path, version: str, processor: str, tools: Path) -> Path:
     """Return a copy of a wheel in dist/ with the manylinux tag. Raises ReleaseError if it needs later symbols."""
     label = f"manylinux_{GLIBC.replace('.', '_')}_{processor}"
-    before = set(DIST.iterdir())
+    output = WORK / f"audited-{processor}-{version}"
+    shutil.rmtree(output, ignore_errors=True)
     command = [tools, "-c", AUDIT, processor, "repair", "--plat", label, "--only-plat"]
     path = f"{tools.parent}{os.pathsep}{os.environ['PATH']}"
-    run([*command, "--wheel-dir", DIST, wheel], env=os.environ | {"PATH": path})
-    (repaired,) = set(DIST.iterdir()) - before
-    return repaired
+    run([*command, "--wheel-dir", output, wheel], env=os.environ | {"PATH": path})
+    (repaired,) = output.glob("*.whl")
+    return Path(shutil.copy(repaired, DIST))
 
 
 def check_wheel(wheel: Path, tag: str, processor: str) -> None:
@@ -252,6 +259,14 @@ def fitting_wheel(wheels: Sequence[Path], python: str, processor: str) -> Path:
     return wheel
 
 
+def try_python(version: str, wheels: Sequence[Path]) -> None:
+    """Try the wheel of a Python version, where this machine has it."""
+    if interpreter := find_python(version):
+        try_wheel(fitting_wheel(wheels, version, platform.machine()), version, interpreter)
+    else:
+        print(f"Python {version} is not on this machine: its wheel is not tried")
+
+
 def try_wheel(wheel: Path, version: str, interpreter: Path) -> None:
     """Install a wheel into an empty environment without a compiler, and run commands. Raises ReleaseError."""
     folder = WORK / f"empty-{version}"
@@ -265,14 +280,14 @@ def try_wheel(wheel: Path, version: str, interpreter: Path) -> None:
     run([*pip, "install", "--quiet", "--no-index", "--find-links", packages, wheel], env=environment, cwd=folder)
     megabytes = sum(file.stat().st_size for file in packages.iterdir()) / 1e6
     report(f"Python {version}: {megabytes:.0f} MB downloaded and installed", began)
-    try_older_cpus(python, environment, folder)
+    try_older_cpus(python, version, environment, folder)
     for command in trial_commands(str(folder / "bin" / "triforce")):
         began = perf_counter()
         run(command, env=environment, cwd=folder)
-        report(f"  {' '.join(['triforce', *command[1:]])}", began)
+        report(f"Python {version}: {' '.join(['triforce', *command[1:]])}", began)
     began = perf_counter()
-    try_server([folder / "bin" / "triforce"], environment, folder)
-    report("  triforce serve to the end of its first answer", began)
+    try_server([folder / "bin" / "triforce"], version, environment, folder)
+    report(f"Python {version}: triforce serve to the end of its first answer", began)
     target = folder / "target"
     run([*pip, "install", "--quiet", "--no-index", "--find-links", packages, "--target", target, wheel],
         env=environment, cwd=folder)  # fmt: skip
@@ -280,11 +295,11 @@ def try_wheel(wheel: Path, version: str, interpreter: Path) -> None:
     run(command, env=environment | {"PYTHONPATH": str(target)}, cwd=folder)
 
 
-def try_older_cpus(python: Path, environment: dict[str, str], folder: Path) -> None:
+def try_older_cpus(python: Path, version: str, environment: dict[str, str], folder: Path) -> None:
     """Run kernels of CPUs that lack AVX-512 or AVX2, where qemu is installed. Raises ReleaseError for another text."""
     qemu = shutil.which(QEMU)
     if qemu is None or platform.machine() != "x86_64":
-        print(f"  {QEMU} is not on this machine: CPUs without AVX-512 are not tried")
+        print(f"{QEMU} is not on this machine: CPUs without AVX-512 are not tried")
         return
     level = "from triforce.backends.cpu._native import level; print(level())"
     expected = run([python, "-m", "triforce", *TEXT], env=environment, cwd=folder)
@@ -295,7 +310,7 @@ def try_older_cpus(python: Path, environment: dict[str, str], folder: Path) -> N
         text = run([*emulated, "-m", "triforce", *TEXT], env=environment, cwd=folder)
         if found != expected_level or text != expected:
             raise ReleaseError(f"on the CPU {cpu} level {found} gives {text!r}, not {expected!r} of {expected_level}")
-        report(f"  kernels {found}: the same text", began)
+        report(f"Python {version}: kernels {found} give the same text", began)
 
 
 def trial_commands(triforce: str) -> Iterator[list[str]]:
@@ -305,9 +320,9 @@ def trial_commands(triforce: str) -> Iterator[list[str]]:
     yield [triforce, "demo", "--offline"]
 
 
-def try_server(command: Sequence[str | Path], environment: dict[str, str], folder: Path) -> None:
+def try_server(command: Sequence[str | Path], version: str, environment: dict[str, str], folder: Path) -> None:
     """Start a server, ask it for one token, and end it. Raises ReleaseError."""
-    port = "18414"
+    port = f"184{version.partition('.')[2]}"
     server = subprocess.Popen(
         [*map(str, command), "serve", "--port", port], env=environment, cwd=folder,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,

@@ -45,6 +45,22 @@ def refused(response: httpx.Response, status: int = 400) -> str:
     return str(error["message"])
 
 
+def told_refusal(response: httpx.Response) -> tuple[str, str | None]:
+    """Return the message and the field of an error; assert that it has the shape of its door."""
+    body = response.json()
+    path = response.request.url.path
+    if path.startswith("/v1/messages"):
+        assert (
+            body.keys() == {"type", "error"} and body["type"] == "error" and body["error"].keys() == {"type", "message"}
+        )
+        return body["error"]["message"], None
+    if path.startswith("/api/") and not path.startswith("/api/v1"):
+        assert body.keys() == {"error"} and isinstance(body["error"], str)
+        return body["error"], None
+    assert body["error"].keys() == {"message", "type", "param", "code"}
+    return body["error"]["message"], body["error"]["param"]
+
+
 def events(response: httpx.Response) -> list[dict[str, Any]]:
     """Return the JSON of each server-sent event, without the end mark of completions."""
     assert response.status_code == 200, response.text

@@ -7,13 +7,31 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from tests.helpers.asgi_client import ask, events
-from tests.helpers.hostile_conversations import CHAT, Conversation, drawn_conversation, harmless
-from triforce.server.schemas import ChatBody, ResponsesBody
-from triforce.server.turns import Message, messages_of
+import httpx
+
+from tests.helpers.asgi_client import ask, events, told_refusal
+from tests.helpers.door_translation import MESSAGES, OLLAMA
+from tests.helpers.hostile_conversations import CHAT, RESPONSES, Conversation, drawn_conversation, harmless
+from triforce.server.doors.anthropic import MessagesBody
+from triforce.server.doors.chat import ChatBody
+from triforce.server.doors.ollama import OllamaChatBody
+from triforce.server.doors.responses import ResponsesBody
+from triforce.server.schemas import ConversationBody
 
 THOUGHT_MARKS = {"<think>", "</think>"}
-FINISHES = {"stop", "length", "tool_calls"}
+FINISHES = {
+    CHAT: {"stop", "length", "tool_calls"},
+    RESPONSES: {"completed", "incomplete"},
+    MESSAGES: {"end_turn", "max_tokens", "stop_sequence", "tool_use"},
+    OLLAMA: {"stop", "length"},
+}
+"""Why an answer may end, by door."""
+BODIES: dict[str, type[ConversationBody]] = {
+    CHAT: ChatBody,
+    RESPONSES: ResponsesBody,
+    MESSAGES: MessagesBody,
+    OLLAMA: OllamaChatBody,
+}
 
 
 class Answer(NamedTuple):
@@ -70,29 +88,81 @@ def _asked(app: Any, conversation: Conversation, *, stream: bool) -> tuple[int, 
     response = ask(app, conversation.path, content=content, headers={"content-type": "application/json"})
     assert response.status_code == 200 or 400 <= response.status_code < 500, response.text
     if response.status_code != 200:
-        error = response.json()["error"]
-        assert error.keys() == {"message", "type", "param", "code"} and error["message"], error
-        assert isinstance(error["message"], str) and isinstance(error["type"], str), error
-        assert isinstance(error["param"], str | None) and isinstance(error["code"], str | None), error
+        message, _ = told_refusal(response)
+        assert message and isinstance(message, str), response.text
         return response.status_code, [], 0
-    is_chat = conversation.path == CHAT
-    if stream:
-        frames = events(response)
-        prompt_tokens = 0
-        answers = _streamed_chat(frames) if is_chat else _streamed_response(frames)
-    else:
-        whole = response.json()
-        prompt_tokens = whole["usage"]["prompt_tokens" if is_chat else "input_tokens"]
-        answers = [_choice(choice) for choice in whole["choices"]] if is_chat else [_response(whole)]
-    for _, arguments in (call for answer in answers for call in answer.calls):
-        assert isinstance(json.loads(arguments), dict), arguments
+    answers, prompt_tokens = _READERS[conversation.path](response, stream)
+    for answer in answers:
+        assert answer.finish in FINISHES[conversation.path], answer
+        for _, arguments in answer.calls:
+            assert isinstance(json.loads(arguments), dict), arguments
     return 200, answers, prompt_tokens
+
+
+def _read_chat(response: httpx.Response, stream: bool) -> tuple[list[Answer], int]:
+    if stream:
+        return _streamed_chat(events(response)), 0
+    whole = response.json()
+    return [_choice(choice) for choice in whole["choices"]], whole["usage"]["prompt_tokens"]
+
+
+def _read_response(response: httpx.Response, stream: bool) -> tuple[list[Answer], int]:
+    if stream:
+        return _streamed_response(events(response)), 0
+    whole = response.json()
+    return [_response(whole)], whole["usage"]["input_tokens"]
+
+
+def _read_message(response: httpx.Response, stream: bool) -> tuple[list[Answer], int]:
+    if not stream:
+        whole = response.json()
+        usage = whole["usage"]
+        return [_message(whole["content"], whole["stop_reason"])], (
+            usage["input_tokens"] + usage["cache_read_input_tokens"]
+        )
+    told = events(response)
+    assert told[0]["type"] == "message_start" and told[-1]["type"] == "message_stop", told
+    blocks: list[dict[str, Any]] = []
+    written = ""
+    for event in told:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks), told
+            blocks.append(dict(event["content_block"]))
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] == "input_json_delta":
+            written += event["delta"]["partial_json"]
+        elif event["type"] == "content_block_delta" and event["delta"]["type"] != "signature_delta":
+            kind = event["delta"]["type"].removesuffix("_delta")
+            blocks[-1][kind] += event["delta"][kind]
+        elif event["type"] == "content_block_stop" and blocks[-1]["type"] == "tool_use":
+            blocks[-1]["input"] = json.loads(written)
+            written = ""
+    (end,) = (event for event in told if event["type"] == "message_delta")
+    return [_message(blocks, end["delta"]["stop_reason"])], 0
+
+
+def _message(blocks: Sequence[dict[str, Any]], finish: str) -> Answer:
+    texts, thoughts = ("".join(b[kind] for b in blocks if b["type"] == kind) for kind in ("text", "thinking"))
+    calls = [(block["name"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
+    return Answer(texts, thoughts, tuple(calls), finish)
+
+
+def _read_ollama(response: httpx.Response, stream: bool) -> tuple[list[Answer], int]:
+    lines = [json.loads(line) for line in response.text.split("\n") if line]
+    assert lines[-1]["done"] and not any(line["done"] for line in lines[:-1]), lines
+    messages = [line["message"] for line in lines]
+    texts, thoughts = ("".join(m.get(kind, "") for m in messages) for kind in ("content", "thinking"))
+    functions = [call["function"] for message in messages for call in message.get("tool_calls", ())]
+    calls = tuple((function["name"], json.dumps(function["arguments"])) for function in functions)
+    return [Answer(texts, thoughts, calls, lines[-1]["done_reason"])], lines[-1]["prompt_eval_count"]
+
+
+_READERS = {CHAT: _read_chat, RESPONSES: _read_response, MESSAGES: _read_message, OLLAMA: _read_ollama}
+"""Readers of whole answers and of streams, by door. Each returns the answers and the number of the prompt's tokens."""
 
 
 def _choice(choice: dict[str, Any]) -> Answer:
     message = choice["message"]
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls", ())]
-    assert choice["finish_reason"] in FINISHES, choice
     return Answer(message["content"] or "", message.get("reasoning_content", ""), tuple(calls), choice["finish_reason"])
 
 
@@ -109,7 +179,6 @@ def _streamed_chat(chunks: Iterable[dict[str, Any]]) -> list[Answer]:
             (*answer.calls, *calls),
             choice["finish_reason"] or answer.finish,
         )
-    assert all(answer.finish in FINISHES for answer in answers.values()), answers
     return [answer for _, answer in sorted(answers.items())]
 
 
@@ -144,7 +213,7 @@ def _check_marks(served: ServedTemplate, conversation: Conversation, answers: Se
     Marks that are no special tokens are text where no call is offered, and marks of thoughts behind other text.
     """
     body = conversation.body
-    offers_calls = bool(body.get("tools")) and body.get("tool_choice") != "none"
+    offers_calls = bool(body.get("tools")) and body.get("tool_choice") not in ("none", {"type": "none"})
     separates_thoughts = body.get("reasoning_format") != "none"
     hidden_marks = set(served.marks if offers_calls and separates_thoughts else served.special_marks)
     hidden_marks -= set(served.plain_marks) & THOUGHT_MARKS
@@ -174,13 +243,6 @@ def prompt_of(served: ServedTemplate, conversation: Conversation) -> Sequence[in
     """Return the tokens of a request's prompt."""
     parser = served.app.state.service.parser
     values = json.loads(conversation.content())
-    body: ChatBody | ResponsesBody
-    if conversation.path == CHAT:
-        body = ChatBody.model_validate(values)
-        messages: Sequence[Message] = body.messages
-    else:
-        body = ResponsesBody.model_validate(values)
-        messages = messages_of(body.instructions, body.input)
-    tools = body.offered_tools if parser.tools(body) else ()
-    ids: Sequence[int] = asyncio.run(parser.conversation(messages, "key", body, tools, body.prompt_field))
+    body = BODIES[conversation.path].model_validate(values)
+    ids: Sequence[int] = asyncio.run(parser.prompt(body, parser.tools(body), "key"))
     return ids

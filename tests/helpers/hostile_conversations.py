@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from typing import Any, NamedTuple
 
+from tests.helpers.door_translation import MESSAGES, OLLAMA, messages_body, ollama_body
+
 CHAT = "/v1/chat/completions"
 RESPONSES = "/v1/responses"
 PIECES = (
@@ -102,11 +104,18 @@ class _Grammar:
         turns = [turn for _ in range(self._random.randint(1, 6)) for turn in self._turns(is_chat)]
         if is_chat:
             body["messages"] = turns
-            return Conversation(CHAT, body)
+            return self._translated(body)
         body["input"] = self._text() if self._chance(0.15) else turns
         if self._chance(0.3):
             body["instructions"] = self._text()
         return Conversation(RESPONSES, body)
+
+    def _translated(self, body: dict[str, Any]) -> Conversation:
+        """Return a chat, often in the form of another door."""
+        door = self._random.random()
+        if door < 0.4:
+            return Conversation(MESSAGES, messages_body(body))
+        return Conversation(OLLAMA, ollama_body(body)) if door < 0.6 else Conversation(CHAT, body)
 
     def _chance(self, probability: float) -> bool:
         return self._random.random() < probability

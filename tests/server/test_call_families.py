@@ -1,4 +1,4 @@
-"""Calls in the format of each family, written by chain models: a real server, a real tokenizer, OpenAI's client."""
+"""Calls in the format of each family, written by chain models: a real server, a real tokenizer, the doors' clients."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import anthropic
 import httpx
+import httpx2  # which the client of anthropic takes
+import ollama
 import openai
 import pytest
 from starlette.types import ASGIApp
@@ -237,21 +240,64 @@ async def response(app: ASGIApp, stream: bool, **options: Any) -> Told:
     return Told(answer.output_text, thoughts, calls, answer.status)
 
 
+async def message(app: ASGIApp, stream: bool, **options: Any) -> Told:
+    """Return an answer of Anthropic's interface. A stream's increments are joined by its client."""
+    tools: Any = [
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in FUNCTIONS
+    ]
+    messages = [{"role": "user", "content": "the cat?"}]
+    asked: Any = {"model": "chain", "messages": messages, "tools": tools, "max_tokens": 1000} | options
+    transport = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
+    client = anthropic.AsyncAnthropic(api_key="x", base_url="http://localhost", http_client=transport, max_retries=0)
+    async with client:
+        if stream:
+            async with client.messages.stream(**asked) as events:
+                answer: Any = await events.get_final_message()
+        else:
+            answer = await client.messages.create(**asked)
+    text = "".join(block.text for block in answer.content if block.type == "text")
+    thoughts = "".join(block.thinking for block in answer.content if block.type == "thinking")
+    calls = [(block.name, block.input) for block in answer.content if block.type == "tool_use"]
+    return Told(text, thoughts, calls, answer.stop_reason or "")
+
+
+async def ollama_chat(app: ASGIApp, stream: bool, **options: Any) -> Told:
+    """Return an answer of Ollama's interface. A stream's lines are joined as clients join them."""
+    tools: Any = [{"type": "function", "function": function} for function in FUNCTIONS]
+    asked: Any = {"model": "chain", "messages": [{"role": "user", "content": "the cat?"}], "tools": tools} | options
+    client = ollama.AsyncClient(host="http://localhost", transport=httpx.ASGITransport(app))
+    if stream:
+        answers = [part async for part in await client.chat(stream=True, **asked)]
+    else:
+        answers = [await client.chat(stream=False, **asked)]
+    messages = [answer.message for answer in answers]
+    calls = [(c.function.name, dict(c.function.arguments)) for m in messages for c in m.tool_calls or ()]
+    text = "".join(m.content or "" for m in messages)
+    return Told(text, "".join(m.thinking or "" for m in messages), calls, answers[-1].done_reason or "")
+
+
+FINISHES = {chat: "tool_calls", response: "completed", message: "tool_use", ollama_chat: "stop"}
+"""Why an answer with a call ends, by door."""
+
+
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("door", [chat, response])
+@pytest.mark.parametrize("door", FINISHES)
 def test_call_of_each_family_is_found(app: ASGIApp, name: str, door: Any, stream: bool) -> None:
     family = FAMILIES[name]
     told = asyncio.run(door(app, stream))
-    finish = "completed" if door is response else "tool_calls"
-    assert told == Told(family.answer, family.thoughts, [("size", ARGUMENTS)], finish)
+    assert told == Told(family.answer, family.thoughts, [("size", ARGUMENTS)], FINISHES[door])
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("door", [chat, response])
-def test_required_call_of_each_family_is_written(forced_app: ASGIApp, door: Any, stream: bool) -> None:
-    told = asyncio.run(door(forced_app, stream, tool_choice="required", parallel_tool_calls=False))
-    finish = "completed" if door is response else "tool_calls"
-    assert told == Told("", "", [("size", ARGUMENTS)], finish)
+@pytest.mark.parametrize(
+    ("door", "choice"),
+    [
+        *((door, {"tool_choice": "required", "parallel_tool_calls": False}) for door in (chat, response)),
+        (message, {"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}),
+    ],
+)
+def test_required_call_of_each_family_is_written(forced_app: ASGIApp, door: Any, choice: Any, stream: bool) -> None:
+    assert asyncio.run(door(forced_app, stream, **choice)) == Told("", "", [("size", ARGUMENTS)], FINISHES[door])
 
 
 def test_call_that_is_cut_leaves_no_markup(app: ASGIApp, name: str) -> None:

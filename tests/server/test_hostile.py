@@ -23,7 +23,10 @@ from tests.helpers.server_process import KEY, served, wait_until_idle
 from tests.helpers.tiny_checkpoint import tiny_pair
 
 HEADERS = {"authorization": f"Bearer {KEY}"}
-PATHS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"]
+PATHS = [
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize"),
+    *("/v1/messages", "/v1/messages/count_tokens", "/api/chat", "/api/generate"),
+]
 TEMPLATE = "{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}"
 
 
@@ -75,6 +78,7 @@ def bad_bodies(chance: random.Random) -> Iterator[tuple[str, bytes]]:
     values: list[Any] = [None, True, -1, 1e308, 10**40, "", "x", [], {}, [[]], {"a": {}}, "\ud800", [None] * 9]
     fields = ["prompt", "messages", "max_tokens", "n", "stop", "seed", "stream", "logit_bias", "response_format"]
     fields += ["temperature", "tools", "tool_choice", "model", "mode", "echo", "logprobs", "stream_options", "trace"]
+    fields += ["input", "system", "thinking", "output_config", "stop_sequences", "options", "format", "think", "raw"]
     while True:
         depth = chance.choice([10, 1000, 100_000])
         yield "deep arrays", b'{"prompt": ' + b"[" * depth + b"]" * (depth if chance.random() < 0.5 else 0) + b"}"

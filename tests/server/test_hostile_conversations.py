@@ -19,7 +19,7 @@ from tests.server.test_call_families import FAMILIES, Family, served_chain
 from tests.server.test_tool_calls import CALLS, TURNS
 from triforce.checkpoint.control_tokens import HiddenTokens
 from triforce.server.answers.marks import Marks
-from triforce.server.chat import ChatWriter
+from triforce.server.doors.chat import ChatWriter
 
 CHATML = Family(
     'So: <tool_call>\n{"name": "size", "arguments": {"of": "cat <b>", "cm": 30}}\n</tool_call>',

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,11 +12,15 @@ from starlette.types import ASGIApp
 
 from tests.helpers.asgi_client import ask, good, hang_up, refused
 from tests.helpers.guarded_app import KEY, PATH, echo, send_to
+from triforce.engine.engine import OutputChunk
 from triforce.llm import LLM
 from triforce.server import security
 from triforce.server.app import create_app
+from triforce.server.engine_client import Event
 from triforce.server.engine_thread import Worker
+from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
+from triforce.server.schemas import CompletionBody
 from triforce.server.security import BodyLimit
 
 CHAT = "/v1/chat/completions"
@@ -72,8 +78,52 @@ def test_request_time_limit_ends_generation(llm: LLM) -> None:
     app = create_app(llm, Worker(llm, Limits(waiting=1)), "tiny", limits=Limits(seconds=0.2))
     body = {"prompt": "the cat", "max_tokens": 2000, "ignore_eos": True}
     assert "--timeout" in refused(ask(app, PATH, body), 408)
-    assert '"code": "timeout"' in ask(app, PATH, body | {"stream": True}).text
     asyncio.run(app.state.service.engine.close())
+
+
+class LateAnswer:
+    """A stream of events, each after a time in seconds. waited: as of `GenerationStream`."""
+
+    def __init__(self, waited: float | None, events: Sequence[tuple[float, Event]]) -> None:
+        self.waited = waited
+        self.events = events
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for seconds, event in self.events:
+            await asyncio.sleep(seconds)
+            yield event
+
+    def cancel(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("waited", "stream", "gaps", "is_ended"),
+    [
+        (None, True, [1.0], True),  # it waits in the queue
+        (None, False, [1.0], True),
+        (0.0, True, [1.0, 0.01], False),  # its prompt is read
+        (0.0, False, [1.0, 0.01], False),
+        (0.0, True, [0.01] + [0.15] * 5, False),  # its stream goes on
+        (0.0, False, [0.01] + [0.15] * 5, True),
+        (0.0, True, [0.01, 1.0], True),  # its stream stands still
+    ],
+)
+def test_time_limit_spares_prompts_and_streams_that_go_on(
+    app: ASGIApp, waited: float | None, stream: bool, gaps: list[float], is_ended: bool
+) -> None:
+    service = replace(app.state.service, limits=Limits(seconds=0.5))  # type: ignore[attr-defined]
+    answer = LateAnswer(waited, [(gap, OutputChunk("x", [1], ["full"], 0)) for gap in gaps])
+    body = CompletionBody(prompt="the cat", stream=stream)
+
+    async def received() -> int:
+        return len([event async for event in service._events([answer], body)])
+
+    if is_ended:
+        with pytest.raises(ApiError, match="--timeout"):
+            asyncio.run(received())
+    else:
+        assert asyncio.run(received()) == len(gaps)
 
 
 def test_full_queue_answers_429_with_retry_after(llm: LLM) -> None:

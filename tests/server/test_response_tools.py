@@ -22,9 +22,9 @@ from triforce.server.answers.call_parser import CallParser
 from triforce.server.answers.json_calls import JsonBlock
 from triforce.server.answers.marks import Marks
 from triforce.server.app import create_app
+from triforce.server.doors.responses import Items
 from triforce.server.engine_thread import Worker
 from triforce.server.limits import Limits
-from triforce.server.responses import Items
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 FLAT: list[Any] = [{"type": "function", **tool["function"]} for tool in TOOLS]  # type: ignore[dict-item]
@@ -135,11 +135,10 @@ def test_response_calls_and_outputs_become_turns(app: ASGIApp) -> None:
         ({"tool_choice": {"type": "function", "name": "bark"}}, "'bark'"),
         ({"tools": [*FLAT, FLAT[0]]}, "the same name"),
         ({"tools": TOOLS}, "function: send its fields beside type"),
-        ({"tools": [{"type": "web_search"}]}, "none of them is a function"),
         ({"tools": [], "tool_choice": "required"}, "needs tools"),
         ({"text": {"format": {"type": "grammar", "grammar": 'start: "a"'}}}, "cannot be combined with tools"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input has no message"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "function_call_output"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "not kept"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "Field required"),
         ({"tools": [{"type": "function", "name": "f", "parameters": {"uniqueItems": True}}],
           "tool_choice": "required"}, "uniqueItems"),
@@ -177,7 +176,7 @@ def tagged_parser() -> CallParser:
 def test_response_items_stream_in_order(width: int) -> None:
     """Each text and each call is an item, complete before the next item begins."""
     text = 'so: <tool_call>\n{"name": "size", "arguments": {"of": "cat"}}\n</tool_call> and <b'
-    items = Items(tagged_parser())
+    items = Items(tagged_parser(), {})
     open_at, told = None, []
     for i in range(0, len(text), width):
         told += [kind for kind, _ in _in_turn(items.add(text[i : i + width], is_final=i + width >= len(text)))]
@@ -200,7 +199,7 @@ def _in_turn(told: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_response_empty_answer_is_message() -> None:
-    items = Items(tagged_parser())
+    items = Items(tagged_parser(), {})
     assert [kind for kind, _ in items.end("completed")][-1] == "output_item.done"
     (message,) = items.items
     assert message["content"][0]["text"] == "" and message["status"] == "completed"

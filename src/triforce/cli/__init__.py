@@ -38,7 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     options = parse(argv)
-    options.arguments = list(sys.argv[1:] if argv is None else argv)
     if getattr(options, "offline", False):
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it on import, here and in processes started later
     _require_folder()

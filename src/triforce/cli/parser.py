@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Sequence
 from functools import partial
 
@@ -80,6 +81,12 @@ def _serve(parser: argparse.ArgumentParser) -> None:
     text = "show on the page the documents that triforce watch has read; every client of the server can read them"
     add("--show-watched", action="store_true", help=text)
     options.ranks(parser)
+
+
+def _launch(parser: argparse.ArgumentParser) -> None:
+    text = "the agent to run: claude (Claude Code), codex or opencode. Its own arguments come last, behind --"
+    parser.add_argument("agent", choices=("claude", "codex", "opencode"), metavar="AGENT", help=text)
+    _serve(parser)
 
 
 def _security(group: argparse._ArgumentGroup) -> None:
@@ -233,7 +240,8 @@ COMMANDS = (
         _explain,
     ),
     ("chat", "talk with a model, about a document if one is named; turns share a KV cache", _chat),
-    ("serve", "answer OpenAI's HTTP interface", _serve),
+    ("serve", "answer the HTTP interfaces of OpenAI, Anthropic and Ollama", _serve),
+    ("launch", "run a coding agent on a model: the server is started for it, or the running one is used", _launch),
     ("batch", "answer a file of requests, as the server would", _batch),
     (
         "info",
@@ -294,7 +302,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         import argcomplete
 
         argcomplete.autocomplete(parser)
-    options, leaf = read(parser, argv)
+    arguments, agent_arguments = _split_agent_arguments(sys.argv[1:] if argv is None else argv)
+    options, leaf = read(parser, arguments)
+    options.arguments = arguments
+    options.agent_arguments = agent_arguments
     if options.command is None:
         parser.print_help()
         parser.exit()
@@ -303,6 +314,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.command == "chat" and options.model is None:
         leaf.error(f"{CANNOT_CHAT}; {CHAT_ADVICE}")
     return options
+
+
+def _split_agent_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the arguments of triforce, and those behind `--` for the agent of `triforce launch`."""
+    arguments = list(argv)
+    if arguments[:1] != ["launch"] or "--" not in arguments:
+        return arguments, []
+    end = arguments.index("--")
+    return arguments[:end], arguments[end + 1 :]
 
 
 def read(parser: Parser, argv: Sequence[str] | None) -> tuple[argparse.Namespace, Parser]:

@@ -1,4 +1,4 @@
-"""`triforce serve`: OpenAI's HTTP interface to a model."""
+"""`triforce serve`: the HTTP interfaces of OpenAI, Anthropic and Ollama to a model."""
 
 from __future__ import annotations
 

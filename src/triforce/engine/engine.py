@@ -112,7 +112,7 @@ class OutputStream:
             text = self._stream.step(token) if self._stream else ""
             shown += self._text.add(text)
             characters.append(len(text))
-            if self._text.stopped:
+            if self._text.stop is not None:
                 end_sequence(sequence, count - len(characters))
                 break
         token_count = len(characters)
@@ -159,6 +159,7 @@ class OutputStream:
             sequence.tiers,
             sequence.timeline,
             sequence.report,
+            self._text.stop,
         )
 
 
@@ -169,22 +170,23 @@ class StopStringBuffer:
         self._stops = tuple(stops)
         self._held = ""
         self.text = ""
-        self.stopped = False
+        self.stop: str | None = None
+        """The stop string that has ended the text."""
 
     def add(self, piece: str) -> str:
         """Append a piece of text. Returns the text that can be shown now: none after a stop."""
-        if self.stopped:
+        if self.stop is not None:
             return ""
         self._held += piece
-        stop_places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        stop_places = [(place, stop) for stop in self._stops if (place := self._held.find(stop)) >= 0]
         if stop_places:
-            self.stopped = True
-            return self._show(min(stop_places))
+            place, self.stop = min(stop_places)
+            return self._show(place)
         return self._show(len(self._held) - partial_match(self._held, self._stops))
 
     def flush(self) -> str:
         """Return the text that was held back. Called at the end of the text."""
-        return "" if self.stopped else self._show(len(self._held))
+        return self._show(len(self._held)) if self.stop is None else ""
 
     def _show(self, length: int) -> str:
         shown = self._held[:length]

@@ -60,6 +60,7 @@ class CompletionOutput:
     tiers: list[TierStats]  # from the lowest to the full tier
     timeline: list[PlanSegment] = field(default_factory=list)  # plans of mode auto in order
     report: PlanReport | None = None  # estimates of mode auto at its last planning
+    stop_string: str | None = None  # the stop string that ended the text
 
     @property
     def plans(self) -> dict[str, int]:

@@ -18,6 +18,8 @@ from triforce.server.engine_client import Event
 
 DONE = b"data: [DONE]\n\n"
 """The last event of completions and of chats."""
+EVENT_STREAM = "text/event-stream"
+"""Media type of server-sent events."""
 COMMENT = b": the answer is not ready yet\n\n"
 """A comment of a stream, which clients skip."""
 MIN_LOGPROB = -9999.0

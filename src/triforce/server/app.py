@@ -17,11 +17,18 @@ from starlette.middleware.cors import CORSMiddleware
 from triforce import __version__
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
-from triforce.server import completions as server_completions
 from triforce.server import errors, playground
+from triforce.server.answers.answer_parts import TextParser
 from triforce.server.body_parser import JsonRoute
-from triforce.server.chat import ChatWriter
-from triforce.server.completions import CompletionWriter
+from triforce.server.doors import anthropic as anthropic_door
+from triforce.server.doors import completions as completions_door
+from triforce.server.doors import ollama as ollama_door
+from triforce.server.doors.anthropic import MessagesBody, MessagesWriter
+from triforce.server.doors.chat import ChatBody, ChatWriter
+from triforce.server.doors.codex import codex_card
+from triforce.server.doors.completions import CompletionWriter
+from triforce.server.doors.ollama import OLLAMA_VERSION, GenerateBody, OllamaChatBody, OllamaWriter, ShowBody
+from triforce.server.doors.responses import ResponsesBody, ResponsesWriter, overflow_stream
 from triforce.server.engine_client import EngineClient, ServedModel
 from triforce.server.errors import ApiError, HeadAsGet, TrailingSlashes
 from triforce.server.limits import Limits
@@ -29,15 +36,7 @@ from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER
 from triforce.server.request_parser import RequestParser
-from triforce.server.responses import ResponsesWriter
-from triforce.server.schemas import (
-    ChatBody,
-    CompletionBody,
-    DetokenizeBody,
-    ModelField,
-    ResponsesBody,
-    TokenizeBody,
-)
+from triforce.server.schemas import CompletionBody, DetokenizeBody, ModelField, TokenizeBody
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
 from triforce.server.service import Service
 
@@ -126,7 +125,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 async def chat(body: ChatBody, request: Request) -> Response:
     """Return the next turn of a conversation, `n` times."""
     service = _service_for(body, request)
-    generations = await service.run_parser(request, service.parser.chat, body)
+    generations = await service.run_parser(request, service.parser.answer, body)
     return await service.answer(request, generations, ChatWriter(body, generations, service), body)
 
 
@@ -134,14 +133,88 @@ async def chat(body: ChatBody, request: Request) -> Response:
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Return the answer to a conversation."""
     service = _service_for(body, request)
-    generations = await service.run_parser(request, service.parser.response, body)
+    try:
+        generations = await service.run_parser(request, service.parser.answer, body)
+    except ApiError as refusal:
+        if body.stream and refusal.code == errors.TOO_LONG:
+            return overflow_stream(body, service, refusal)
+        raise
     return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
+
+
+@router.post("/v1/messages")
+async def messages(body: MessagesBody, request: Request) -> Response:
+    """Return the next turn of a conversation, in Anthropic's interface."""
+    service = _service_for(body, request)
+    generations = await service.run_parser(request, service.parser.answer, body)
+    return await service.answer(request, generations, MessagesWriter(body, generations, service), body)
+
+
+@router.post("/v1/messages/count_tokens")
+async def count_tokens(body: MessagesBody, request: Request) -> Response:
+    """Return the number of tokens of a conversation, in Anthropic's interface."""
+    service = _service_for(body, request)
+    return await service.run_parser(request, partial(anthropic_door.count_tokens, service.parser), body)
+
+
+@router.post("/api/chat")
+async def ollama_chat(body: OllamaChatBody, request: Request) -> Response:
+    """Return the next turn of a conversation, in Ollama's interface."""
+    service = _service_for(body, request)
+    if not body.messages:
+        return JSONResponse(ollama_door.loaded(service, is_chat=True))
+    generations = await service.run_parser(request, service.parser.answer, body)
+    writer = OllamaWriter(body, service, service.parser.answer_parser(body, generations[0]))
+    return await service.answer(request, generations, writer, body)
+
+
+@router.post("/api/generate")
+async def ollama_generate(body: GenerateBody, request: Request) -> Response:
+    """Continue one prompt, in Ollama's interface."""
+    service = _service_for(body, request)
+    if not body.prompt:
+        return JSONResponse(ollama_door.loaded(service, is_chat=False))
+    if body.raw or not service.parser.tokenizer.chats:
+        completion_body = body.completion(service.parser.context)
+        generations = await service.run_parser(request, service.parser.completion, completion_body)
+        return await service.answer(request, generations, OllamaWriter(body, service, TextParser()), body)
+    generations = await service.run_parser(request, service.parser.answer, body)
+    writer = OllamaWriter(body, service, service.parser.answer_parser(body, generations[0]))
+    return await service.answer(request, generations, writer, body)
+
+
+@router.get("/api/tags")
+async def ollama_models(request: Request) -> JSONResponse:
+    """List the served model, in Ollama's interface."""
+    return JSONResponse({"models": [ollama_door.model_card(_service(request))]})
+
+
+@router.get("/api/ps")
+async def ollama_loaded_models(request: Request) -> JSONResponse:
+    """List the loaded model, in Ollama's interface."""
+    return JSONResponse({"models": [ollama_door.loaded_card(_service(request))]})
+
+
+@router.post("/api/show")
+async def ollama_show(body: ShowBody, request: Request) -> JSONResponse:
+    """Describe a model, in Ollama's interface."""
+    return JSONResponse(ollama_door.shown_model(_service_for(body, request)))
+
+
+@router.get("/api/version")
+async def ollama_version() -> JSONResponse:
+    """Return the version of Ollama's interface that this server speaks."""
+    return JSONResponse({"version": OLLAMA_VERSION})
 
 
 @router.get("/v1/models")
 async def models(request: Request) -> JSONResponse:
-    """List the served model."""
-    return JSONResponse({"object": "list", "data": [await _card(_service(request))]})
+    """List the served model, for Codex in `models`, too."""
+    service = _service(request)
+    models_of_codex = [
+        codex_card(service.name, service.parser.context, "reasoning_effort" in service.parser.tokenizer.template)
+    ]
+    return JSONResponse({"object": "list", "data": [await _card(service)], "models": models_of_codex})
 
 
 @router.get("/v1/models/{name:path}")
@@ -156,14 +229,14 @@ async def model(name: str, request: Request) -> JSONResponse:
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a text or a conversation, as in a prompt. Raises ApiError."""
     service = _service_for(body, request)
-    return await service.run_parser(request, partial(server_completions.tokenize, service.parser), body)
+    return await service.run_parser(request, partial(completions_door.tokenize, service.parser), body)
 
 
 @router.post("/detokenize")
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids, without special tokens."""
     service = _service_for(body, request)
-    return await service.run_parser(request, partial(server_completions.detokenize, service.parser), body)
+    return await service.run_parser(request, partial(completions_door.detokenize, service.parser), body)
 
 
 @router.get("/ping")

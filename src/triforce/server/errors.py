@@ -1,10 +1,10 @@
-"""Errors in OpenAI's format. Every message says what to do."""
+"""Errors in the shape of each door. Every message says what to do."""
 
 from __future__ import annotations
 
 import json
 from ast import literal_eval
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import Any
@@ -85,6 +85,10 @@ UNKNOWN_FIELD = "unknown_field"
 FIELDS = {field.name for field in fields(SamplingParams)} | {"messages", "mode", "prompt", "tools"}
 """Python arguments that are also fields of requests. All others are options of the server."""
 TOO_LONG = "context_length_exceeded"  # OpenAI's code for a prompt longer than the context
+_ANTHROPIC_KINDS = {
+    **{401: "authentication_error", 403: "permission_error", 404: "not_found_error", 408: "timeout_error"},
+    **{413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"},
+}
 _KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -123,13 +127,42 @@ class ApiError(Exception):
         self.code = code
         self.headers = headers
 
-    def body(self) -> dict[str, Any]:
-        """Return the error object of OpenAI's interface."""
-        kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+    def response(self, scope: Scope | None = None) -> JSONResponse:
+        """Return the response in the shape of the door of a request. scope: of the request; None where it is unread."""
+        body = shape_of(scope["path"] if scope else "")(self)
+        return EncodableResponse(body, self.status, dict(self.headers or {}))
 
-    def response(self) -> JSONResponse:
-        return EncodableResponse(self.body(), self.status, dict(self.headers or {}))
+
+def openai_error(error: ApiError) -> dict[str, Any]:
+    """Return the error object of OpenAI's interface."""
+    kind = "server_error" if error.status >= 500 else _KINDS.get(error.status, "invalid_request_error")
+    return {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+def anthropic_error(error: ApiError) -> dict[str, Any]:
+    """Return the error object of Anthropic's interface. Claude Code knows a long prompt by the first words."""
+    known_kind = _ANTHROPIC_KINDS.get(error.status)
+    kind = known_kind or ("api_error" if error.status >= 500 else "invalid_request_error")
+    message = f"prompt is too long: {error.message}" if error.code == TOO_LONG else error.message
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def ollama_error(error: ApiError) -> dict[str, Any]:
+    """Return the error object of Ollama's interface."""
+    return {"error": error.message}
+
+
+SHAPES: dict[str, Callable[[ApiError], dict[str, Any]]] = {
+    "/v1/messages": anthropic_error,
+    "/api/v1": openai_error,  # OpenAI's interface below a wrong base
+    "/api": ollama_error,
+}
+"""Shapes of errors by the base of a door's addresses, the first that fits; other doors have OpenAI's."""
+
+
+def shape_of(path: str) -> Callable[[ApiError], dict[str, Any]]:
+    """Return the function that shapes the errors of an address."""
+    return next((shape for base, shape in SHAPES.items() if f"{path}/".startswith(f"{base}/")), openai_error)
 
 
 class ClientDisconnected(Exception):
@@ -224,7 +257,7 @@ def install_handlers(app: FastAPI) -> None:
     """Register handlers that answer all expected errors in one format."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
-        return (refusal_for(error) or internal_error()).response()
+        return (refusal_for(error) or internal_error()).response(request.scope)
 
     for kind in (ApiError, TriforceError, QueueFull, ShuttingDown, ReplicaLost, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, answer)
@@ -262,12 +295,11 @@ OTHER_SERVICES = {
     "conversations": "conversations are not kept here; send the whole one to /v1/responses",
     "batches": "files of requests are answered by `triforce batch`",
     "embeddings": "embeddings are not made here",
-    "api": "Ollama's own interface is not here; OpenAI's is, at /v1",
+    "api": "of Ollama's interface chat, generate, ps, show, tags and version are here",
     "files": "no files are kept here; `triforce batch` answers a file of requests",
     "fine_tuning": "no models are trained here",
     "images": "pictures are not made here",
     "input_tokens": "/tokenize counts the tokens of a prompt or of messages",
-    "messages": "Anthropic's interface is not here; /v1/chat/completions takes conversations",
     "moderations": "there is no moderation here",
     "rerank": "there is no reranking here",
     "score": "there is no reranking here",
@@ -282,12 +314,12 @@ def install_advice(app: FastAPI, addresses: Sequence[str]) -> None:
     """Answer with advice if the address or the method of a request is unknown. addresses: the known addresses."""
 
     async def not_found(request: Request, error: HTTPException) -> JSONResponse:
-        return ApiError(404, _not_found_text(request.url.path, addresses)).response()
+        return ApiError(404, _not_found_text(request.url.path, addresses)).response(request.scope)
 
     async def other_method(request: Request, error: HTTPException) -> JSONResponse:
         allowed_methods = (error.headers or {}).get("Allow", "another method")
         text = f"this address takes {allowed_methods}, not {request.method[:20]}; see /openapi.json"
-        return ApiError(405, text, headers=error.headers).response()
+        return ApiError(405, text, headers=error.headers).response(request.scope)
 
     app.add_exception_handler(404, not_found)  # type: ignore[arg-type]
     app.add_exception_handler(405, other_method)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ class AccessLog:
         except Exception as error:
             failure("request broke", error, request=report["request"])
             if not status:
-                await internal_error().response()(scope, receive, note)
+                await internal_error().response(scope)(scope, receive, note)
         finally:
             # The log names the matched route only, as the path contains text of the client.
             route = getattr(scope.get("route"), "path", None)

@@ -95,6 +95,10 @@ FIELD_ADVICE: dict[str, str] = {
 """Advice on fields of other servers that have another name here."""
 
 
+FOREIGN_FIELDS = frozenset({*UNSUPPORTED_FIELDS, *FIELD_ADVICE})
+"""Fields of other doors and servers. A door that is `tolerant` refuses them unless it has them in `skipped`."""
+
+
 class Body(BaseModel):
     """A JSON object in which every field has a meaning. A null counts as a missing field."""
 
@@ -151,7 +155,7 @@ class Body(BaseModel):
         unknown_names = {name for name in data.keys() - required.keys() if data[name] is not None}
         ignorable_names = {*cls.skipped, *(IGNORED_FIELDS if cls.is_request else ())}
         if cls.tolerates(data):
-            ignorable_names |= unknown_names - cls.field_advice.keys()
+            ignorable_names |= unknown_names - cls.field_advice.keys() - (FOREIGN_FIELDS if cls.is_request else set())
         for name in sorted(unknown_names - ignorable_names - (NEUTRAL_FIELDS if cls.is_request else set())):
             neutral, advice = UNSUPPORTED_FIELDS.get(name, ((), "")) if cls.is_request else ((), "")
             if data[name] not in neutral:
@@ -161,7 +165,7 @@ class Body(BaseModel):
             name: data[name] for name in data.keys() & required if data[name] is not None or required[name]
         }
         body = handler(stated_fields)
-        told_names = unknown_names & ignorable_names
+        told_names = unknown_names & ignorable_names - (NEUTRAL_FIELDS if cls.is_request else set())
         body.ignore(*(name for name in told_names if data[name] is not False and data[name] not in EMPTY_VALUES))
         return body
 

@@ -24,20 +24,19 @@ from triforce.server.answers.answer_parts import AnswerParser
 from triforce.server.engine_client import GenerationRequest, ServedModel
 from triforce.server.errors import field_error, naming_field
 from triforce.server.grammar_queue import GrammarPool, SharedSlots
-from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS, LARGE_INPUT, MAX_ECHOED, Limits
+from triforce.server.limits import COMPLETION_TOKENS, LARGE_INPUT, MAX_ECHOED, Limits
 from triforce.server.schemas import (
-    ChatBody,
     CompletionBody,
     CompletionFields,
+    ConversationBody,
     FlatResponseFormat,
     ResponseFormat,
-    ResponsesBody,
     SamplingFields,
     ThinkingField,
     grammar_of,
 )
 from triforce.server.tools import Function, ToolChoice, shown_tools
-from triforce.server.turns import Message, message_dict, message_length, messages_of, thoughts_field
+from triforce.server.turns import Message, message_dict, message_length, thoughts_field, with_leading_system
 from triforce.structured_output.compiler import CompiledGrammar, GrammarError
 
 T = TypeVar("T")
@@ -106,7 +105,7 @@ def fit_to_kv(
         raise ContextLengthError(text)
     field = body.sent_as.get("max_tokens", "max_tokens")
     remaining_tokens = kv_tokens // rows - prompt_tokens
-    if getattr(body, field) is None and remaining_tokens > 0:
+    if body.token_limit is None and remaining_tokens > 0:
         return replace(params, max_tokens=remaining_tokens)
     if rows > 1:
         text = f"{rows} texts of {prompt_tokens} + {answer_tokens} tokens need more than {capacity_text}; lower n"
@@ -152,10 +151,6 @@ def biases(token_biases: Mapping[str, Any] | None) -> dict[int, Any] | None:
 
 LARGE_CPU_SHARE = 1 / 2
 """Share of the processors for large bodies, texts and answers."""
-_COPIED_FIELDS = (
-    *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
-    *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
-)
 
 
 class RequestParser:
@@ -200,41 +195,30 @@ class RequestParser:
             check_echo(sum(map(len, ids)), sum(map(len, prompts)), params, self.limits)
         return await self._requests(ids, params, body, key)
 
-    async def chat(self, body: ChatBody, key: str) -> list[GenerationRequest]:
-        """Return the request for a conversation. Raises ApiError."""
-        if body.top_logprobs and not body.logprobs:
-            raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
-        max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-        tools = self.tools(body)
-        logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        grammar = await _grammar(body, body.response_format, tools)
-        params = self._params(body, grammar, max_tokens=max_tokens, logprobs=logprobs)
-        return await self._answer_requests(body.messages, params, body, key, tools)
-
-    async def response(self, body: ResponsesBody, key: str) -> list[GenerationRequest]:
-        """Return the request for instructions and input. Raises ApiError."""
-        tools = self.tools(body)
-        grammar = await _grammar(body, body.text.format if body.text else None, tools)
-        params = self._params(body, grammar, max_tokens=body.max_output_tokens)
-        messages = messages_of(body.instructions, body.input)
-        return await self._answer_requests(messages, params, body, key, tools)
-
-    async def _answer_requests(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams,
-        body: ChatBody | ResponsesBody,
-        key: str,
-        tools: ToolChoice | None,
-    ) -> list[GenerationRequest]:
+    async def answer(self, body: ConversationBody, key: str) -> list[GenerationRequest]:
         """Return the request for the next turn of a conversation. Raises ApiError."""
-        ids = await self.conversation(messages, key, body, body.offered_tools if tools else (), body.prompt_field)
+        tools = self.tools(body)
+        grammar = await _grammar(body, body.answer_constraint, tools)
+        default_limit = self.context if body.default_limit is None else body.default_limit
+        limit = body.token_limit
+        params = self._params(
+            body, grammar, max_tokens=default_limit if limit is None else limit, logprobs=body.logprob_count
+        )
+        turns = body.turns
+        ids = await self.conversation(
+            turns, key, body, tuple(body.functions.values()) if tools else (), body.prompt_field
+        )
         opening = self.answers.calls.answer_opening if self.answers.calls else ""
-        if opening and params.grammar and tools is None and not continues_answer(messages, body):
+        if opening and params.grammar and tools is None and not continues_answer(turns, body):
             ids = ids + self.tokenizer.encode(opening, add_special=False)
         params = self._with_ends(params, tools)
         requests = await self._requests([ids], params, body, key)
         return [replace(request, token_texts=self.answers.marks.token_texts) for request in requests]
+
+    async def prompt(self, body: ConversationBody, tools: ToolChoice | None, key: str) -> list[int]:
+        """Return the token ids of a conversation and of the tools that its answer may call. Raises ApiError."""
+        functions = tuple(body.functions.values()) if tools else ()
+        return await self.conversation(body.turns, key, body, functions, body.prompt_field)
 
     def _with_ends(self, params: SamplingParams, tools: ToolChoice | None) -> SamplingParams:
         """Return parameters with the tokens and the text that end an answer in the model's format.
@@ -250,7 +234,7 @@ class RequestParser:
         end_ids = () if params.ignore_eos else self.answers.end_ids
         return replace(params, stop=tuple(stops), stop_token_ids=(*params.stop_token_ids, *end_ids))
 
-    def tools(self, body: ChatBody | ResponsesBody) -> ToolChoice | None:
+    def tools(self, body: ConversationBody) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError."""
         return body.choose_tools(self.answers.calls, self.answers.marks)
 
@@ -308,17 +292,25 @@ class RequestParser:
             text = "the prompt ends where the answer begins, unless the answer continues a turn of the assistant"
             raise field_error("add_generation_prompt", f"{text}; leave it out")
 
+        template_tools = shown_tools(tools) or None
+
+        def encode_turns(turns: Sequence[dict[str, Any]]) -> list[int]:
+            return self.llm.encode(self.tokenizer.chat(turns, template_tools, variables, continue_final))
+
         def encode() -> list[int]:
-            template_tools = shown_tools(tools) or None
-            return self.llm.encode(self.tokenizer.chat(template_messages, template_tools, variables, continue_final))
+            try:
+                return encode_turns(template_messages)
+            except RequestError:
+                if all(turn["role"] not in ("system", "developer") for turn in template_messages[1:]):
+                    raise
+                return encode_turns(with_leading_system(template_messages))
 
         with naming_field(field, {"messages": field}):
             return await self.in_thread(length, key, encode)
 
-    def answer_parser(self, body: ChatBody | ResponsesBody, generation: GenerationRequest) -> AnswerParser:
+    def answer_parser(self, body: ConversationBody, generation: GenerationRequest) -> AnswerParser:
         """Return a parser for one answer to a request."""
-        messages = body.messages if isinstance(body, ChatBody) else messages_of(body.instructions, body.input)
-        tail = CONTINUED_END if continues_answer(messages, body) else PROMPT_END
+        tail = CONTINUED_END if continues_answer(body.turns, body) else PROMPT_END
         prompt_end = "".join(map(self.tokenizer.text_of, generation.prompt[-tail:]))
         return self.answers.parser(
             self.tools(body),
@@ -358,7 +350,7 @@ class RequestParser:
         try:
             return await self._grammars.compile(grammar, key)
         except GrammarError as error:
-            if isinstance(body, ChatBody | ResponsesBody) and (tools := self.tools(body)):
+            if isinstance(body, ConversationBody) and (tools := self.tools(body)):
                 raise tools.refusal(error, grammar) from error
             raise
 
@@ -375,13 +367,11 @@ class RequestParser:
         return GenerationRequest(ids, seeded_params, mode, progress=progress)
 
     def _params(
-        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int | None, **logprob_params: int | None
+        self, body: SamplingFields, grammar: Grammar | None, *, max_tokens: int, **logprob_params: int | None
     ) -> SamplingParams:
-        values: dict[str, Any] = {
-            name: value for name in _COPIED_FIELDS if (value := getattr(body, name, None)) is not None
-        }
+        values = body.sampling_values
         check_limit(body, max_tokens, self.context)
-        values |= {"max_tokens": ANSWER_TOKENS if max_tokens is None else max_tokens} | logprob_params
+        values |= {"max_tokens": max_tokens} | logprob_params
         if isinstance(body, CompletionFields):
             check_fields(body, logprob_params.get("logprobs"), self.limits)
             values["logit_bias"] = biases(body.logit_bias)

@@ -6,15 +6,10 @@ This module checks the types of numbers only; `triforce.interface.sampling_param
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from typing import Annotated, Any, ClassVar, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BeforeValidator,
-    Field,
-    ModelWrapValidatorHandler,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
@@ -23,7 +18,6 @@ from triforce.server.answers.marks import Marks
 from triforce.server.errors import field_error
 from triforce.server.limits import ANSWER_TOKENS, COMPLETION_TOKENS
 from triforce.server.request_base import (
-    NO_LOGPROBS,
     Batches,
     Biases,
     Body,
@@ -32,21 +26,9 @@ from triforce.server.request_base import (
     StopIds,
     Stops,
     Texts,
-    unknown_field,
 )
-from triforce.server.tools import (
-    MAX_TOOLS,
-    FlatTool,
-    Function,
-    OneFlatTool,
-    OneTool,
-    Tool,
-    ToolChoice,
-    ToolFields,
-    check_size,
-    choose_tools,
-)
-from triforce.server.turns import CallItem, InputItems, Messages, ResultItem
+from triforce.server.tools import Function, FunctionName, ToolChoice, ToolFields, check_size, choose_tools
+from triforce.server.turns import Message, Messages
 
 TEMPLATE_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "messages", "tools"})
 """Variables of chat templates that a request sets by other fields, or that are not supported."""
@@ -154,6 +136,13 @@ def _schema_grammar(spec: JsonSchemaSpec) -> Grammar:
     return Grammar.json(spec.json_schema, additional_properties=bool(spec.additional_properties))
 
 
+_SAMPLING = (
+    *("temperature", "top_p", "seed", "top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+    *("n", "stop", "presence_penalty", "frequency_penalty", "trace"),
+)
+"""Fields of doors that are parameters of `SamplingParams` under the same name."""
+
+
 class ModelField(Body):
     """A request to a model. model: the served model's name, or null."""
 
@@ -179,6 +168,16 @@ class SamplingFields(CacheFields, ModelField):
     ignore_eos: bool | None = None
     mode: str | None = Field(None, description="The tiers to use: a value of --mode")
     tier_stats: bool | None = Field(None, description="Report what each tier did, and which proposed each token")
+
+    @property
+    def sampling_values(self) -> dict[str, Any]:
+        """Values by parameter of `SamplingParams`, without the token limit and log-probabilities."""
+        return {name: value for name in _SAMPLING if (value := getattr(self, name, None)) is not None}
+
+    @property
+    def token_limit(self) -> int | None:
+        """Limit of new tokens; None: the default."""
+        return None
 
     @property
     def sent_as(self) -> Mapping[str, str]:
@@ -238,17 +237,11 @@ NO_THINKING = ("none", "minimal")
 """Efforts that switch thinking off where a template has a switch only."""
 
 
-class Reasoning(Body):
-    """`reasoning` of responses."""
-
-    tolerant: ClassVar[bool] = True
-    effort: str | None = Field(None, description="How long the model may think, where its chat template has a choice")
-
-
 class ThinkingField(Body):
     """Fields of a request whose turns a chat template formats."""
 
-    thinking: Thinking | None = Field(None, description="Whether the model thinks before it answers")
+    thinking_is_hint: ClassVar[bool] = False
+    """Whether a request for thoughts is ignored, not refused, where the chat template has no switch."""
     chat_template_kwargs: TemplateKeywords | None = Field(
         None, description="Variables of the chat template; those that it does not name are ignored"
     )
@@ -267,6 +260,11 @@ class ThinkingField(Body):
         """Name of the field that says how long the model may think, and its value; without one, None."""
         return "", None
 
+    @property
+    def thinks(self) -> bool | None:
+        """Whether the model thinks before it answers; None: as its chat template says."""
+        return None
+
     def template_variables(self, template: str) -> dict[str, Any]:
         """Return variables for a chat template. Raises ApiError for thinking without a switch in the template.
 
@@ -282,14 +280,27 @@ class ThinkingField(Body):
         elif effort is not None:
             self.ignore(effort_field)
         variables |= self.chat_template_kwargs or {}
-        if self.thinking is not None:
-            variables["enable_thinking"] = self.thinking.type == "enabled"
+        if self.thinks is not None:
+            variables["enable_thinking"] = self.thinks
         if variables.get("enable_thinking") and "enable_thinking" not in template:
-            field = "thinking" if self.thinking is not None else "chat_template_kwargs"
+            field = "thinking" if self.thinks is not None else "chat_template_kwargs"
+            if self.thinking_is_hint:
+                self.ignore(field)
+                return {}
             raise field_error(field, "this model's chat template has no thinking switch; leave it out")
         unread_names = variables.keys() - {"enable_thinking"} - set(_WORDS.findall(template))
         self.ignore(*(f"chat_template_kwargs.{name}" for name in unread_names))
         return {name: value for name, value in variables.items() if name not in unread_names}
+
+
+class ThinkingSwitch(Body):
+    """The field that switches thinking on and off, as in other servers."""
+
+    thinking: Thinking | None = Field(None, description="Whether the model thinks before it answers")
+
+    @property
+    def thinks(self) -> bool | None:
+        return None if self.thinking is None else self.thinking.type == "enabled"
 
 
 TOOL_CHOICE = (
@@ -300,18 +311,6 @@ PARALLEL_CALLS = "false: one call at most; the answer ends behind it"
 """Description of `parallel_tool_calls`."""
 CONTEXT_NOTE = "A text also ends where the context is full, with finish_reason length"
 """Description of the field that limits an answer."""
-LOGPROBS = "message.output_text.logprobs"
-"""Name of log-probabilities in `include` of responses."""
-
-
-class TextOptions(Body):
-    """`text` of responses."""
-
-    skipped: ClassVar[Collection[str]] = ("verbosity",)
-    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("grammar", "json_schema", "name", "regex", "schema", "strict", "type"), "send it in format"
-    )
-    format: FlatResponseFormat | None = Field(None, description="Constraint on the text")
 
 
 class CompletionFields(SamplingFields):
@@ -359,120 +358,65 @@ class CompletionBody(CompletionFields):
         return {"prompt_logprobs": "logprobs"}
 
     @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens
+
+    @property
     def scored_only(self) -> bool:
         return self.max_tokens == 0
 
 
-class ChatBody(ToolFields, ThinkingField, CompletionFields):
-    """POST /v1/chat/completions."""
+class ConversationBody(ToolFields, ThinkingField, SamplingFields):
+    """A request for the next turn of a conversation. Each door has a form of its own."""
 
-    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
-    prompt_field: ClassVar[str] = "messages"
-    messages: Messages = Field(description="The whole conversation")
-    max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
-    logprobs: bool | None = Field(None, description="Whether to return log-probabilities of new tokens")
-    top_logprobs: int | None = Field(None, description="Alternatives listed at each new token")
-    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the answer may call"
-    )
-    tool_choice: Literal["none", "auto", "required"] | OneTool | None = Field(None, description=TOOL_CHOICE)
-    parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
-
-    reasoning_effort: str | None = Field(
-        None, description="How long the model may think, where its chat template has a choice"
-    )
+    default_limit: ClassVar[int | None] = ANSWER_TOKENS
+    """Default limit of new tokens; None: the rest of the context."""
 
     @property
-    def effort(self) -> tuple[str, str | None]:
-        return "reasoning_effort", self.reasoning_effort
+    def turns(self) -> Sequence[Message]:
+        """The conversation. Raises ApiError."""
+        raise NotImplementedError
 
     @property
-    def sent_as(self) -> Mapping[str, str]:
-        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
-        return {"max_tokens": limit, "logprobs": "top_logprobs"}
+    def functions(self) -> Mapping[str, Function]:
+        """The functions that the answer may call, by the place of their parameters in the body."""
+        raise NotImplementedError
 
     @property
-    def offered_tools(self) -> list[Function]:
-        """The functions of the request."""
-        return [tool.function for tool in self.tools or () if tool]
+    def function_choice(self) -> str | FunctionName | None:
+        """`none`, `auto`, `required`, or one function; None: `auto`."""
+        raise NotImplementedError
+
+    @property
+    def has_several_calls(self) -> bool:
+        """Whether an answer may have several calls."""
+        raise NotImplementedError
+
+    @property
+    def answer_constraint(self) -> ResponseFormat | FlatResponseFormat | None:
+        """Constraint on the text of the answer."""
+        return None
+
+    @property
+    def logprob_count(self) -> int | None:
+        """Number of alternatives in log-probabilities; None for no log-probabilities. Raises ApiError."""
+        return None
 
     def choose_tools(self, form: CallFormat | None, marks: Marks) -> ToolChoice | None:
         """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        choice = self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
-        has_calls = any(message.tool_calls or message.role == "tool" for message in self.messages)
-        indexed_tools = enumerate(self.tools or ())
-        functions = {f"tools.{i}.function.parameters": tool.function for i, tool in indexed_tools if tool}
-        several = self.parallel_tool_calls is not False
+        has_calls = any(turn.tool_calls or turn.role == "tool" for turn in self.turns)
         return choose_tools(
             form,
             marks,
-            functions,
-            choice,
-            several=several,
+            self.functions,
+            self.function_choice,
+            several=self.has_several_calls,
             calls_field=self.prompt_field if has_calls else None,
             output_format=self.output_format,
         )
 
 
-class ResponsesBody(ToolFields, ThinkingField, SamplingFields):
-    """POST /v1/responses. The server stores nothing between requests."""
-
-    field_advice: ClassVar[Mapping[str, str]] = {"messages": "is called input here"}
-    prompt_field: ClassVar[str] = "input"
-    input: str | InputItems = Field(description="A text, or the whole conversation as items")
-    instructions: str | None = Field(None, description="System message in front of the input")
-    text: TextOptions | None = Field(None, description="Options of the text")
-    max_output_tokens: int | None = Field(None, description=f"Default: {ANSWER_TOKENS}. {CONTEXT_NOTE}")
-    stream_options: StreamOptions | None = Field(None, description="Without effect: every stream ends with usage")
-    tools: Annotated[list[FlatTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
-        None, description="Functions that the answer may call"
-    )
-    tool_choice: Literal["none", "auto", "required"] | OneFlatTool | None = Field(None, description=TOOL_CHOICE)
-    parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
-    reasoning: Reasoning | None = None
-
-    @property
-    def effort(self) -> tuple[str, str | None]:
-        return "reasoning", self.reasoning.effort if self.reasoning else None
-
-    @model_validator(mode="wrap")
-    @classmethod
-    def _refuse_log_probabilities(cls, data: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        included = data.get("include") if isinstance(data, dict) else None
-        if isinstance(included, list) and LOGPROBS in included:
-            raise unknown_field("include", f"{LOGPROBS}: {NO_LOGPROBS}")
-        return handler(data)
-
-    @property
-    def sent_as(self) -> Mapping[str, str]:
-        return {"max_tokens": "max_output_tokens"}
-
-    @property
-    def output_format(self) -> str | None:
-        return "text" if self.text and self.text.format and self.text.format.type != "text" else None
-
-    @property
-    def offered_tools(self) -> list[Function]:
-        """The functions of the request."""
-        return [tool for tool in self.tools or () if tool]
-
-    def choose_tools(self, form: CallFormat | None, marks: Marks) -> ToolChoice | None:
-        """Return the tools that the answer may call. Raises ApiError or RequestError."""
-        items = () if isinstance(self.input, str) else self.input
-        has_calls = any(isinstance(item, CallItem | ResultItem) for item in items)
-        functions = {f"tools.{i}.parameters": tool for i, tool in enumerate(self.tools or ()) if tool}
-        return choose_tools(
-            form,
-            marks,
-            functions,
-            self.tool_choice,
-            several=self.parallel_tool_calls is not False,
-            calls_field=self.prompt_field if has_calls else None,
-            output_format=self.output_format,
-        )
-
-
-class TokenizeBody(ThinkingField, ModelField):
+class TokenizeBody(ThinkingSwitch, ThinkingField, ModelField):
     """POST /tokenize: a text or a conversation."""
 
     field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("content", "input", "text"), "is called prompt here")

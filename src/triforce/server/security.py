@@ -53,7 +53,7 @@ class HostCheck:
         if len(hosts) != 1:
             header_count = f"{len(hosts)} Host headers" if hosts else "no Host header"
             text = f"the request has {header_count}; send one, which names this server"
-        await ApiError(400, text).response()(scope, receive, send)
+        await ApiError(400, text).response(scope)(scope, receive, send)
 
     def _is_known(self, hosts: list[str]) -> bool:
         if len(hosts) != 1:
@@ -80,7 +80,7 @@ class ApiKeyAuth:
                 text = "this key is not known here" if _sent_key(scope) else "a key is needed"
                 text += "; send one that the server was started with, as 'Authorization: Bearer KEY'"
                 refusal = ApiError(401, text, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-                return await refusal.response()(scope, receive, send)
+                return await refusal.response(scope)(scope, receive, send)
             scope.setdefault("state", {})["scope"] = key_digest.hex()  # only requests of one key share KV
         await self.app(scope, receive, send)
 
@@ -112,9 +112,9 @@ class BodyLimit:
                 body = await _read(Headers(scope=scope), incoming, max_bytes)
         except TimeoutError:
             text = f"the body did not arrive within {self.limits.body_seconds:g} seconds; send it again"
-            return await ApiError(408, text).response()(scope, receive, send)
+            return await ApiError(408, text).response(scope)(scope, receive, send)
         except ApiError as refusal:
-            return await _answer_early(refusal.response(), scope, incoming, send)
+            return await _answer_early(refusal.response(scope), scope, incoming, send)
         unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def replay() -> Message:
@@ -205,5 +205,5 @@ class PreflightAdvice:
                         "serve it at an address such as http://localhost:3000, and start this server with "
                         "--cors-origin and that address"
                     )
-                return await ApiError(403, text).response()(scope, receive, send)
+                return await ApiError(403, text).response(scope)(scope, receive, send)
         await self.app(scope, receive, send)

@@ -6,6 +6,7 @@ The work of a client that disconnects is cancelled at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server import logs
-from triforce.server.answer_fields import EncodableResponse, frame, without_text
+from triforce.server.answer_fields import EncodableResponse, without_text
 from triforce.server.engine_client import (
     EngineClient,
     Event,
@@ -29,6 +30,7 @@ from triforce.server.engine_client import (
     PrefillProgress,
 )
 from triforce.server.errors import (
+    ApiError,
     ClientDisconnected,
     internal_error,
     refusal_for,
@@ -71,24 +73,23 @@ async def _until_disconnected(receive: Receive) -> None:
 class EventStream(Response):
     """Streams frames as they arrive, and closes the generator at the end, at an error and at a disconnect.
 
-    While no frame comes, as while a prompt is read, it sends `idle_frame()` every `IDLE_SECONDS`: clients and proxies
-    give up a silent connection.
+    While no frame comes, as while a prompt is read, it sends the writer's idle frame every `IDLE_SECONDS`: clients and
+    proxies give up a silent connection.
     """
-
-    media_type = "text/event-stream"
 
     def __init__(
         self,
         frames: AsyncGenerator[bytes, None],
-        idle_frame: Callable[[], bytes],
+        writer: ResponseWriter,
         end: Callable[[], None],
         headers: Mapping[str, str],
     ) -> None:
         """Store the frames. end: always called at the end, as closing a generator that never started runs no code."""
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no", **headers})
+        fixed_headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(headers={**fixed_headers, **headers}, media_type=writer.media_type)
         del self.headers["content-length"]
         self._frames = frames
-        self._idle_frame = idle_frame
+        self._idle_frame = writer.idle_frame
         self._end = end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,23 +106,30 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _with_idle_frames(self) -> AsyncGenerator[bytes, None]:
-        async with aclosing(self._frames) as frames:
-            next_frame = asyncio.ensure_future(anext(frames))
-            try:
-                while True:
-                    ready, _ = await asyncio.wait({next_frame}, timeout=IDLE_SECONDS)
-                    if not ready:
-                        yield self._idle_frame()
-                        continue
-                    try:
-                        data = next_frame.result()
-                    except StopAsyncIteration:
-                        return
-                    yield data
-                    next_frame = asyncio.ensure_future(anext(frames))
-            finally:
-                next_frame.cancel()
-                await asyncio.wait({next_frame})  # only then may its generator be closed
+        async with aclosing(with_silences(self._frames, IDLE_SECONDS)) as frames:
+            async for data in frames:
+                yield self._idle_frame() if data is None else data
+
+
+async def with_silences(items: AsyncGenerator[T, None], seconds: float) -> AsyncGenerator[T | None, None]:
+    """Yield the items of a generator, and None whenever the next item has not come within `seconds`."""
+    async with aclosing(items):
+        next_item = asyncio.ensure_future(anext(items))
+        try:
+            while True:
+                ready, _ = await asyncio.wait({next_item}, timeout=seconds)
+                if not ready:
+                    yield None
+                    continue
+                try:
+                    item = next_item.result()
+                except StopAsyncIteration:
+                    return
+                yield item
+                next_item = asyncio.ensure_future(anext(items))
+        finally:
+            next_item.cancel()
+            await asyncio.wait({next_item})  # only then may its generator be closed
 
 
 INLINE_ENTRIES = 4096
@@ -135,7 +143,9 @@ def key_of(request: Request) -> str:
 
 
 class ResponseWriter(Protocol):
-    """Writes the answers of one endpoint."""
+    """Writes the answers of one endpoint. media_type: of its streams."""
+
+    media_type: str
 
     def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the whole answer. outputs: one for each prompt."""
@@ -151,6 +161,9 @@ class ResponseWriter(Protocol):
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         """Yield the frames after all text."""
+
+    def failure(self, refusal: ApiError) -> Iterable[bytes]:
+        """Yield the last frames of a stream that cannot go on."""
 
     def idle_frame(self) -> bytes:
         """Return a frame that says that the answer is not ready yet."""
@@ -187,14 +200,14 @@ class Service:
             "prompt_tokens": sum(len(generation.prompt) for generation in generations),
         }
 
-        events = self._events(answers, body.scored_only)
+        events = self._events(answers, body)
 
         def end() -> None:
             for answer in answers:
                 answer.cancel()
 
         if body.stream:
-            return EventStream(self._frames(events, writer, report), writer.idle_frame, end, body.headers)
+            return EventStream(self._frames(events, writer, report), writer, end, body.headers)
         try:
             outputs = await unless_disconnected(request.receive, _collect(events))
         finally:
@@ -236,25 +249,31 @@ class Service:
             if refusal is None:
                 logs.failure("stream broke", error)
             report["refused"] = (refusal or internal_error()).status
-            yield frame((refusal or internal_error()).body())
+            for data in writer.failure(refusal or internal_error()):
+                yield data
 
     async def _events(
-        self, answers: Sequence[GenerationStream], scored_only: bool
+        self, answers: Sequence[GenerationStream], body: SamplingFields
     ) -> AsyncGenerator[tuple[int, Event], None]:
-        """Yield the events of all answers, prompt by prompt. Raises ApiError after the time limit."""
-        deadline = asyncio.get_running_loop().time() + self.limits.seconds
+        """Yield the events of all answers, prompt by prompt. Raises ApiError after the time limit.
+
+        The limit holds in the queue and from the first token of a whole answer. It holds neither while a prompt is read
+        nor for a stream that goes on: agents have long prompts, and retry a request that was ended.
+        """
+        clock = asyncio.get_running_loop().time
+        seconds = self.limits.seconds
         started = perf_counter()
         for prompt, answer in enumerate(answers):
-            async with aclosing(self.metrics.watch(answer, started)) as events:
-                while True:
-                    try:
-                        async with asyncio.timeout_at(deadline):
-                            event = await anext(events)
-                    except StopAsyncIteration:
-                        break
-                    except TimeoutError:
-                        raise timeout_error(self.limits.seconds) from None
-                    yield prompt, without_text(event) if scored_only else event
+            deadline = math.inf
+            async with aclosing(with_silences(self.metrics.watch(answer, started), seconds)) as events:
+                async for event in events:
+                    is_waiting = event is None and (answer.waited is None or deadline < math.inf)
+                    if is_waiting or (clock() > deadline and not body.stream):
+                        raise timeout_error(seconds)
+                    if isinstance(event, OutputChunk):
+                        deadline = min(deadline, clock() + seconds)
+                    if event is not None:
+                        yield prompt, without_text(event) if body.scored_only else event
 
 
 async def _collect(events: AsyncGenerator[tuple[int, Event], None]) -> list[RequestOutput]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -59,6 +59,10 @@ def _check_object(schema: dict[str, Any]) -> dict[str, Any]:
     )
 
 
+Parameters = Annotated[dict[str, Any], AfterValidator(check_size), AfterValidator(_check_object)]
+"""Schema of a function's parameters."""
+
+
 def _parts(container: dict[str, Any] | list[Any]) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
 
@@ -72,7 +76,7 @@ class Function(Body):
     }
     name: Name
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(check_size), AfterValidator(_check_object)] | None = None
+    parameters: Parameters | None = None
     strict: bool | None = None
 
 
@@ -83,12 +87,6 @@ class Tool(Body):
     )
     type: Literal["function"]
     function: Function
-
-
-class FlatTool(Function):
-    """A tool in the form of responses."""
-
-    type: Literal["function"]
 
 
 class FunctionName(Body):
@@ -108,14 +106,13 @@ class OneTool(Body):
     function: FunctionName
 
 
-class OneFlatTool(FunctionName):
-    """Choice of the function to call, in the form of responses."""
-
-    type: Literal["function"]
-
-
 class ToolFields(Body):
     """Tools of a request. Tools that are no functions, such as web search, are skipped and named as ignored."""
+
+    function_kinds: ClassVar[Collection[str]] = ("function",)
+    """Types of tools that are served. A tool without a type is a function, where the door has such."""
+    choice_kinds: ClassVar[Collection[str]] = ("function",)
+    """Types of `tool_choice` that are served."""
 
     @model_validator(mode="wrap")
     @classmethod
@@ -123,12 +120,12 @@ class ToolFields(Body):
         tools = data.get("tools") if isinstance(data, dict) else None
         if not isinstance(tools, list) or len(tools) > MAX_TOOLS:
             return handler(data)
-        if chosen_kind := _unsupported_kind(data.get("tool_choice")):
+        if chosen_kind := _unsupported_kind(data.get("tool_choice"), cls.choice_kinds):
             raise unknown_field("tool_choice", f"{chosen_kind} is no function, and only functions are supported")
-        skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool))}
+        skipped_kinds = {kind for tool in tools if (kind := _unsupported_kind(tool, cls.function_kinds))}
         # None in place of skipped tools keeps the indices, which errors name
-        functions = [None if _unsupported_kind(tool) else tool for tool in tools]
-        if skipped_kinds and not any(functions):
+        functions = [None if _unsupported_kind(tool, cls.function_kinds) else tool for tool in tools]
+        if skipped_kinds and not any(functions) and not cls.tolerant:
             advice = "none of them is a function, and only functions are supported; leave them out"
             raise unknown_field("tools", advice)
         body = handler(data | {"tools": functions} if skipped_kinds else data)
@@ -136,10 +133,10 @@ class ToolFields(Body):
         return body
 
 
-def _unsupported_kind(tool: Any) -> str | None:
-    """Return the type of a tool that is no function; None for a function, and for a type that no header can hold."""
+def _unsupported_kind(tool: Any, kinds: Collection[str]) -> str | None:
+    """Return the type of a tool that is none of `kinds`; None for others, and for a type that no header can hold."""
     kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind if isinstance(kind, str) and kind != "function" and _KIND.fullmatch(kind) else None
+    return kind if isinstance(kind, str) and kind not in kinds and _KIND.fullmatch(kind) else None
 
 
 @dataclass(frozen=True, slots=True)

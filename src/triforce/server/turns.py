@@ -1,21 +1,14 @@
-"""Turns of a conversation, as the bodies of chats and of responses hold them, and the messages that they are."""
+"""Turns of a conversation, as the bodies of chats hold them. Other doors translate their own turns into these."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.messages import REPLAYED_FIELDS, ROLES, TEXT_PART_FIELDS, TEXT_PART_TYPES
-from triforce.server.errors import field_error
 from triforce.server.limits import MAX_CALLS, MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import (
     Body,
@@ -23,6 +16,13 @@ from triforce.server.request_base import (
 
 MAX_ARGUMENTS = 2**18
 """Maximal length of a call's arguments in characters."""
+
+
+def left_out(kind: str) -> str:
+    """Return the text in place of a part that is no text. Later turns may refer to it. kind: of the part."""
+    return f"[{kind if kind.isidentifier() else 'part'} left out: this model reads text only]"
+
+
 Part = dict[str, Any]
 """A part of a turn's content. Only text parts are supported."""
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS, fail_fast=True)]
@@ -113,108 +113,6 @@ class ChatMessage(Message):
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class ItemMeta(Body):
-    """Fields of an answer's item that are ignored when the item is sent back."""
-
-    tolerant: ClassVar[bool] = True
-    id: str | None = Field(default=None, description="Ignored")
-    status: str | None = Field(default=None, description="Ignored")
-
-
-class Item(Message, ItemMeta):
-    """A turn of a conversation, in the form of /v1/responses."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    type: Literal["message"] | None = None
-
-
-class CallItem(ItemMeta):
-    """A tool call of an earlier answer. It belongs to the preceding assistant turn, if there is one."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: CalledName
-    arguments: Arguments
-
-
-class ResultItem(ItemMeta):
-    """The result of a tool call."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | Parts
-
-
-class ReasoningItem(ItemMeta):
-    """Thoughts of an earlier answer. They belong to the assistant turn or the call that follows."""
-
-    type: Literal["reasoning"]
-    summary: list[Any] | None = None
-    content: list[Any] | None = None
-
-    @property
-    def text(self) -> str:
-        """The thoughts as text."""
-        parts = [*(self.content or self.summary or ())]
-        texts = [part.get("text") for part in parts if isinstance(part, dict)]
-        return "\n".join(text for text in texts if isinstance(text, str))
-
-
-def _item_type(item: Any) -> Any:
-    return (item.get("type") if isinstance(item, dict) else getattr(item, "type", None)) or "message"
-
-
-InputItem = Annotated[
-    Annotated[Item, Tag("message")]
-    | Annotated[CallItem, Tag("function_call")]
-    | Annotated[ResultItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(
-        _item_type,
-        custom_error_type="item_type",
-        custom_error_message="an item is a message, a reasoning, a function_call or a function_call_output",
-    ),
-]
-InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-
-
-def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> list[Message]:
-    """Return the messages of a response's instructions and input.
-
-    Function calls and thoughts become part of their assistant turns.
-    """
-    messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
-    if isinstance(items, str):
-        return [*messages, Message(role="user", content=items)]
-    thoughts = ""
-    for item in items:
-        if isinstance(item, ReasoningItem):
-            thoughts = item.text
-            continue
-        if isinstance(item, Item):
-            messages.append(ChatMessage(role=item.role, content=item.content) if item.role == "assistant" else item)
-        elif isinstance(item, CallItem):
-            _add_call(messages, item)
-        else:
-            messages.append(ChatMessage(role="tool", content=item.output, tool_call_id=item.call_id))
-        if thoughts and isinstance(messages[-1], ChatMessage) and messages[-1].role == "assistant":
-            messages[-1].reasoning_content = thoughts
-        thoughts = ""
-    if not messages:
-        raise field_error("input", "input has no message; send a text, or a turn of the user")
-    return messages
-
-
-def _add_call(messages: list[Message], item: CallItem) -> None:
-    """Add a call to the last assistant message, or as a new message where the last one has another role."""
-    call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-    last_message = messages[-1] if messages else None
-    if not isinstance(last_message, ChatMessage) or last_message.role != "assistant":
-        last_message = ChatMessage(role="assistant")
-        messages.append(last_message)
-    last_message.tool_calls = [*(last_message.tool_calls or ()), call]
-
-
 def message_length(message: Message) -> int:
     """Return the length in characters of a message's content and name, and of its calls' arguments."""
     content = message.content or ""
@@ -222,6 +120,23 @@ def message_length(message: Message) -> int:
     length += len(getattr(message, "name", None) or "")
     length += len(thoughts) if isinstance(thoughts := getattr(message, "reasoning_content", None), str) else 0
     return length + sum(len(call.function.arguments) for call in message.tool_calls or ())
+
+
+def with_leading_system(turns: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return turns in which system turns behind the first turn are a part of a user's turn.
+
+    Some chat templates take a system turn at the start only, and users' turns only with answers between them.
+    """
+    told_turns: list[dict[str, Any]] = []
+    for place, turn in enumerate(turns):
+        is_asked = turn["role"] == "user" or (place > 0 and turn["role"] in ("system", "developer"))
+        if is_asked and told_turns and told_turns[-1]["role"] == "user":
+            texts = [[{"type": "text", "text": c}] if isinstance(c := t["content"], str) else list(c or ())
+                     for t in (told_turns[-1], turn)]  # fmt: skip
+            told_turns[-1] = told_turns[-1] | {"content": [*texts[0], {"type": "text", "text": "\n\n"}, *texts[1]]}
+        else:
+            told_turns.append(turn | {"role": "user"} if is_asked else turn)
+    return told_turns
 
 
 def message_dict(message: Message, template: str) -> dict[str, Any]:

@@ -13,9 +13,18 @@ from fastapi.responses import Response
 from triforce.engine.engine import OutputChunk
 from triforce.engine.inputs import one_or_many
 from triforce.interface.outputs import RequestOutput, TokenLogprobs
-from triforce.server.answer_fields import COMMENT, DONE, EncodableResponse, TextLogprobs, decoding_trace, frame, usage
+from triforce.server.answer_fields import (
+    COMMENT,
+    DONE,
+    EVENT_STREAM,
+    EncodableResponse,
+    TextLogprobs,
+    decoding_trace,
+    frame,
+    usage,
+)
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
-from triforce.server.errors import field_error
+from triforce.server.errors import ApiError, field_error, openai_error
 from triforce.server.limits import MAX_VALUES
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import CompletionBody, DetokenizeBody, TokenizeBody
@@ -24,6 +33,8 @@ from triforce.server.service import Service
 
 class CompletionWriter:
     """Writes answers. Choices are numbered across prompts: first those of the first prompt, then of the second."""
+
+    media_type = EVENT_STREAM
 
     def __init__(self, body: CompletionBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._generations = generations
@@ -58,6 +69,9 @@ class CompletionWriter:
 
     def idle_frame(self) -> bytes:
         return COMMENT
+
+    def failure(self, refusal: ApiError) -> Iterable[bytes]:
+        yield frame(openai_error(refusal))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:

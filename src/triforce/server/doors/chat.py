@@ -2,23 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from time import time
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 from uuid import uuid4
+
+from pydantic import Field
 
 from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
-from triforce.server.answer_fields import COMMENT, DONE, chat_logprobs, decoding_trace, frame, usage
+from triforce.server.answer_fields import COMMENT, DONE, EVENT_STREAM, chat_logprobs, decoding_trace, frame, usage
 from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
-from triforce.server.schemas import ChatBody
+from triforce.server.errors import ApiError, field_error, openai_error
+from triforce.server.schemas import (
+    PARALLEL_CALLS,
+    TOOL_CHOICE,
+    CompletionFields,
+    ConversationBody,
+    FlatResponseFormat,
+    ResponseFormat,
+    ThinkingSwitch,
+)
 from triforce.server.service import Service
+from triforce.server.tools import MAX_TOOLS, Function, FunctionName, OneTool, Tool
+from triforce.server.turns import Message, Messages
+
+
+class ChatBody(ThinkingSwitch, ConversationBody, CompletionFields):
+    """POST /v1/chat/completions."""
+
+    field_advice: ClassVar[Mapping[str, str]] = dict.fromkeys(("input", "prompt"), "send messages here")
+    prompt_field: ClassVar[str] = "messages"
+    messages: Messages = Field(description="The whole conversation")
+    max_completion_tokens: int | None = Field(None, description="Newer name of max_tokens; it wins where both are sent")
+    logprobs: bool | None = Field(None, description="Whether to return log-probabilities of new tokens")
+    top_logprobs: int | None = Field(None, description="Alternatives listed at each new token")
+    tools: Annotated[list[Tool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
+        None, description="Functions that the answer may call"
+    )
+    tool_choice: Literal["none", "auto", "required"] | OneTool | None = Field(None, description=TOOL_CHOICE)
+    parallel_tool_calls: bool | None = Field(None, description=PARALLEL_CALLS)
+
+    reasoning_effort: str | None = Field(
+        None, description="How long the model may think, where its chat template has a choice"
+    )
+
+    @property
+    def effort(self) -> tuple[str, str | None]:
+        return "reasoning_effort", self.reasoning_effort
+
+    @property
+    def sent_as(self) -> Mapping[str, str]:
+        limit = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return {"max_tokens": limit, "logprobs": "top_logprobs"}
+
+    @property
+    def turns(self) -> Sequence[Message]:
+        return self.messages
+
+    @property
+    def functions(self) -> Mapping[str, Function]:
+        return {f"tools.{i}.function.parameters": tool.function for i, tool in enumerate(self.tools or ()) if tool}
+
+    @property
+    def function_choice(self) -> str | FunctionName | None:
+        return self.tool_choice.function if isinstance(self.tool_choice, OneTool) else self.tool_choice
+
+    @property
+    def has_several_calls(self) -> bool:
+        return self.parallel_tool_calls is not False
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def answer_constraint(self) -> ResponseFormat | FlatResponseFormat | None:
+        return self.response_format
+
+    @property
+    def logprob_count(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", "top_logprobs needs logprobs: true")
+        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class ChatWriter:
     """Writes answers as whole messages, or as a stream of increments."""
+
+    media_type = EVENT_STREAM
 
     def __init__(self, body: ChatBody, generations: Sequence[GenerationRequest], service: Service) -> None:
         self._n = body.n or 1
@@ -57,6 +131,9 @@ class ChatWriter:
 
     def idle_frame(self) -> bytes:
         return COMMENT
+
+    def failure(self, refusal: ApiError) -> Iterable[bytes]:
+        yield frame(openai_error(refusal))
 
     def closing(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]:
         if self._with_usage:
