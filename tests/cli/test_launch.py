@@ -105,7 +105,7 @@ def test_launch_uses_running_server(environment: dict[str, str], running: int, a
             "pair",
             "exec",
         ]
-        assert told["env"]["TRIFORCE_KEY"] == KEY
+        assert told["env"]["TRIFORCE_API_KEYS"] == KEY
         (entry,) = told["catalog"]["models"]
         assert entry["slug"] == "pair" and entry["context_window"] > 1000
     else:

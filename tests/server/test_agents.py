@@ -146,7 +146,7 @@ def test_codex_prompt_beyond_the_context_is_an_event(app: ASGIApp) -> None:
 def test_codex_answer_that_fills_the_context_is_no_incomplete_response(app: ASGIApp) -> None:
     """Codex would send the request again."""
     client = Codex()
-    client.body |= {"input": "x " * 1990, "ignore_eos": True, "tools": []}
+    client.body |= {"input": "x " * 800, "ignore_eos": True, "tools": []}
     told = events_of(sent(app, client.recorded, client.body))
     assert told[-1]["type"] == "response.failed"
     assert told[-1]["response"]["error"]["code"] == "context_length_exceeded"

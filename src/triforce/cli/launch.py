@@ -21,7 +21,7 @@ from urllib.request import Request, urlopen
 
 from triforce.cli.engine_arguments import served_name
 from triforce.errors import RequestError, printable
-from triforce.server.access import listen, read_keys
+from triforce.server.access import KEYS_VARIABLE, listen, read_keys
 
 START_SECONDS = 0.2
 """Seconds between two looks whether a server has started."""
@@ -85,7 +85,7 @@ def _codex(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]
         "name": "triforce",
         "base_url": f"{server.url}/v1",
         "wire_api": "responses",
-        "env_key": "TRIFORCE_KEY",
+        "env_key": KEYS_VARIABLE,
         "stream_idle_timeout_ms": 3_600_000,
     }
     settings: dict[str, Any] = {f"model_providers.triforce.{name}": value for name, value in provider.items()}
@@ -93,7 +93,7 @@ def _codex(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]
     settings |= {"model_context_window": server.context, "web_search": "disabled"}
     pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]  # TOML, which is JSON here
     options = [part for pair in pairs for part in ("-c", pair)]
-    return [*options, "-m", server.model], {"TRIFORCE_KEY": server.key}
+    return [*options, "-m", server.model], {KEYS_VARIABLE: server.key}
 
 
 def _opencode(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -207,7 +207,7 @@ def _probed(address: str, key: str) -> AgentServer | None:
         if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
             return None
         raise RequestError(f"{address} does not answer as a server of triforce ({error}); give another --port, or its "
-                           "key in TRIFORCE_API_KEYS") from error  # fmt: skip
+                           f"key in {KEYS_VARIABLE}") from error  # fmt: skip
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise RequestError(f"{address} is another program's; give another --port") from error
 

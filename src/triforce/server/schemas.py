@@ -384,7 +384,7 @@ class ConversationBody(ToolFields, ThinkingField, SamplingFields):
 
     @property
     def function_choice(self) -> str | FunctionName | None:
-        """`none`, `auto`, `required`, or one function; None: `auto`."""
+        """Return `none`, `auto`, `required` or one function; None stands for `auto`."""
         raise NotImplementedError
 
     @property

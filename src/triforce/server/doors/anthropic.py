@@ -126,7 +126,7 @@ class AnthropicTool(Body):
 
 
 class AnthropicToolChoice(Body):
-    """Which tools the answer calls."""
+    """The choice of tools that the answer calls."""
 
     example: ClassVar[str] = '{"type": "auto"}'
     tolerant: ClassVar[bool] = True

@@ -178,12 +178,13 @@ def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> l
 def _call(item: CallItem | CustomCallItem | ShellCallItem) -> ToolCall:
     match item:
         case CallItem():
-            name, arguments = full_name(item.namespace, item.name), item.arguments
+            function = CalledFunction(name=full_name(item.namespace, item.name), arguments=item.arguments)
         case CustomCallItem():
-            name, arguments = full_name(item.namespace, item.name), json.dumps({FREE_TEXT: item.input})
+            arguments = json.dumps({FREE_TEXT: item.input})
+            function = CalledFunction(name=full_name(item.namespace, item.name), arguments=arguments)
         case ShellCallItem():
-            name, arguments = "local_shell", json.dumps(item.action)
-    return ToolCall(id=item.call_id or item.id or name, function=CalledFunction(name=name, arguments=arguments))
+            function = CalledFunction(name="local_shell", arguments=json.dumps(item.action))
+    return ToolCall(id=item.call_id or item.id or function.name, function=function)
 
 
 def _add_call(messages: list[Message], call: ToolCall) -> None:

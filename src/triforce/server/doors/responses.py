@@ -180,7 +180,8 @@ class ResponsesWriter:
         is_full = outputs[0].outputs[0].finish_reason == "length" and self._head["max_output_tokens"] is None
         if is_full:  # Codex would send the request again and again if the response were incomplete
             reason = ApiError(400, "the answer has filled the context; shorten the conversation", code=TOO_LONG)
-            status, done = "failed", done | _failed(reason)
+            status = "failed"
+            done |= _failed(reason)
         yield self._event(status, {"response": done} | self._report())
 
     def failure(self, refusal: ApiError) -> Iterable[bytes]:
