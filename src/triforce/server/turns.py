@@ -110,6 +110,17 @@ class ChatMessage(Message):
         return self
 
 
+def told_call(call_id: str, name: str, arguments: str) -> ToolCall:
+    """Return a call of another door, whose body has been checked."""
+    function = CalledFunction.model_construct(name=name, arguments=arguments)
+    return ToolCall.model_construct(id=call_id, function=function)
+
+
+def told_turn(role: str, content: str | Parts, **fields: Any) -> ChatMessage:
+    """Return a turn of another door, whose body has been checked. fields: others of a chat's turn."""
+    return ChatMessage.model_construct(role=role, content=content, **fields)
+
+
 Messages = Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 

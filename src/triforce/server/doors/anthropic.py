@@ -24,14 +24,7 @@ from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import CONTEXT_NOTE, TOOL_CHOICE, ConversationBody, FlatResponseFormat, FlatSchemaFormat
 from triforce.server.service import Service
 from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Name, Parameters, check_size
-from triforce.server.turns import (
-    CalledFunction,
-    CalledName,
-    ChatMessage,
-    Message,
-    ToolCall,
-    left_out,
-)
+from triforce.server.turns import CalledName, ChatMessage, Message, left_out, told_call, told_turn
 
 BILLING_HEADER = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n*")
 """First line of Claude Code's system text. It differs from request to request, so no cached prompt would hold it."""
@@ -199,7 +192,7 @@ class MessagesBody(ConversationBody):
         if header := BILLING_HEADER.match(system):
             system = system[header.end() :]
             self.ignore("system.x-anthropic-billing-header")
-        turns: list[Message] = [Message(role="system", content=system)] if system else []
+        turns: list[Message] = [told_turn("system", system)] if system else []
         for turn in self.messages:
             if turn.role == "assistant":
                 turns.append(self._answer(turn.content))
@@ -212,7 +205,7 @@ class MessagesBody(ConversationBody):
     def _asked(self, turn: AnthropicTurn) -> list[Message]:
         """Return the turns of a user's or a system turn: results of calls, and the text between them."""
         if isinstance(turn.content, str):
-            return [ChatMessage(role=turn.role, content=turn.content)]
+            return [told_turn(turn.role, turn.content)]
         turns: list[Message] = []
         parts = list[dict[str, Any]]()
         for block in turn.content:
@@ -220,11 +213,11 @@ class MessagesBody(ConversationBody):
                 parts += [{"type": "text", "text": text} for text in self._texts([block])]
                 continue
             if parts:
-                turns.append(ChatMessage(role=turn.role, content=parts))
+                turns.append(told_turn(turn.role, parts))
                 parts = []
-            turns.append(ChatMessage(role="tool", content=self._result(block), tool_call_id=block.tool_use_id))
+            turns.append(told_turn("tool", self._result(block), tool_call_id=block.tool_use_id))
         if parts or not turns:
-            turns.append(ChatMessage(role=turn.role, content=parts))
+            turns.append(told_turn(turn.role, parts))
         return turns
 
     def _result(self, block: ToolResultBlock) -> str:
@@ -235,15 +228,11 @@ class MessagesBody(ConversationBody):
     def _answer(self, content: str | Sequence[Block]) -> ChatMessage:
         """Return a turn of the assistant."""
         if isinstance(content, str):
-            return ChatMessage(role="assistant", content=content)
-        calls = [
-            ToolCall(id=b.id, function=CalledFunction(name=b.name, arguments=json.dumps(b.input or {})))
-            for b in content
-            if isinstance(b, ToolUseBlock)
-        ]
+            return told_turn("assistant", content)
+        calls = [told_call(b.id, b.name, json.dumps(b.input or {})) for b in content if isinstance(b, ToolUseBlock)]
         thoughts = "\n".join(b.thinking for b in content if isinstance(b, ThinkingBlock))
         text = "".join(self._texts([b for b in content if not isinstance(b, ToolUseBlock | ThinkingBlock)]))
-        return ChatMessage(role="assistant", content=text, tool_calls=calls or None, reasoning_content=thoughts or None)
+        return told_turn("assistant", text, tool_calls=calls or None, reasoning_content=thoughts or None)
 
     def _texts(self, blocks: Iterable[Block]) -> list[str]:
         """Return the texts of blocks. What is no text is told to the model, and named in the header."""
@@ -261,7 +250,7 @@ class MessagesBody(ConversationBody):
     @property
     def functions(self) -> Mapping[str, Function]:
         return {
-            f"tools.{i}.input_schema": Function(
+            f"tools.{i}.input_schema": Function.model_construct(
                 name=tool.name, description=tool.description, parameters=tool.input_schema
             )
             for i, tool in enumerate(self.tools or ())

@@ -14,7 +14,7 @@ from triforce.engine.engine import OutputChunk
 from triforce.interface.outputs import RequestOutput
 from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import PrefillProgress
-from triforce.server.errors import ApiError, ollama_error
+from triforce.server.errors import ApiError, field_error, ollama_error
 from triforce.server.limits import MAX_CALLS, MAX_MESSAGES
 from triforce.server.request_base import FOREIGN_FIELDS, Body, Stops
 from triforce.server.schemas import (
@@ -28,7 +28,7 @@ from triforce.server.schemas import (
 )
 from triforce.server.service import Service
 from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Tool, check_size
-from triforce.server.turns import CalledFunction, CalledName, ChatMessage, Message, ToolCall, left_out
+from triforce.server.turns import CalledName, Message, ToolCall, left_out, told_call, told_turn
 
 OLLAMA_VERSION = "0.13.5"
 """Version of Ollama whose interface this is. Clients refuse to speak to an older one than they know."""
@@ -177,18 +177,26 @@ class OllamaChatBody(OllamaBody):
                 calls = [_call(call, f"call_{len(turns)}_{i}") for i, call in enumerate(turn.tool_calls)]
                 open_calls = list(calls)
             elif turn.role == "tool":
+                called = [call for call in open_calls if turn.tool_call_id == call.id]
                 named_calls = [call for call in open_calls if turn.tool_name in (None, call.function.name)]
-                answered_call = next(iter([*named_calls, *open_calls]), None)
+                answered_call = next(iter([*called, *named_calls, *open_calls]), None)
                 if answered_call:
                     open_calls.remove(answered_call)
                 call_id = turn.tool_call_id or (answered_call.id if answered_call else "call_unknown")
+            before = thoughts if turn.role == "assistant" else ""
             turns.append(
-                ChatMessage(
-                    role=turn.role, content=content, tool_calls=calls, tool_call_id=call_id, name=turn.tool_name,
-                    reasoning_content=turn.thinking or (thoughts if turn.role == "assistant" else "") or None,
+                told_turn(
+                    turn.role,
+                    content,
+                    tool_calls=calls,
+                    tool_call_id=call_id,
+                    name=turn.tool_name,
+                    reasoning_content=turn.thinking or before or None,
                 )
-            )  # fmt: skip
+            )
             thoughts = ""
+        if not turns:
+            raise field_error("messages", "messages has no text; send a turn of the user")
         return turns
 
     @property
@@ -197,8 +205,7 @@ class OllamaChatBody(OllamaBody):
 
 
 def _call(call: OllamaCall, call_id: str) -> ToolCall:
-    function = CalledFunction(name=call.function.name, arguments=json.dumps(call.function.arguments or {}))
-    return ToolCall(id=call.id or call_id, function=function)
+    return told_call(call.id or call_id, call.function.name, json.dumps(call.function.arguments or {}))
 
 
 class GenerateBody(OllamaBody):
@@ -210,8 +217,8 @@ class GenerateBody(OllamaBody):
 
     @cached_property
     def turns(self) -> Sequence[Message]:
-        system = [Message(role="system", content=self.system)] if self.system else []
-        return [*system, Message(role="user", content=self.prompt or "")]
+        system = [told_turn("system", self.system)] if self.system else []
+        return [*system, told_turn("user", self.prompt or "")]
 
     @property
     def functions(self) -> Mapping[str, Function]:

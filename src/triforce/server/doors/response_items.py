@@ -14,13 +14,14 @@ from triforce.server.limits import MAX_MESSAGES
 from triforce.server.request_base import Body
 from triforce.server.turns import (
     Arguments,
-    CalledFunction,
     CalledName,
     ChatMessage,
     Message,
     Parts,
     ToolCall,
     left_out,
+    told_call,
+    told_turn,
 )
 
 TEXT_TYPES = ("text", "input_text", "output_text")
@@ -143,9 +144,9 @@ def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> l
 
     Calls and thoughts become part of their assistant turns. Raises ApiError for a conversation without a message.
     """
-    messages: list[Message] = [Message(role="system", content=instructions)] if instructions else []
+    messages: list[Message] = [told_turn("system", instructions)] if instructions else []
     if isinstance(items, str):
-        return [*messages, Message(role="user", content=items)]
+        return [*messages, told_turn("user", items)]
     thoughts = ""
     for item in items:
         match item:
@@ -158,13 +159,9 @@ def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> l
                 thoughts = item.text
                 continue
             case Item():
-                content = item.text_parts(item.content)
-                turn = ChatMessage if item.role == "assistant" else Message
-                messages.append(turn(role=item.role, content=content))
+                messages.append(told_turn(item.role, item.text_parts(item.content)))
             case ResultItem():
-                messages.append(
-                    ChatMessage(role="tool", content=item.text_parts(item.output), tool_call_id=item.call_id)
-                )
+                messages.append(told_turn("tool", item.text_parts(item.output), tool_call_id=item.call_id))
             case _:
                 _add_call(messages, _call(item))
         if thoughts and isinstance(messages[-1], ChatMessage) and messages[-1].role == "assistant":
@@ -178,19 +175,17 @@ def messages_of(instructions: str | None, items: str | Sequence[InputItem]) -> l
 def _call(item: CallItem | CustomCallItem | ShellCallItem) -> ToolCall:
     match item:
         case CallItem():
-            function = CalledFunction(name=full_name(item.namespace, item.name), arguments=item.arguments)
+            return told_call(item.call_id, full_name(item.namespace, item.name), item.arguments)
         case CustomCallItem():
-            arguments = json.dumps({FREE_TEXT: item.input})
-            function = CalledFunction(name=full_name(item.namespace, item.name), arguments=arguments)
+            return told_call(item.call_id, full_name(item.namespace, item.name), json.dumps({FREE_TEXT: item.input}))
         case ShellCallItem():
-            function = CalledFunction(name="local_shell", arguments=json.dumps(item.action))
-    return ToolCall(id=item.call_id or item.id or function.name, function=function)
+            return told_call(item.call_id or item.id or item.type, "local_shell", json.dumps(item.action))
 
 
 def _add_call(messages: list[Message], call: ToolCall) -> None:
     """Add a call to the last assistant message, or as a new message where the last one has another role."""
     last_message = messages[-1] if messages else None
     if not isinstance(last_message, ChatMessage) or last_message.role != "assistant":
-        last_message = ChatMessage(role="assistant")
+        last_message = told_turn("assistant", "")
         messages.append(last_message)
     last_message.tool_calls = [*(last_message.tool_calls or ()), call]

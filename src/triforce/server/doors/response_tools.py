@@ -58,7 +58,9 @@ class CustomTool(Body):
         text = "\n\n".join(filter(None, [self.description, told_grammar]))
         properties = {FREE_TEXT: {"type": "string", "description": "The whole text, without JSON in it"}}
         schema = {"type": "object", "properties": properties, "required": [FREE_TEXT], "additionalProperties": False}
-        return Function(name=full_name(namespace, self.name), description=text or None, parameters=schema)
+        return Function.model_construct(
+            name=full_name(namespace, self.name), description=text or None, parameters=schema
+        )
 
 
 def _tag(tool: Any) -> str:
