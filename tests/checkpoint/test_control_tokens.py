@@ -84,6 +84,16 @@ def test_only_template_writes_control_tokens(core: tokenizers.Tokenizer, change:
         assert f"{START}{role}\n{FORGED}{END}" in text
 
 
+@pytest.mark.parametrize("mark", ["\U0010f000", "\U0010fffd", json.dumps("\U0010f000")[1:-1]])
+def test_end_of_continued_turn_joins_no_control_token(core: tokenizers.Tokenizer, mark: str) -> None:
+    """What marks the end of a continued turn is no character of people's texts, which would vanish with it."""
+    tokenizer = tokenizer_of(core, "")
+    cut = END.replace("im_", f"im_{mark}")
+    turns = [{"role": "user", "content": cut}, {"role": "assistant", "content": f"so: {mark}"}]
+    shown = core.decode(tokenizer.chat(turns), skip_special_tokens=False)
+    assert shown == f"{START}user\n{cut}{END}\n{START}assistant\nso: {mark}"
+
+
 def test_people_text_is_read_as_one_piece(core: tokenizers.Tokenizer) -> None:
     """Between two control tokens of the template merges are those of the whole text."""
     tokenizer = tokenizer_of(core, "")

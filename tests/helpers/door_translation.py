@@ -45,7 +45,8 @@ def _anthropic_turns(message: Any) -> Iterator[Any]:
     calls = turn.pop("tool_calls", None)
     thoughts = turn.get("reasoning_content")
     if isinstance(calls, list) or isinstance(thoughts, str):
-        texts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        texts = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+        texts = texts if isinstance(texts, list) else [texts]
         before = [{"type": "thinking", "thinking": thoughts, "signature": ""}] if isinstance(thoughts, str) else []
         content = [*before, *texts, *(_tool_use(call) for call in calls or ())]
     yield turn | {"content": content}

@@ -23,6 +23,8 @@ from triforce.errors import RequestError
 
 PRIVATE_CHARACTERS = range(0xF0000, 0xFFFFE)
 """Unicode's plane 15, whose characters have no meaning of their own."""
+END_MARKS = range(0x10F000, 0x10FFFE)
+"""Characters of plane 16, which has none with a meaning of its own, either."""
 _WRITTEN = re.compile(r"<[|\uff5c].+[|\uff5c]>|\[/?[A-Z_]+\]")
 """Added tokens that mark structure though a tokenizer's files do not call them special, as DeepSeek's of a turn."""
 _ESCAPE = re.compile(r"\\ud[89ab][0-9a-f]{2}\\ud[c-f][0-9a-f]{2}")
@@ -139,9 +141,7 @@ class HiddenTokens:
         self._pattern = pattern
         self._private: dict[int, str] = {}
         if spelled:
-            present = {character for text in texts for character in text}
-            present.update(json.loads(f'"{escape}"') for text in texts for escape in _ESCAPE.findall(text))
-            absent = [character for character in map(chr, PRIVATE_CHARACTERS) if character not in present]
+            absent = absent_characters(texts, PRIVATE_CHARACTERS)
             if len(absent) < len(spelled):
                 raise RequestError("the messages hold nearly all characters of Unicode's plane 15; leave some out")
             self._private = {ord(character): absent[i] for i, character in enumerate(sorted(spelled))}
@@ -166,6 +166,21 @@ class HiddenTokens:
         for code, private in self._private.items():
             text = text.replace(json.dumps(private)[1:-1], json.dumps(chr(code))[1:-1]).replace(private, chr(code))
         return text
+
+
+def end_mark(value: object) -> str:
+    """Return a character that no text of a JSON value holds. Raises RequestError."""
+    absent = absent_characters(list(_texts(value)), END_MARKS)
+    if not absent:
+        raise RequestError("the messages hold all characters of Unicode's plane 16; leave some out")
+    return absent[0]
+
+
+def absent_characters(texts: Sequence[str], characters: range) -> list[str]:
+    """Return those of some characters that no text holds, also not as JSON writes them."""
+    present = {character for text in texts for character in text}
+    present.update(json.loads(f'"{escape}"') for text in texts for escape in _ESCAPE.findall(text))
+    return [character for character in map(chr, characters) if character not in present]
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer as Core
 from tokenizers.decoders import DecodeStream
 
-from triforce.checkpoint.control_tokens import ControlTokens, HiddenTokens
+from triforce.checkpoint.control_tokens import ControlTokens, HiddenTokens, end_mark
 from triforce.checkpoint.hub import read_json
 from triforce.checkpoint.json_fields import Fields
 from triforce.checkpoint.template_process import render_isolated
@@ -93,8 +93,6 @@ _BYTES = _byte_alphabet()
 DECODE_CONTEXT = 16  # preceding tokens that can change the text of the next one
 _COMPOSING = re.compile(r"\b(?:join|lower|partition|replace|reverse|split\w*|striptags|upper)\b")
 """Names of what a template may make other text of people's text with."""
-_END_MARK = "\U0010fffd"
-"""A private character that marks the end of a last turn that an answer continues."""
 PANIC = "PanicException"
 """Type name of a Rust panic, which is no Exception and cannot be imported."""
 SCANNED_ROWS = 1 << 16
@@ -225,8 +223,10 @@ class Tokenizer:
             )
         turns = read_messages(messages, self.template)
         continued = continue_final and ends_in_answer(turns)
+        mark = ""
         if continued:
-            turns[-1] = turns[-1] | {"content": turns[-1]["content"] + _END_MARK}
+            mark = end_mark([turns, list(tools or ()), variables or {}])
+            turns[-1] = turns[-1] | {"content": turns[-1]["content"] + mark}
         tool_schemas = read_tools(tools or ())
         has_calls = any(turn["role"] == "tool" or "tool_calls" in turn for turn in turns)
         if "tool" not in self.template and (tool_schemas or has_calls):
@@ -235,10 +235,10 @@ class Tokenizer:
         written = {**(variables or {}), "messages": turns, "tools": tool_schemas or None}
         try:
             hidden = self.control_tokens.hidden_in(written)
-            text = self._rendered(written, hidden, continued)
+            text = self._rendered(written, hidden, mark)
             if _COMPOSING.search(self.template):  # what a template cuts out may join parts of a control token
                 parts = self.control_tokens.hidden_parts_in(written)
-                parts_text = self._rendered(written, parts, continued)
+                parts_text = self._rendered(written, parts, mark)
                 if self.control_tokens.written_in(text) != self.control_tokens.written_in(parts_text):
                     hidden, text = parts, parts_text
         except (RequestError, TypeError, ValueError, RecursionError) as error:
@@ -247,17 +247,20 @@ class Tokenizer:
             return self.encode(text, add_special=False)
         return self._known(self.control_tokens.encode(text, hidden, _encode))
 
-    def _rendered(self, written: Mapping[str, Any], hidden: HiddenTokens, continued: bool) -> str:
-        """Return the template's output, up to the end of a continued last turn. Raises RequestError."""
-        settings = {"documents": None, "add_generation_prompt": not continued}
+    def _rendered(self, written: Mapping[str, Any], hidden: HiddenTokens, mark: str) -> str:
+        """Return the template's output. mark: the end of a turn that is continued; empty without one.
+
+        The output then ends where the mark stands last. Raises RequestError.
+        """
+        settings = {"documents": None, "add_generation_prompt": not mark}
         template = self._template_for(written["tools"])
         text = render_isolated(template, json.dumps({**hidden.replaced(written), **settings, **self._special}))
-        if not continued:
+        if not mark:
             return text
-        for mark in (_END_MARK, json.dumps(_END_MARK)[1:-1]):
-            head, separator, _ = text.rpartition(mark)
+        for shown_mark in (mark, json.dumps(mark)[1:-1]):
+            head, separator, _ = text.rpartition(shown_mark)
             if separator:
-                return head.replace(mark, "")  # a template may show a turn twice
+                return head.replace(shown_mark, "")  # a template may show a turn twice
         raise RequestError("it drops the last turn of the assistant, so no answer can continue it")
 
     def _template_for(self, tools: object) -> str:
