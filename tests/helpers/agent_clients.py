@@ -74,6 +74,10 @@ class AgentClient:
             if "temperature" in holder:
                 holder["temperature"] = 0
 
+    def lengthen(self, text: str) -> None:
+        """Add to the client's own instructions, which are long in truth."""
+        self.body["messages"][0]["content"] += text
+
     def ask(self, app: ASGIApp, **changes: Any) -> Answer:
         """Send the conversation as it stands."""
         return self.read(sent(app, self.recorded, self.body | changes))
@@ -165,6 +169,9 @@ class Codex(AgentClient):
     def tool(self, function: dict[str, Any]) -> dict[str, Any]:
         return {"type": "function", "strict": False, **function}
 
+    def lengthen(self, text: str) -> None:
+        self.body["instructions"] += text
+
     def read(self, response: httpx.Response) -> Answer:
         told = events_of(response)
         items = [event["item"] for event in told if event["type"] == "response.output_item.done"]
@@ -199,6 +206,9 @@ class ClaudeCode(AgentClient):
 
     def tool(self, function: dict[str, Any]) -> dict[str, Any]:
         return {"name": function["name"], "input_schema": function["parameters"]}
+
+    def lengthen(self, text: str) -> None:
+        self.body["system"][1]["text"] += text
 
     def read(self, response: httpx.Response) -> Answer:
         blocks: list[dict[str, Any]] = []

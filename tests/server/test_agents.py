@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from tests.helpers.agent_clients import CLIENTS, AgentClient, Aider, ClaudeCode, Codex, Continue, events_of, sent
 from tests.helpers.gguf_files import SMOLLM2
+from tests.helpers.pages import ROOT
 from tests.server.test_call_families import ARGUMENTS, FAMILIES, FUNCTIONS, served_chain
 from triforce.llm import LLM
 from triforce.server.app import create_app
@@ -20,6 +21,8 @@ from triforce.server.limits import Limits
 
 ANSWER_TOKENS = 6
 """Length of an answer of a real model, at which each turn is compared with itself without a cache."""
+WHOLE_LENGTH = 20_000
+"""Characters of instructions as long as those of agents, as far as the context of the real model allows."""
 BLOCK = 64
 """Tokens at the end of a prompt that a later prompt may hold otherwise: the beginning of an answer."""
 
@@ -73,11 +76,16 @@ def test_agent_asks_beside_its_conversation(chain: tuple[str, ASGIApp], client_c
             sent(app, {"headers": client.recorded["headers"], "door": request["door"]}, request["body"])
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("length", [0, pytest.param(WHOLE_LENGTH, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("client_class", CLIENTS, ids=lambda client: client.name)
-def test_agent_turns_of_real_model_are_cached_and_lossless(smollm2: ASGIApp, client_class: type[AgentClient]) -> None:
+def test_agent_turns_of_real_model_are_cached_and_lossless(
+    smollm2: ASGIApp, client_class: type[AgentClient], length: int
+) -> None:
+    """length: characters that are added to the client's instructions, up to their true length."""
     client = client_class()
     client.limited(ANSWER_TOKENS)
+    client.lengthen(f"\n{client.name}\n" + (ROOT / "docs/reference/python.md").read_text()[:length])
     first_answer = client.ask(smollm2)
     client.replay(first_answer, "Which file has the function?")
     cached_answer = client.ask(smollm2)

@@ -242,6 +242,8 @@ class ThinkingField(Body):
 
     thinking_is_hint: ClassVar[bool] = False
     """Whether a request for thoughts is ignored, not refused, where the chat template has no switch."""
+    thinking_field: ClassVar[str] = "thinking"
+    """Name of the field that says whether the model thinks."""
     chat_template_kwargs: TemplateKeywords | None = Field(
         None, description="Variables of the chat template; those that it does not name are ignored"
     )
@@ -283,7 +285,7 @@ class ThinkingField(Body):
         if self.thinks is not None:
             variables["enable_thinking"] = self.thinks
         if variables.get("enable_thinking") and "enable_thinking" not in template:
-            field = "thinking" if self.thinks is not None else "chat_template_kwargs"
+            field = self.thinking_field if self.thinks is not None else "chat_template_kwargs"
             if self.thinking_is_hint:
                 self.ignore(field)
                 return {}

@@ -107,7 +107,8 @@ class CallFormat:
         """
         by_name = {function.name: function for function in functions}
         openings = self.openings(marks, by_name) if functions else {}
-        closings = [marks.shown(self.closing)] if functions and self.closing else []
+        own_tokens = {shown for mark in self.marks if (shown := marks.shown(mark)) != mark}
+        closings = {*own_tokens, marks.shown(self.closing)} - {"", *openings} if functions else set()
         bare_calls = BareCalls(marks, by_name, is_format=False) if bare and functions else None
         calls = CallParser(openings, closings, bare_calls=bare_calls, several=several, forced=forced)
         return ThinkingParser(thoughts, calls)

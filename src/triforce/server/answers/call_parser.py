@@ -42,7 +42,7 @@ class CallBlock(Protocol):
 class CallParser:
     """Separates calls from text.
 
-    openings: a block for each mark that opens one. closings: marks that are dropped where no block is open. bare_calls:
+    openings: a block for each mark that opens one. closings: further marks, which are dropped where no block is open. bare_calls:
     a block that may be the whole answer, such as a bare JSON object. several: whether text and
     calls may follow a call. forced: whether a grammar allows calls only; then there is no text.
     """

@@ -38,6 +38,9 @@ LATEST = ":latest"
 """Tag that clients add to names of models, and look for in lists."""
 
 
+OllamaName = Annotated[str, AfterValidator(lambda name: name.removesuffix(LATEST))]
+
+
 class OllamaFunction(Body):
     tolerant: ClassVar[bool] = True
     name: CalledName
@@ -91,6 +94,8 @@ class OllamaBody(ConversationBody):
     skipped: ClassVar[Collection[str]] = FOREIGN_FIELDS - {"max_output_tokens", "suffix"}
     default_limit: ClassVar[int | None] = None
     thinking_is_hint: ClassVar[bool] = True
+    thinking_field: ClassVar[str] = "think"
+    model: OllamaName | None = Field(None, description="Name of the served model, perhaps with `:latest`")
     stream: bool | None = Field(True, description="Stream the answer as lines of JSON")
     options: OllamaOptions | None = Field(None, description="Sampling parameters")
     max_output_tokens: int | None = Field(None, description="As options.num_predict; Cline sends it")
@@ -234,6 +239,7 @@ class ShowBody(ModelField):
     """POST /api/show."""
 
     tolerant: ClassVar[bool] = True
+    model: OllamaName | None = Field(None, description="Name of the served model, perhaps with `:latest`")
     name: str | None = Field(None, description="Older name of model")
 
 
