@@ -42,9 +42,9 @@ class CallBlock(Protocol):
 class CallParser:
     """Separates calls from text.
 
-    openings: a block for each mark that opens one. closings: further marks, which are dropped where no block is open. bare_calls:
-    a block that may be the whole answer, such as a bare JSON object. several: whether text and
-    calls may follow a call. forced: whether a grammar allows calls only; then there is no text.
+    openings: a block for each mark that opens one. closings: further marks, which are dropped where no block is open.
+    bare_calls: a block that may be the whole answer, such as a bare JSON object. several: whether text and calls may
+    follow a call. forced: whether a grammar allows calls only; then there is no text.
     """
 
     def __init__(
