@@ -88,6 +88,7 @@ def openai(call: str, url: str, model: str) -> Any:
         return responses.output_parsed and chats.parse(**common, response_format=fruit()).choices[0].message.parsed
     calling = common | {"messages": turns(WEATHER), **LONG}
     choice = "required" if call == "required" else "auto"
+    calling |= {"parallel_tool_calls": False}  # a small model calls up to the limit, which this client refuses to read
     with chats.stream(**calling, tools=[TOOL], tool_choice=choice) as stream:
         streamed_calls = stream.get_final_completion().choices[0].message.tool_calls
     flat_tool = {"type": "function", "strict": False, **TOOL["function"]}
@@ -203,7 +204,7 @@ def anthropic(call: str, url: str, model: str) -> Any:
     from anthropic import Anthropic
 
     client = Anthropic(base_url=url.removesuffix("/v1"), api_key=KEY)
-    common: Any = {"model": model, "messages": turns(), "max_tokens": 32, "temperature": 0}
+    common: Any = {"model": model, "messages": turns(), "max_tokens": 32, "extra_body": {"temperature": 0}}
     if call == "plain":
         assert client.messages.count_tokens(model=model, messages=turns()).input_tokens
         return client.messages.create(**common).content[0].text
@@ -212,11 +213,11 @@ def anthropic(call: str, url: str, model: str) -> Any:
             return joined(stream.text_stream)
     if call == "structured":
         config = {"format": {"type": "json_schema", "schema": SCHEMA}}
-        answer = client.messages.create(**common, extra_body={"output_config": config})
+        answer = client.messages.create(**common | {"extra_body": {"temperature": 0, "output_config": config}})
         return fruit().model_validate_json(answer.content[0].text)
     function = TOOL["function"]
     tool: Any = {"name": function["name"], "input_schema": function["parameters"]}
-    choice: Any = {"type": "any" if call == "required" else "auto"}
+    choice: Any = {"type": "any" if call == "required" else "auto", "disable_parallel_tool_use": True}
     calling = common | {"messages": turns(WEATHER), "max_tokens": 64, "tools": [tool], "tool_choice": choice}
     with client.messages.stream(**calling) as stream:
         streamed = stream.get_final_message()
