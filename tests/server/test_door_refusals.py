@@ -81,7 +81,7 @@ def test_refusals_of_engine_have_shape_of_door(llm: LLM, path: str, stream: bool
         ("/v1/messages", {"model": "claude-opus-9"}, "model"),
         ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking, thinking.budget_tokens"),
         ("/v1/messages", {"thinking": {"type": "adaptive"}}, "thinking"),
-        ("/v1/messages", {"thinking": {"type": "disabled"}}, None),
+        ("/v1/messages", {"thinking": {"type": "disabled", "display": "omitted"}}, "thinking.display"),
         ("/v1/messages", {"context_management": {"edits": []}, "metadata": {"user_id": "x"}}, "context_management"),
         ("/v1/messages", {"output_config": {"effort": "high", "task_budget": 5}},
          "output_config.effort, output_config.task_budget"),
@@ -135,3 +135,13 @@ def test_fields_of_clients_are_ignored_and_told(
 def test_mistakes_are_refused(app: ASGIApp, path: str, changes: dict[str, Any], says: str) -> None:
     answer = ask(app, path, DOORS[path]("the cat") | changes)
     assert answer.status_code == 400 and says in told_refusal(answer)[0], answer.text
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_prompt_of_ollama_keeps_format_and_mode(app: ASGIApp, raw: bool) -> None:
+    """With the chat template and without it."""
+    schema = {"enum": ["cat", "mat"]}
+    body = {"prompt": "the cat", "raw": raw, "format": schema, "stream": False, "mode": "ngram"}
+    answer = good(ask(app, "/api/generate", body))
+    assert answer["response"] in ('"cat"', '"mat"') and answer["done_reason"] == "stop"
+    assert ask(app, "/api/generate", body | {"mode": "fast"}).status_code == 400

@@ -202,6 +202,8 @@ def _probed(address: str, key: str) -> AgentServer | None:
         with urlopen(request, timeout=PROBE_SECONDS) as answer:
             catalog = json.load(answer)
         card = catalog["data"][0]
+        if "triforce" not in card or "models" not in catalog:
+            raise KeyError("triforce")
         return AgentServer(address, key, card["id"], card["max_model_len"], catalog)
     except (URLError, OSError) as error:
         if isinstance(getattr(error, "reason", error), ConnectionRefusedError):

@@ -286,10 +286,9 @@ class ThinkingField(Body):
             variables["enable_thinking"] = self.thinks
         if variables.get("enable_thinking") and "enable_thinking" not in template:
             field = self.thinking_field if self.thinks is not None else "chat_template_kwargs"
-            if self.thinking_is_hint:
-                self.ignore(field)
-                return {}
-            raise field_error(field, "this model's chat template has no thinking switch; leave it out")
+            if not self.thinking_is_hint:
+                raise field_error(field, "this model's chat template has no thinking switch; leave it out")
+            self.ignore(field)
         unread_names = variables.keys() - {"enable_thinking"} - set(_WORDS.findall(template))
         self.ignore(*(f"chat_template_kwargs.{name}" for name in unread_names))
         return {name: value for name, value in variables.items() if name not in unread_names}

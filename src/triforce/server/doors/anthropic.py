@@ -132,7 +132,7 @@ class AnthropicThinking(Body):
     """Whether the model thinks before it answers. A budget is not enforced: `max_tokens` is."""
 
     example: ClassVar[str] = '{"type": "disabled"} or {"type": "enabled"}'
-    skipped: ClassVar[Collection[str]] = ("budget_tokens", "display")
+    tolerant: ClassVar[bool] = True
     type: Literal["enabled", "adaptive", "disabled"]
 
 

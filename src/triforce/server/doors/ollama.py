@@ -24,7 +24,10 @@ from triforce.server.schemas import (
     FlatResponseFormat,
     FlatSchemaFormat,
     JsonFormat,
+    JsonSchemaSpec,
     ModelField,
+    ResponseFormat,
+    SchemaFormat,
 )
 from triforce.server.service import Service
 from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Tool, check_size
@@ -231,8 +234,17 @@ class GenerateBody(OllamaBody):
 
     def completion(self, context: int) -> CompletionBody:
         """Return the request that continues the prompt without a chat template. context: of the model in tokens."""
-        limit = context if self.token_limit is None else self.token_limit
-        return CompletionBody(prompt=self.prompt or "", max_tokens=limit, **self.sampling_values)
+        form: ResponseFormat | None = None
+        if self.format:
+            spec = JsonSchemaSpec(schema=self.format) if isinstance(self.format, dict) else None
+            form = SchemaFormat(type="json_schema", json_schema=spec) if spec else JsonFormat(type="json_object")
+        return CompletionBody(
+            prompt=self.prompt or "",
+            max_tokens=context if self.token_limit is None else self.token_limit,
+            mode=self.mode,
+            response_format=form,
+            **self.sampling_values,
+        )
 
 
 class ShowBody(ModelField):
