@@ -6,6 +6,7 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.helpers.pages import ROOT
@@ -56,19 +58,16 @@ def port() -> int:
 
 def launched(environment: dict[str, str], agent: str, port: int, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "triforce", "launch", agent, "--port", str(port), *arguments]
-    environment = environment | {"ASKED": f"http://127.0.0.1:{port}/health"}
+    environment = environment | {"ASKED": f"http://127.0.0.1:{port}/health", "http_proxy": "http://127.0.0.1:9"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
 
 
 def answered(port: int) -> bool:
-    import urllib.error
-    import urllib.request
-
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5)
-    except urllib.error.URLError:
+        httpx.get(f"http://127.0.0.1:{port}/health", timeout=5, trust_env=False)
+    except httpx.TransportError:
         return False
     return True
 
@@ -105,7 +104,7 @@ def test_launch_uses_running_server(environment: dict[str, str], running: int, a
             "pair",
             "exec",
         ]
-        assert told["env"]["TRIFORCE_API_KEYS"] == KEY
+        assert told["env"]["TRIFORCE_AGENT_KEY"] == KEY
         (entry,) = told["catalog"]["models"]
         assert entry["slug"] == "pair" and entry["context_window"] > 1000
     else:
@@ -135,6 +134,19 @@ def test_launch_tells_why_server_did_not_start(environment: dict[str, str], port
     assert "absent.gguf" in err.splitlines()[-1] and "Traceback" not in err
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_ends_server_with_launcher(environment: dict[str, str], port: int, number: int) -> None:
+    """A closed terminal leaves no server behind."""
+    process = launched(environment, "claude", port, "--", "wait")
+    assert process.stdout
+    process.stdout.readline()
+    assert answered(port)
+    process.send_signal(number)
+    assert process.wait(60) == 128 + number
+    process.communicate()
+    assert not answered(port)
+
+
 class Stranger(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200)
@@ -143,6 +155,20 @@ class Stranger(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_: Any) -> None:
         pass
+
+
+def test_launch_refuses_address_of_program_that_speaks_no_http(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"SSH-2.0-x\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        process = launched(environment, "claude", server.getsockname()[1])
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in err and "another" in err
 
 
 def test_launch_refuses_address_of_another_program(environment: dict[str, str]) -> None:

@@ -103,6 +103,8 @@ def test_refusals_of_engine_have_shape_of_door(llm: LLM, path: str, stream: bool
          "client_metadata, include"),
         ("/v1/responses", {"tools": [{"type": "web_search"}, {"type": "image_generation"}]},
          "tools.image_generation, tools.web_search"),
+        ("/v1/responses", {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "tool_search"}]}]},
+         "tools.tools.tool_search"),
         ("/v1/responses", {"input": [{"type": "web_search_call", "id": "x"}, *TURNS]},
          "input.id, input.web_search_call"),
     ],

@@ -88,7 +88,7 @@ TURNS = [{"role": "user", "content": "a"}]
     (PATH, "logit_bias", {str(i): 1 for i in range(1025)}, 1024),
     (CHAT, "messages", [{"role": "user", "content": "a"}] * 4097, 4096),
     (CHAT, "messages", [{"role": "user", "content": [{"type": "text", "text": "a"}] * 1025}], 1024),
-    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}] * 129, 128),
+    (CHAT, "tools", [{"type": "function", "function": {"name": "f"}}] * 513, 512),
     ("/v1/responses", "input", [{"role": "user", "content": "a"}] * 4097, 4096),
 ])  # fmt: skip
 def test_lists_beyond_their_bound_are_refused_with_it(

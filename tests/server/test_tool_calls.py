@@ -176,7 +176,7 @@ def test_forced_arguments_are_an_object_whatever_else_a_schema_takes(
     [
         ({"tool_choice": {"type": "function", "function": {"name": "bark"}}}, "'bark'"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "the same name"),
-        ({"tools": [TOOLS[1]] * 129}, "at most 128"),
+        ({"tools": [TOOLS[1]] * 513}, "at most 512"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools.0.function.name"),
         ({"response_format": {"type": "grammar", "grammar": 'start: "a"'}}, "cannot be combined with tools"),
         ({"tools": [TOOLS[1], {"type": "Web Search"}]}, "tools.1"),

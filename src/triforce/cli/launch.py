@@ -13,15 +13,16 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 from urllib.error import URLError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from triforce.cli.engine_arguments import served_name
 from triforce.errors import RequestError, printable
-from triforce.server.access import KEYS_VARIABLE, listen, read_keys
+from triforce.server.access import KEYS_VARIABLE, listen, read_keys, resolve
 
 START_SECONDS = 0.2
 """Seconds between two looks whether a server has started."""
@@ -29,6 +30,10 @@ PROBE_SECONDS = 5.0
 """Seconds in which a running server must describe its model."""
 SHUTDOWN_SECONDS = 30.0
 """Seconds in which a server that was started here must end; then it is killed."""
+_DIRECT = build_opener(ProxyHandler({}))
+"""Opens addresses of this machine, which no proxy of the environment reaches."""
+AGENT_KEY = "TRIFORCE_AGENT_KEY"
+"""Variable that holds the key for Codex. Programs that Codex runs see it, so it is not the one of servers."""
 ANY_KEY = "triforce"
 """Key for clients that want one, where the server needs none."""
 FULL_CONTEXT = 32_768
@@ -85,7 +90,7 @@ def _codex(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]
         "name": "triforce",
         "base_url": f"{server.url}/v1",
         "wire_api": "responses",
-        "env_key": KEYS_VARIABLE,
+        "env_key": AGENT_KEY,
         "stream_idle_timeout_ms": 3_600_000,
     }
     settings: dict[str, Any] = {f"model_providers.triforce.{name}": value for name, value in provider.items()}
@@ -93,7 +98,7 @@ def _codex(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]
     settings |= {"model_context_window": server.context, "web_search": "disabled"}
     pairs = [f"{name}={json.dumps(value)}" for name, value in settings.items()]  # TOML, which is JSON here
     options = [part for pair in pairs for part in ("-c", pair)]
-    return [*options, "-m", server.model], {KEYS_VARIABLE: server.key}
+    return [*options, "-m", server.model], {AGENT_KEY: server.key}
 
 
 def _opencode(server: AgentServer, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -128,17 +133,35 @@ def run(options: Namespace) -> int:
     agent = AGENTS[options.agent]
     program = _program(options.agent, agent)
     keys = read_keys(options.api_key_file)
+    resolve(options.host, options.port)
     port = options.port or _free_port(options.host)
     host = f"[{options.host}]" if ":" in options.host else options.host
     address = f"http://{host}:{port}"
     options.arguments += ["--port", str(port)]
-    with _served(options, address, keys[0] if keys else ANY_KEY) as server:
+    with _ending_signals(), _served(options, address, keys[0] if keys else ANY_KEY) as server:
         if server.context < FULL_CONTEXT:
             text = f"the model's context is {server.context:,} tokens, and the agent's own prompt may need most of it"
-            print(f"triforce: notice: {text}", file=sys.stderr)
+            print(f"triforce: notice: {text}", file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory(prefix="triforce-launch-") as folder:
             arguments, environment = agent.settings(server, Path(folder))
+            direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), options.host]))
+            environment |= {"NO_PROXY": direct, "no_proxy": direct}
             return _ran([program, *arguments, *options.agent_arguments], environment)
+
+
+@contextmanager
+def _ending_signals() -> Iterator[None]:
+    """End this process by SystemExit on SIGTERM and SIGHUP, so that the server and the agent end with it."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    earlier_handlers = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in earlier_handlers.items():
+            signal.signal(number, handler)
 
 
 def _free_port(host: str) -> int:
@@ -158,23 +181,15 @@ def _program(name: str, agent: Agent) -> str:
 
 
 def _ran(command: Sequence[str], environment: dict[str, str]) -> int:
-    """Run an agent to its end, and return its exit code. Ctrl-C is for the agent; SIGTERM ends it."""
-    agent: subprocess.Popen[bytes] | None = None
-
-    def end(number: int, frame: object) -> None:
-        if agent:
-            agent.terminate()
-
-    earlier_handlers = {
-        number: signal.signal(number, handler)
-        for number, handler in ((signal.SIGINT, lambda number, frame: None), (signal.SIGTERM, end))
-    }
+    """Run an agent to its end, and return its exit code. Ctrl-C is for the agent."""
+    earlier_handler = signal.signal(signal.SIGINT, lambda number, frame: None)
+    agent = subprocess.Popen(command, env=os.environ | environment)
     try:
-        agent = subprocess.Popen(command, env=os.environ | environment)
         code = agent.wait()
     finally:
-        for number, handler in earlier_handlers.items():
-            signal.signal(number, handler)
+        if agent.poll() is None:
+            agent.terminate()
+        signal.signal(signal.SIGINT, earlier_handler)
     return code if code >= 0 else 128 - code
 
 
@@ -186,7 +201,7 @@ def _served(options: Namespace, address: str, key: str) -> Iterator[AgentServer]
         with _started(options, address, key) as started_server:
             yield started_server
     elif options.model is None or served_name(options) == server.model:
-        print(f"triforce: the server at {address} serves {printable(server.model)}", file=sys.stderr)
+        print(f"triforce: the server at {address} serves {printable(server.model)}", file=sys.stderr, flush=True)
         yield server
     else:
         raise RequestError(
@@ -199,7 +214,7 @@ def _probed(address: str, key: str) -> AgentServer | None:
     """Return the triforce server at an address; None where nothing listens. Raises RequestError."""
     request = Request(f"{address}/v1/models", headers={"Authorization": f"Bearer {key}"})
     try:
-        with urlopen(request, timeout=PROBE_SECONDS) as answer:
+        with _DIRECT.open(request, timeout=PROBE_SECONDS) as answer:
             catalog = json.load(answer)
         card = catalog["data"][0]
         if "triforce" not in card or "models" not in catalog:
@@ -210,7 +225,7 @@ def _probed(address: str, key: str) -> AgentServer | None:
             return None
         raise RequestError(f"{address} does not answer as a server of triforce ({error}); give another --port, or its "
                            f"key in {KEYS_VARIABLE}") from error  # fmt: skip
-    except (ValueError, KeyError, IndexError, TypeError) as error:
+    except (HTTPException, ValueError, KeyError, IndexError, TypeError) as error:
         raise RequestError(f"{address} is another program's; give another --port") from error
 
 
@@ -239,7 +254,7 @@ def _awaited(process: subprocess.Popen[bytes], address: str, key: str, log: str)
     """Return a started server once it answers. log: path of its log."""
     began = monotonic()
     is_terminal = sys.stderr.isatty()
-    print(f"triforce: starting the server; its log is {log}", file=sys.stderr)
+    print(f"triforce: starting the server; its log is {log}", file=sys.stderr, flush=True)
     while process.poll() is None:
         with suppress(RequestError):  # it listens before it answers
             if server := _probed(address, key):

@@ -115,7 +115,13 @@ def _limits(group: argparse._ArgumentGroup) -> None:
     add("--max-num-seqs", "texts generated at a time", 8)
     text = "limit of the inter-token latency in milliseconds, while prompts of other requests are read"
     add("--max-itl", text, 200, float, "MS")
-    add("--timeout", "seconds that a request may take, waiting included", 600, float, "S")
+    add(
+        "--timeout",
+        "seconds in the queue, between two pieces of a stream, and of a whole answer from its first token on",
+        600,
+        float,
+        "S",
+    )
     add("--shutdown-timeout", "seconds that requests may still run after SIGTERM or SIGHUP", 30, float, "S")
 
 

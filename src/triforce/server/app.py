@@ -34,7 +34,7 @@ from triforce.server.errors import ApiError, HeadAsGet, TrailingSlashes
 from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
-from triforce.server.request_base import HEADER
+from triforce.server.request_base import HEADER, LATEST
 from triforce.server.request_parser import RequestParser
 from triforce.server.schemas import CompletionBody, DetokenizeBody, ModelField, TokenizeBody
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
@@ -198,6 +198,7 @@ async def ollama_loaded_models(request: Request) -> JSONResponse:
 @router.post("/api/show")
 async def ollama_show(body: ShowBody, request: Request) -> JSONResponse:
     """Describe a model, in Ollama's interface."""
+    body.model = body.model or body.name
     return JSONResponse(ollama_door.shown_model(_service_for(body, request)))
 
 
@@ -268,7 +269,7 @@ def system_fingerprint(llm: ServedModel) -> str:
 def _service(request: Request, model: str | None = None) -> Service:
     """Return the application's service. Raises ApiError unless `model` is None or the name of the served model."""
     service: Service = request.app.state.service
-    if model not in (None, service.name):
+    if model is not None and service.name not in (model, model.removesuffix(LATEST)):
         raise ApiError(404, f"model {model[:100]!r} is not served here; use {service.name!r}, or leave it out",
                       param="model", code="model_not_found")  # fmt: skip
     return service
@@ -279,10 +280,13 @@ def _service_for(body: ModelField, request: Request) -> Service:
 
     The header of ignored fields then names `model`. Raises ApiError for another name where `any_model` is False.
     """
-    if request.app.state.any_model and body.model not in (None, request.app.state.service.name):
+    try:
+        return _service(request, body.model)
+    except ApiError:
+        if not request.app.state.any_model:
+            raise
         body.ignore("model")
         return _service(request)
-    return _service(request, body.model)
 
 
 async def _card(service: Service) -> dict[str, Any]:

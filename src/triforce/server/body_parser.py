@@ -31,6 +31,10 @@ class JsonRoute(APIRoute):
 
         async def handle_parsed(request: Request) -> Response:
             body = await request.body()
+            if is_from_program(request):
+                request.scope["headers"] = [*_without_type(request), (b"content-type", b"application/json")]
+                request = Request(request.scope, request.receive)
+                request._body = body
             if body and "json" in request.headers.get("content-type", ""):
                 if (coding := request.headers.get("content-encoding", "")) not in ("", "identity"):
                     raise _encoding_error(ascii(coding[:20])[1:-1])
@@ -39,6 +43,19 @@ class JsonRoute(APIRoute):
             return await handle(request)
 
         return handle_parsed
+
+
+def is_from_program(request: Request) -> bool:
+    """Whether a request below /api is no page's. Ollama's server reads any content type, and its users send none.
+
+    A browser sends other types than JSON to other servers without asking them, so a page's request needs the type.
+    """
+    is_ollama = request.url.path.startswith("/api/")
+    return is_ollama and not {"origin", "sec-fetch-site", "referer"} & set(request.headers.keys())
+
+
+def _without_type(request: Request) -> list[tuple[bytes, bytes]]:
+    return [header for header in request.scope["headers"] if header[0] != b"content-type"]
 
 
 class _ParsedRequest(Request):
@@ -82,7 +99,7 @@ def _value(outcome: str, value: Any) -> Any:
         case "syntax":
             raise not_json(value)
         case "unreadable":
-            raise not_json("it is not text, is nested too deeply, or has a number with too many digits")
+            raise not_json("it is not text, is nested too deeply, or has a number that is not finite or too long")
     return value
 
 

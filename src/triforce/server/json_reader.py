@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import marshal
+import math
 import os
 import re
 import sys
@@ -36,11 +37,23 @@ def parse(body: bytes, limits: tuple[int, int] | None = None) -> tuple[str, Any]
     except UnicodeDecodeError as error:
         return "encoding", error.start
     try:
-        return (limits and _excess(text, *limits)) or ("value", json.loads(text))
+        return (limits and _excess(text, *limits)) or ("value", _read(text))
     except json.JSONDecodeError as error:
         return "syntax", f"{error.msg.removesuffix(' at')}, at line {error.lineno}, column {error.colno}"
     except (ValueError, RecursionError):
         return "unreadable", None
+
+
+def _read(text: str) -> Any:
+    """Return the value of JSON. Raises ValueError, also for numbers that JSON cannot write again."""
+    return json.loads(text, parse_constant=_finite, parse_float=_finite)
+
+
+def _finite(written: str) -> float:
+    number = float(written)
+    if not math.isfinite(number):
+        raise ValueError(f"{written[:20]} is no finite number")
+    return number
 
 
 def _excess(text: str, most_containers: int, most_values: int) -> tuple[str, int] | None:

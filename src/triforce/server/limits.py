@@ -68,7 +68,7 @@ class Limits:
     body_seconds: float = 60.0
     """Seconds to receive a body."""
     seconds: float = 600.0
-    """Seconds from the body to the last token, including time in the queue."""
+    """Seconds in the queue, between two pieces of a stream, and from the first to the last token of a whole answer."""
     waiting: int = 64
     """Prompts that may wait in the queue. Prompts in rows are not counted."""
     rows: int = MAX_ROWS

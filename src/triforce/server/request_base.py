@@ -11,6 +11,8 @@ from pydantic_core import PydanticCustomError
 
 from triforce.errors import suggest
 
+LATEST = ":latest"
+"""Tag that clients of Ollama add to names of models, and look for in lists."""
 MAX_PROMPTS = 64
 MAX_STOPS = 16
 MAX_STOP_IDS = 1024

@@ -52,19 +52,24 @@ STREAM_FIELDS = ("stream_options", "trace", "return_progress")
 
 def check_fields(body: CompletionFields, logprobs: int | None, limits: Limits) -> None:
     """Raise ApiError for values beyond the limits, and for fields without the field that they require."""
-    stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
     if body.n is not None and not 1 <= body.n <= limits.n:
         raise field_error("n", f"n must be from 1 to {limits.n}")
     if logprobs is not None and not 0 <= logprobs <= limits.logprobs:
         name = body.sent_as.get("logprobs", "logprobs")
         raise field_error(name, f"{name} must be from 0 to {limits.logprobs}")
-    if any("\ud800" <= character <= "\udfff" for stop in stops for character in stop):
-        raise field_error("stop", "a stop string holds half of a character; leave it out")
-    if any(len(stop) > limits.stop_characters for stop in stops):
-        raise field_error("stop", f"a stop string may have {limits.stop_characters} characters; shorten it")
     for name in STREAM_FIELDS:
         if getattr(body, name) and not body.stream:
             raise field_error(name, f"{name} needs stream: true")
+
+
+def check_stops(body: SamplingFields, stop: str | Sequence[str] | None, limits: Limits) -> None:
+    """Raise ApiError for stop strings beyond the limits."""
+    stops = [stop] if isinstance(stop, str) else stop or []
+    field = body.sent_as.get("stop", "stop")
+    if any("\ud800" <= character <= "\udfff" for text in stops for character in text):
+        raise field_error(field, "a stop string holds half of a character; leave it out")
+    if any(len(text) > limits.stop_characters for text in stops):
+        raise field_error(field, f"a stop string may have {limits.stop_characters} characters; shorten it")
 
 
 def checked_params(body: SamplingFields, values: Mapping[str, Any], grammar: Grammar | None) -> SamplingParams:
@@ -371,6 +376,7 @@ class RequestParser:
     ) -> SamplingParams:
         values = body.sampling_values
         check_limit(body, max_tokens, self.context)
+        check_stops(body, values.get("stop"), self.limits)
         values |= {"max_tokens": max_tokens} | logprob_params
         if isinstance(body, CompletionFields):
             check_fields(body, logprob_params.get("logprobs"), self.limits)

@@ -21,7 +21,7 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 """Schema of the parameters of a function without parameters."""
 
 
-MAX_TOOLS = 128
+MAX_TOOLS = 512
 MAX_LEVELS = 128
 """Maximal nesting of a schema, safe for grammars and for JSON serialization."""
 MAX_PARTS_OF_SCHEMA = 10_000
@@ -29,7 +29,7 @@ MAX_PARTS_OF_SCHEMA = 10_000
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _QUOTED_WORD = re.compile(r'"([A-Za-z$]+)"')
 _FUNCTION_ADVICE = 'send it in function: {"type": "function", "function": {"name": ..., "parameters": {...}}}'
-Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
 
 
 def check_size(schema: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ Arguments = Annotated[
 ]
 
 
-CalledName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,64}$")]
+CalledName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:-]{1,128}$")]
 """Name of a function that a model called, which may be none of the request's."""
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import math
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from triforce.server.answers.marks import Marks
 from triforce.server.answers.thoughts import ThoughtSplitter
+
+MAX_LEVELS = 128
+"""Maximal nesting of arguments that are sent as an object, as of those that are sent back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +20,29 @@ class Call:
 
     name: str
     arguments: str
+
+    def values(self) -> dict[str, Any]:
+        """Return the arguments as an object, for doors that send them so.
+
+        A number beyond the range of floats is its text there. Arguments that are nested too deeply to be sent back are
+        one text.
+        """
+        try:
+            values: dict[str, Any] = json.loads(self.arguments, parse_float=_float_or_text)
+        except RecursionError:
+            return {"arguments": self.arguments}
+        level: list[Any] = [values]
+        for _ in range(MAX_LEVELS):
+            containers = [part.values() if isinstance(part, dict) else part for part in level]
+            level = [part for container in containers for part in container if isinstance(part, dict | list)]
+            if not level:
+                return values
+        return {"arguments": self.arguments}
+
+
+def _float_or_text(written: str) -> float | str:
+    number = float(written)
+    return number if math.isfinite(number) else written
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from triforce.server.answers.marks import Marks
 
 ARGUMENTS_KEYS = ("arguments", "parameters")
 """Keys of a call's arguments. A model is asked for one of them, and some write the other."""
-NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_.:-]{1,128}")
 _IN_STRING = re.compile(r'[\\"]')
 _OUTSIDE = re.compile(r'["{}\[\]]')
 _SEPARATORS = re.compile(r"[\s\[\],;]*")

@@ -67,7 +67,7 @@ class NamedBlock:
         self._name = ""
         self._start = 0
         self._inner_marks = [marks.shown(ARGS), marks.shown(CALL_ID)]
-        name = rf"\s*([^\s{{\[\]{SURROGATES}]{{1,64}})\s*"
+        name = rf"\s*([^\s{{\[\]{SURROGATES}]{{1,128}})\s*"
         call_id = rf"{re.escape(marks.shown(CALL_ID))}\s*\w*\s*"
         arguments = rf"{re.escape(marks.shown(ARGS))}\s*"
         self._head = re.compile(rf"{name}(?:{call_id})?{arguments}(?={{)")

@@ -21,7 +21,7 @@ from triforce.server.errors import ApiError, anthropic_error, field_error
 from triforce.server.limits import MAX_MESSAGES, MAX_PARTS
 from triforce.server.request_base import FOREIGN_FIELDS, Body, Stops
 from triforce.server.request_parser import RequestParser
-from triforce.server.schemas import CONTEXT_NOTE, TOOL_CHOICE, ConversationBody, FlatResponseFormat, FlatSchemaFormat
+from triforce.server.schemas import CONTEXT_NOTE, ConversationBody, FlatResponseFormat, FlatSchemaFormat
 from triforce.server.service import Service
 from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Name, Parameters, check_size
 from triforce.server.turns import CalledName, ChatMessage, Message, left_out, told_call, told_turn
@@ -60,9 +60,23 @@ class ThinkingBlock(Block):
 
 
 class OtherBlock(Block):
-    """A part that is no text, such as a picture."""
+    """Another part: a document or a result of a search, whose text is read, or a part without text, as a picture."""
 
     type: str | None = None
+    source: Any = None
+    content: Any = None
+
+    @property
+    def text(self) -> str | None:
+        """The text of the part; None for a part without text."""
+        source = self.source if isinstance(self.source, dict) else {}
+        if self.type == "document" and isinstance(source.get("data"), str) and source.get("type") == "text":
+            return str(source["data"])
+        parts = source.get("content") if self.type == "document" else self.content
+        if self.type not in ("document", "search_result") or not isinstance(parts, list):
+            return parts if self.type == "document" and isinstance(parts, str) else None
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        return "\n".join(text for text in texts if isinstance(text, str))
 
 
 _KINDS = ("text", "tool_use", "tool_result", "thinking")
@@ -163,7 +177,9 @@ class MessagesBody(ConversationBody):
     tools: Annotated[list[AnthropicTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = Field(
         None, description="Functions that the answer may call"
     )
-    tool_choice: AnthropicToolChoice | None = Field(None, description=TOOL_CHOICE)
+    tool_choice: AnthropicToolChoice | None = Field(
+        None, description="auto (default), any: the answer consists of calls, tool: of calls of the named one, or none"
+    )
     thinking: AnthropicThinking | None = Field(
         None, description="Whether the model thinks before it answers, where its chat template has a switch"
     )
@@ -239,6 +255,9 @@ class MessagesBody(ConversationBody):
         texts = list[str]()
         for block in blocks:
             if isinstance(block, TextBlock):
+                texts.append(block.text)
+                continue
+            if isinstance(block, OtherBlock) and block.text is not None:
                 texts.append(block.text)
                 continue
             kind = getattr(block, "type", None) or "part"
@@ -335,13 +354,14 @@ class MessagesWriter:
     def _end(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return why the answer has ended."""
         completion = outputs[0].outputs[0]
-        if completion.finish_reason == "length" or self._blocks.is_cut:
+        if completion.finish_reason == "length":
             return {"stop_reason": "max_tokens", "stop_sequence": None}
         last_text = self._text_of(completion.token_ids[-1]) if completion.token_ids else ""
         stop = last_text if completion.stop_string is None else self._restored(completion.stop_string)
         if stop in self._stops:
             return {"stop_reason": "stop_sequence", "stop_sequence": stop}
-        return {"stop_reason": "tool_use" if self._blocks.has_calls else "end_turn", "stop_sequence": None}
+        reason = "tool_use" if self._blocks.has_calls else "end_turn"
+        return {"stop_reason": "max_tokens" if self._blocks.is_cut else reason, "stop_sequence": None}
 
 
 class AnswerBlocks:
@@ -375,7 +395,7 @@ class AnswerBlocks:
                 yield from self._close()
                 block = {"type": "tool_use", "id": f"toolu_{uuid4().hex}", "name": part.name}
                 yield self._begin(block | {"input": {}})
-                self.blocks[-1] = block | {"input": json.loads(part.arguments)}
+                self.blocks[-1] = block | {"input": part.values()}
                 yield self._delta({"type": "input_json_delta", "partial_json": part.arguments})
                 yield from self._close()
             case Thoughts():

@@ -16,7 +16,7 @@ from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import PrefillProgress
 from triforce.server.errors import ApiError, field_error, ollama_error
 from triforce.server.limits import MAX_CALLS, MAX_MESSAGES
-from triforce.server.request_base import FOREIGN_FIELDS, Body, Stops
+from triforce.server.request_base import FOREIGN_FIELDS, LATEST, Body, Stops
 from triforce.server.schemas import (
     CONTEXT_NOTE,
     CompletionBody,
@@ -35,13 +35,6 @@ from triforce.server.turns import CalledName, Message, ToolCall, left_out, told_
 
 OLLAMA_VERSION = "0.13.5"
 """Version of Ollama whose interface this is. Clients refuse to speak to an older one than they know."""
-
-
-LATEST = ":latest"
-"""Tag that clients add to names of models, and look for in lists."""
-
-
-OllamaName = Annotated[str, AfterValidator(lambda name: name.removesuffix(LATEST))]
 
 
 class OllamaFunction(Body):
@@ -98,7 +91,6 @@ class OllamaBody(ConversationBody):
     default_limit: ClassVar[int | None] = None
     thinking_is_hint: ClassVar[bool] = True
     thinking_field: ClassVar[str] = "think"
-    model: OllamaName | None = Field(None, description="Name of the served model, perhaps with `:latest`")
     stream: bool | None = Field(True, description="Stream the answer as lines of JSON")
     options: OllamaOptions | None = Field(None, description="Sampling parameters")
     max_output_tokens: int | None = Field(None, description="As options.num_predict; Cline sends it")
@@ -234,6 +226,9 @@ class GenerateBody(OllamaBody):
 
     def completion(self, context: int) -> CompletionBody:
         """Return the request that continues the prompt without a chat template. context: of the model in tokens."""
+        self.ignore(*(name for name in ("system", "think") if getattr(self, name) is not None))
+        if self.token_limit == 0:
+            raise field_error("options.num_predict", "options.num_predict must be an integer, at least 1")
         form: ResponseFormat | None = None
         if self.format:
             spec = JsonSchemaSpec(schema=self.format) if isinstance(self.format, dict) else None
@@ -251,7 +246,6 @@ class ShowBody(ModelField):
     """POST /api/show."""
 
     tolerant: ClassVar[bool] = True
-    model: OllamaName | None = Field(None, description="Name of the served model, perhaps with `:latest`")
     name: str | None = Field(None, description="Older name of model")
 
 
@@ -298,7 +292,7 @@ class OllamaWriter:
         if thoughts:
             fields["thinking"] = thoughts
         if calls:
-            functions = [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls]
+            functions = [{"name": call.name, "arguments": call.values()} for call in calls]
             fields["tool_calls"] = [{"function": function} for function in functions]
         return fields
 

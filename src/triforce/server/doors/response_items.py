@@ -44,6 +44,9 @@ class ItemMeta(Body):
             if kind in TEXT_TYPES:
                 texts.append(part)
                 continue
+            if kind == "refusal" and isinstance(part.get("refusal"), str):
+                texts.append({"type": "text", "text": part["refusal"]})
+                continue
             kind = str(kind or "part").removeprefix("input_")
             self.ignore(f"content.{kind}")
             texts.append({"type": "text", "text": left_out(kind)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 
 from triforce.server.answers.answer_parts import Call
 from triforce.server.request_base import Body
-from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Name
+from triforce.server.tools import MAX_TOOLS, Function, FunctionName, Name, ToolFields
 
 FREE_TEXT = "input"
 """Name of the only parameter of the function that stands for a tool with free text."""
@@ -74,14 +74,15 @@ PlainTool = Annotated[
 ]
 
 
-class NamespaceTool(Body):
+class NamespaceTool(ToolFields):
     """Tools of one origin, such as a server of MCP."""
 
     tolerant: ClassVar[bool] = True
+    function_kinds: ClassVar[Collection[str]] = ("function", "custom")
     type: Literal["namespace"]
     name: Name
     description: str | None = None
-    tools: Annotated[list[PlainTool], Field(max_length=MAX_TOOLS, fail_fast=True)]
+    tools: Annotated[list[PlainTool | None], Field(max_length=MAX_TOOLS, fail_fast=True)]
 
 
 ResponseTool = Annotated[
@@ -115,8 +116,8 @@ def offered_tools(tools: Iterable[ResponseTool | None]) -> Iterator[OfferedTool]
     """Yield the tools of a request, those of namespaces singly."""
     for i, tool in enumerate(tools):
         if isinstance(tool, NamespaceTool):
-            for j, part in enumerate(tool.tools):
-                yield _offered(part, tool.name, f"tools.{i}.tools.{j}.parameters")
+            parts = ((j, part) for j, part in enumerate(tool.tools) if part)
+            yield from (_offered(part, tool.name, f"tools.{i}.tools.{j}.parameters") for j, part in parts)
         elif tool:
             yield _offered(tool, None, f"tools.{i}.parameters")
 
