@@ -36,7 +36,7 @@ from triforce.errors import ModelError
         ("--verion", "--verion is not an option of triforce (did you mean --version?)"),
         ("generate --zzz", "--zzz is not an option of triforce generate; see triforce generate --help"),
         ("generate --foo", "--foo is not an option of triforce generate; see triforce generate --help"),
-        ("generate --port 9", "--port is not an option of triforce generate; it is an option of serve; see"),
+        ("generate --port 9", "--port is not an option of triforce generate; it is an option of serve, launch; see"),
         ("generate a b c d", "too many arguments for triforce generate: c d; a PROMPT of"),
         (
             "generate -- hi -n 3 -q",

@@ -13,6 +13,7 @@ import pytest
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from tests.helpers.idle_writer import IdleWriter
 from triforce.server import http_server
 from triforce.server.access import listen
 from triforce.server.engine_client import EngineLoad
@@ -61,7 +62,7 @@ class Scene:
                 yield bytes(2**20)
                 await asyncio.sleep(0)
 
-        return EventStream(much(), bytes, self.release.set, {})
+        return EventStream(much(), IdleWriter(), self.release.set, {})
 
     async def connect(self, sent: bytes, address: str = "127.0.0.1") -> tuple[asyncio.StreamReader, Any]:
         reader, writer = await asyncio.open_connection(*self.address, local_addr=(address, 0))

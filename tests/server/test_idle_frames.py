@@ -11,8 +11,8 @@ import pytest
 from starlette.types import ASGIApp, Message
 
 from tests.helpers.asgi_client import ask
+from tests.helpers.idle_writer import IdleWriter
 from triforce.server import service
-from triforce.server.doors.chat import ChatWriter
 from triforce.server.service import EventStream, Service
 
 
@@ -23,16 +23,6 @@ async def slow_frames(closed: list[bool], count: int = 2) -> AsyncGenerator[byte
             yield b"%d" % i
     finally:
         closed.append(True)
-
-
-class IdleWriter(ChatWriter):
-    """A writer of idle frames only."""
-
-    def __init__(self) -> None:
-        pass
-
-    def idle_frame(self) -> bytes:
-        return b"idle"
 
 
 def sent_by(stream: EventStream, *, hang_up_after: int | None = None) -> list[bytes]:
