@@ -83,7 +83,7 @@ docs: install-dev ## these pages as a site in build/site, without the network
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
 
-release: install-dev ## sdist and wheels into dist/, each tried in an empty environment; a quarter of an hour
+release: install-dev ## sdist and wheels into dist/, each tried in an empty environment; ten minutes
 	@$(BIN)/python -m scripts.release $(ARGS)
 
 format: install-dev ## put the code into shape, and what is generated into README.md and docs/
