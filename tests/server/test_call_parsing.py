@@ -135,3 +135,23 @@ def test_text_that_is_no_call_is_refused(text: str) -> None:
 def test_line_ends_inside_strings_are_escaped() -> None:
     call = read_call('{"name": "f", "arguments": {"text": "a\nb"}}')
     assert call and json.loads(call.arguments) == {"text": "a\nb"} and "\n" not in call.arguments
+
+
+@pytest.mark.parametrize(
+    ("written", "values"),
+    [
+        ('{"a": 1e999, "b": [1.5, -1e999]}', {"a": "1e999", "b": [1.5, "-1e999"]}),
+        ('{"a": ' + "[" * 120 + "]" * 120 + "}", None),
+        ('{"a": ' + "[" * 200 + "]" * 200 + "}", "arguments"),
+        ('{"a": ' + "[" * 5000 + "]" * 5000 + "}", "arguments"),
+    ],
+    ids=["numbers", "depth", "too deep", "far too deep"],
+)
+def test_values_of_a_call_can_be_sent_and_sent_back(written: str, values: object) -> None:
+    """Some doors send arguments as an object, which holds neither infinite numbers nor any depth."""
+    read = Call("size", written).values()
+    json.dumps(read, allow_nan=False)
+    if values == "arguments":
+        assert read == {"arguments": written}
+    else:
+        assert read == (values or json.loads(written))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -147,3 +148,35 @@ def test_prompt_of_ollama_keeps_format_and_mode(app: ASGIApp, raw: bool) -> None
     answer = good(ask(app, "/api/generate", body))
     assert answer["response"] in ('"cat"', '"mat"') and answer["done_reason"] == "stop"
     assert ask(app, "/api/generate", body | {"mode": "fast"}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/api/generate"])
+def test_programs_may_leave_out_content_type_of_ollama(app: ASGIApp, path: str) -> None:
+    """As curl does. A page needs it: without it a browser would send the request to any server without asking."""
+    content = json.dumps(DOORS[path]("the cat") | {"stream": False}).encode()
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    assert good(ask(app, path, content=content, headers=form))["done"]
+    for header in ({"origin": "https://example.org"}, {"sec-fetch-site": "cross-site"}):
+        assert ask(app, path, content=content, headers=form | header).status_code in (400, 403)
+    assert ask(app, "/v1/messages", content=content, headers=form).status_code == 400
+
+
+@pytest.mark.parametrize("number", ["Infinity", "NaN", "1e999"])
+@pytest.mark.parametrize("path", [path for path in DOORS if path != "/api/generate"])
+def test_numbers_that_json_cannot_hold_are_refused(app: ASGIApp, path: str, number: str) -> None:
+    tools = '[{"type": "function", "name": "f", "parameters": {"maximum": NUMBER}}]'.replace("NUMBER", number)
+    content = json.dumps(DOORS[path]("the cat"))[:-1] + f', "tools": {tools}}}'
+    answer = ask(app, path, content=content.encode(), headers={"content-type": "application/json"})
+    assert answer.status_code == 400 and "not JSON" in told_refusal(answer)[0]
+
+
+def test_document_of_text_is_read(app: ASGIApp) -> None:
+    documents = [
+        {"type": "document", "source": {"type": "text", "media_type": "text/plain", "data": "the cat"}},
+        {"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "the cat"}]}},
+        {"type": "search_result", "source": "x", "title": "y", "content": [{"type": "text", "text": "the cat"}]},
+        {"type": "text", "text": "the cat"},
+    ]
+    path = "/v1/messages/count_tokens"
+    counts = {good(ask(app, path, {"messages": [{"role": "user", "content": [d]}]}))["input_tokens"] for d in documents}
+    assert len(counts) == 1
