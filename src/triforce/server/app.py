@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import blake2b
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
@@ -29,17 +29,19 @@ from triforce.server.doors.codex import codex_card
 from triforce.server.doors.completions import CompletionWriter
 from triforce.server.doors.ollama import OLLAMA_VERSION, GenerateBody, OllamaChatBody, OllamaWriter, ShowBody
 from triforce.server.doors.responses import ResponsesBody, ResponsesWriter, overflow_stream
-from triforce.server.engine_client import EngineClient, ServedModel
+from triforce.server.engine_client import EngineClient, GenerationRequest, ServedModel
 from triforce.server.errors import ApiError, HeadAsGet, TrailingSlashes
 from triforce.server.limits import Limits
 from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER, LATEST
 from triforce.server.request_parser import RequestParser
-from triforce.server.schemas import CompletionBody, DetokenizeBody, ModelField, TokenizeBody
+from triforce.server.schemas import CompletionBody, ConversationBody, DetokenizeBody, ModelField, TokenizeBody
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
-from triforce.server.service import Service
+from triforce.server.service import ResponseWriter, Service
 
+Conversation = TypeVar("Conversation", bound=ConversationBody)
+NextTurnWriter = Callable[[Conversation, list[GenerationRequest], Service], ResponseWriter]
 router = APIRouter(route_class=JsonRoute)
 _STARTED = int(time())
 
@@ -124,30 +126,24 @@ async def completions(body: CompletionBody, request: Request) -> Response:
 @router.post("/v1/chat/completions")
 async def chat(body: ChatBody, request: Request) -> Response:
     """Return the next turn of a conversation, `n` times."""
-    service = _service_for(body, request)
-    generations = await service.run_parser(request, service.parser.answer, body)
-    return await service.answer(request, generations, ChatWriter(body, generations, service), body)
+    return await _next_turn(body, request, ChatWriter)
 
 
 @router.post("/v1/responses")
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Return the answer to a conversation."""
-    service = _service_for(body, request)
     try:
-        generations = await service.run_parser(request, service.parser.answer, body)
+        return await _next_turn(body, request, ResponsesWriter)
     except ApiError as refusal:
         if body.stream and refusal.code == errors.TOO_LONG:
-            return overflow_stream(body, service, refusal)
+            return overflow_stream(body, _service(request), refusal)
         raise
-    return await service.answer(request, generations, ResponsesWriter(body, generations, service), body)
 
 
 @router.post("/v1/messages")
 async def messages(body: MessagesBody, request: Request) -> Response:
     """Return the next turn of a conversation, in Anthropic's interface."""
-    service = _service_for(body, request)
-    generations = await service.run_parser(request, service.parser.answer, body)
-    return await service.answer(request, generations, MessagesWriter(body, generations, service), body)
+    return await _next_turn(body, request, MessagesWriter)
 
 
 @router.post("/v1/messages/count_tokens")
@@ -287,6 +283,13 @@ def _service_for(body: ModelField, request: Request) -> Service:
             raise
         body.ignore("model")
         return _service(request)
+
+
+async def _next_turn(body: Conversation, request: Request, writer: NextTurnWriter[Conversation]) -> Response:
+    """Return the next turn of a conversation. writer: makes the writer of its door. Raises ApiError."""
+    service = _service_for(body, request)
+    generations = await service.run_parser(request, service.parser.answer, body)
+    return await service.answer(request, generations, writer(body, generations, service), body)
 
 
 async def _card(service: Service) -> dict[str, Any]:

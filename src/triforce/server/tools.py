@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, ModelWrapValidatorHandler, model_val
 from pydantic_core import PydanticCustomError
 
 from triforce.interface.grammar import Grammar
+from triforce.server.answers.answer_parts import MAX_LEVELS
 from triforce.server.answers.call_format import CallableFunction, CallFormat, function_at, unusable_parameters
 from triforce.server.answers.marks import Marks
 from triforce.server.errors import ApiError, field_error, naming_field
@@ -22,8 +23,6 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 MAX_TOOLS = 512
-MAX_LEVELS = 128
-"""Maximal nesting of a schema, safe for grammars and for JSON serialization."""
 MAX_PARTS_OF_SCHEMA = 10_000
 """Maximal number of values of a schema."""
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")

@@ -11,7 +11,7 @@ from triforce.server.answers.marks import Marks
 from triforce.server.answers.thoughts import ThoughtSplitter
 
 MAX_LEVELS = 128
-"""Maximal nesting of arguments that are sent as an object, as of those that are sent back."""
+"""Maximal nesting of a schema, and of a call's arguments as an object: safe for grammars and for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
