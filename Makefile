@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist workste
 KERNELS := CMakeLists.txt $(wildcard csrc/*.?pp csrc/*/*.?pp)
 INPUTS := pyproject.toml constraints.txt constraints-gpu.txt scripts/install.sh scripts/constraints.sh $(KERNELS)
 
-.PHONY: help install install-dev native sanitize demo test test-core test-all mutants smollm2 soak check bench docs format release clean
+.PHONY: help install install-dev native sanitize demo test test-core test-all mutants smollm2 soak check bench docs page format release clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -82,6 +82,10 @@ bench: install ## all modes against plain decoding in 48 cells, up to 90 minutes
 docs: install-dev ## these pages as a site in build/site, without the network
 	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 	@echo "build/site/index.html"
+
+page: ## bundle the page from web/src with node and npm; the bundle is committed, so nothing else needs them
+	@npm --prefix web ci --no-audit --no-fund --silent
+	@npm --prefix web run --silent build
 
 release: install-dev ## sdist and wheels into dist/, each tried in an empty environment; ten minutes
 	@$(BIN)/python -m scripts.release $(ARGS)

@@ -38,6 +38,8 @@ class ReplicaFrontend:
     config: ModelConfig
     tokenizer: Tokenizer
     modes: list[str]
+    mode: str
+    coupling: str
     sampling_defaults: dict[str, Any]
     break_even_point: BreakEvenPoint
     """The break-even point at the start of the replica."""
@@ -53,7 +55,7 @@ class ReplicaFrontend:
         rope = llm.target.config.rope
         # The frontend is pickled. A new Rope drops cached tables.
         config = replace(llm.target.config, rope=Rope(rope.inv_freq_RF, rope.scale))
-        model_facts = llm.modes, llm.sampling_defaults, llm.break_even(), llm.fingerprint
+        model_facts = llm.modes, llm.mode, llm.coupling, llm.sampling_defaults, llm.break_even(), llm.fingerprint
         return cls(llm.target.path, config, llm.tokenizer, *model_facts)
 
     @property

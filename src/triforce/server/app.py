@@ -17,7 +17,8 @@ from starlette.middleware.cors import CORSMiddleware
 from triforce import __version__
 from triforce.disk_cache.folder import CacheFolder
 from triforce.errors import ModelError
-from triforce.server import errors, playground
+from triforce.interface.sampling_params import chat_defaults
+from triforce.server import errors, page
 from triforce.server.answers.answer_parts import TextParser
 from triforce.server.body_parser import JsonRoute
 from triforce.server.doors import anthropic as anthropic_door
@@ -36,7 +37,14 @@ from triforce.server.logs import AccessLog
 from triforce.server.metrics import CONTENT_TYPE, Metrics
 from triforce.server.request_base import HEADER, LATEST
 from triforce.server.request_parser import RequestParser
-from triforce.server.schemas import CompletionBody, ConversationBody, DetokenizeBody, ModelField, TokenizeBody
+from triforce.server.schemas import (
+    THINKING_SWITCH,
+    CompletionBody,
+    ConversationBody,
+    DetokenizeBody,
+    ModelField,
+    TokenizeBody,
+)
 from triforce.server.security import ApiKeyAuth, BodyLimit, HostCheck, PreflightAdvice
 from triforce.server.service import ResponseWriter, Service
 
@@ -82,7 +90,7 @@ def create_app(
     app.state.watched = watched
     app.state.any_model = any_model
     app.include_router(router)
-    app.include_router(playground.router)
+    app.include_router(page.router)
     errors.install_handlers(app)
     paths = [route.path for route in router.routes if isinstance(route, APIRoute)]
     errors.install_advice(app, [path for path in paths if "{" not in path])
@@ -294,7 +302,17 @@ async def _next_turn(body: Conversation, request: Request, writer: NextTurnWrite
 
 async def _card(service: Service) -> dict[str, Any]:
     card = {"id": service.name, "object": "model", "created": _STARTED, "owned_by": "triforce"}
-    break_even = await asyncio.to_thread(service.parser.llm.break_even)  # it reads a file and evaluates many contexts
-    capabilities = {"chats": service.parser.tokenizer.chats, "modes": service.parser.llm.modes}
-    capabilities |= {"pays_from": break_even.tokens, "pays": break_even.sentence}
+    llm, tokenizer = service.parser.llm, service.parser.tokenizer
+    break_even = await asyncio.to_thread(llm.break_even)  # it reads a file and evaluates many contexts
+    capabilities = {
+        "chats": tokenizer.chats,
+        "thinks": tokenizer.chats and THINKING_SWITCH in tokenizer.template,
+        "modes": llm.modes,
+        "mode": llm.mode,
+        "coupling": llm.coupling,
+        "defaults": chat_defaults(llm.sampling_defaults) if tokenizer.chats else llm.sampling_defaults,
+        "system_fingerprint": service.fingerprint,
+        "pays_from": break_even.tokens,
+        "pays": break_even.sentence,
+    }
     return card | {"max_model_len": service.parser.context, "triforce": capabilities}

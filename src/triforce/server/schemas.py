@@ -32,6 +32,8 @@ from triforce.server.turns import Message, Messages
 
 TEMPLATE_VARIABLES = frozenset({"add_generation_prompt", "continue_final_message", "documents", "messages", "tools"})
 """Variables of chat templates that a request sets by other fields, or that are not supported."""
+THINKING_SWITCH = "enable_thinking"
+"""Variable of chat templates that says whether the model thinks before it answers."""
 _WORDS = re.compile(r"\w+")
 
 
@@ -219,7 +221,7 @@ def _require_template_keywords(value: Any) -> Any:
                 "advice": "the request's other fields and the model set it; leave it out",
             }
             raise PydanticCustomError("reserved", "{name}: {advice}", shown)
-        if name == "enable_thinking" and not isinstance(entry, bool | None):
+        if name == THINKING_SWITCH and not isinstance(entry, bool | None):
             raise PydanticCustomError("bool_type", "enable_thinking must be true or false")
     return {name: entry for name, entry in check_size(value).items() if entry is not None}
 
@@ -277,19 +279,19 @@ class ThinkingField(Body):
         effort_field, effort = self.effort
         if effort in EFFORTS and "reasoning_effort" in template:
             variables["reasoning_effort"] = EFFORTS[effort]
-        elif effort in EFFORTS and "enable_thinking" in template:
-            variables["enable_thinking"] = effort not in NO_THINKING
+        elif effort in EFFORTS and THINKING_SWITCH in template:
+            variables[THINKING_SWITCH] = effort not in NO_THINKING
         elif effort is not None:
             self.ignore(effort_field)
         variables |= self.chat_template_kwargs or {}
         if self.thinks is not None:
-            variables["enable_thinking"] = self.thinks
-        if variables.get("enable_thinking") and "enable_thinking" not in template:
+            variables[THINKING_SWITCH] = self.thinks
+        if variables.get(THINKING_SWITCH) and THINKING_SWITCH not in template:
             field = self.thinking_field if self.thinks is not None else "chat_template_kwargs"
             if not self.thinking_is_hint:
                 raise field_error(field, "this model's chat template has no thinking switch; leave it out")
             self.ignore(field)
-        unread_names = variables.keys() - {"enable_thinking"} - set(_WORDS.findall(template))
+        unread_names = variables.keys() - {THINKING_SWITCH} - set(_WORDS.findall(template))
         self.ignore(*(f"chat_template_kwargs.{name}" for name in unread_names))
         return {name: value for name, value in variables.items() if name not in unread_names}
 
@@ -332,6 +334,9 @@ class CompletionFields(SamplingFields):
     )
     return_progress: bool | None = Field(
         None, description="Stream the progress of the prefill (extension of llama.cpp)"
+    )
+    return_token_ids: bool | None = Field(
+        None, description="Return the ids of the prompt and of new tokens (extension of vLLM)"
     )
 
     @property

@@ -12,14 +12,15 @@ from contextlib import suppress
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from triforce.server import page
 from triforce.server.access import as_browsers_send, is_address
 from triforce.server.errors import ApiError
 from triforce.server.limits import Limits
 
 LIVENESS = ("/health", "/ping")
 """Health checks. They need no Host header, which browsers always send and some load balancers do not."""
-OPEN_PATHS = (*LIVENESS, "/")
-"""Paths that need no key: the health checks, and the page, which contains nothing about the model."""
+OPEN_PATHS = (*LIVENESS, *page.FILES)
+"""Paths that need no key: the health checks, and files of the page, which contain nothing about the model."""
 OPEN_BYTES = 1024
 """Largest body on an open path, to bound the memory of clients without a key."""
 LINGER_SECONDS = 2.0

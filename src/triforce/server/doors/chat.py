@@ -11,7 +11,7 @@ from uuid import uuid4
 from pydantic import Field
 
 from triforce.engine.engine import OutputChunk
-from triforce.interface.outputs import CompletionOutput, RequestOutput, TokenLogprobs
+from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.server.answer_fields import COMMENT, DONE, EVENT_STREAM, chat_logprobs, decoding_trace, frame, usage
 from triforce.server.answers.answer_parts import AnswerParser, Call, Thoughts
 from triforce.server.engine_client import GenerationRequest, PrefillProgress
@@ -103,15 +103,19 @@ class ChatWriter:
         self._choices = [_Choice(self._new_parser()) for _ in range(self._n)]
         self._head = {"id": f"chatcmpl-{uuid4().hex}", "created": int(time()), "model": service.name}
         self._head["system_fingerprint"] = service.fingerprint
+        self._with_ids = bool(body.return_token_ids)
+        self._prompt_ids = {"prompt_token_ids": generations[0].prompt} if self._with_ids else {}
         self._seed = {"seed": generations[0].params.seed}
 
     def full_answer(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         choices = [self._choice(completion) for output in outputs for completion in output.outputs]
-        return self._head | {"object": "chat.completion", "choices": choices, "usage": usage(outputs, self._tiers)}
+        answer = {"object": "chat.completion", "choices": choices, "usage": usage(outputs, self._tiers)}
+        return self._head | answer | self._prompt_ids
 
     def opening(self) -> Iterable[bytes]:
         for index in range(self._n):
-            yield self._chunk({"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
+            choice = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield self._chunk(choice, **(self._prompt_ids if index == 0 else {}))
 
     def prefill_progress(self, prompt: int, progress: PrefillProgress) -> Iterable[bytes]:
         empty_choice = {"index": 0, "delta": {}, "finish_reason": None}
@@ -122,7 +126,7 @@ class ChatWriter:
         thoughts, text, calls = answer.add(piece.text, is_final=piece.finish_reason is not None)
         delta = {"content": text} | ({"reasoning_content": thoughts} if thoughts else {})
         choice = {"index": piece.index, "delta": delta, "finish_reason": None}
-        yield self._chunk(choice | self._report(piece.logprobs, piece.origins) | decoding_trace(piece))
+        yield self._chunk(choice | self._report(piece) | decoding_trace(piece))
         for call in calls:
             yield self._chunk({"index": piece.index, "delta": {"tool_calls": [call]}, "finish_reason": None})
         if piece.finish_reason:
@@ -154,12 +158,14 @@ class ChatWriter:
             "message": message,
             "finish_reason": answer.finish(completion.finish_reason),
         }
-        return choice | self._seed | self._report(completion.logprobs, completion.origins)
+        return choice | self._seed | self._report(completion)
 
-    def _report(self, entries: Sequence[TokenLogprobs] | None, origins: Sequence[str]) -> dict[str, Any]:
-        """Return the requested log-probabilities and tiers of tokens."""
-        logprobs = None if entries is None else chat_logprobs(self._tokenizer, entries)
-        return {"logprobs": logprobs} | ({"token_tiers": origins} if self._tiers else {})
+    def _report(self, tokens: OutputChunk | CompletionOutput) -> dict[str, Any]:
+        """Return the requested log-probabilities, tiers and ids of tokens."""
+        logprobs = None if tokens.logprobs is None else chat_logprobs(self._tokenizer, tokens.logprobs)
+        report: dict[str, Any] = {"logprobs": logprobs}
+        report |= {"token_tiers": tokens.origins} if self._tiers else {}
+        return report | ({"token_ids": tokens.token_ids} if self._with_ids else {})
 
     def _chunk(self, choice: dict[str, Any], **extra_fields: Any) -> bytes:
         return self._frame({"choices": [choice]} | ({"usage": None} if self._with_usage else {}) | extra_fields)

@@ -43,6 +43,8 @@ class CompletionWriter:
         self._head = {"id": f"cmpl-{uuid4().hex}", "object": "text_completion", "created": int(time())}
         self._head |= {"model": service.name, "system_fingerprint": service.fingerprint}
         self._tiers = bool(body.tier_stats)
+        self._with_ids = bool(body.return_token_ids)
+        self._begun = set[int]()  # choices of a stream whose prompt ids have been sent
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         prompts = one_or_many(body.prompt) if body.echo else []
         self._echoes = [p if isinstance(p, str) else self._tokenizer.decode(list(p)) for p in prompts]
@@ -62,9 +64,11 @@ class CompletionWriter:
 
     def piece(self, prompt: int, piece: OutputChunk) -> Iterable[bytes]:
         choice = self._choice(prompt, piece.index, piece.text, piece.finish_reason)
-        choice |= self._report(
-            choice["index"], self._generations[prompt].prompt, piece.token_ids, piece.logprobs, piece.origins
-        )
+        prompt_ids = self._generations[prompt].prompt
+        is_first = choice["index"] not in self._begun
+        self._begun.add(choice["index"])
+        choice |= self._report(choice["index"], prompt_ids, piece.token_ids, piece.logprobs, piece.origins)
+        choice |= self._ids(piece.token_ids, prompt_ids if is_first else None)
         yield self._chunk(choice | decoding_trace(piece))
 
     def idle_frame(self) -> bytes:
@@ -89,9 +93,16 @@ class CompletionWriter:
         for completion in output.outputs:
             choice = self._choice(prompt, completion.index, echo + completion.text, completion.finish_reason)
             entries = None if completion.logprobs is None else [*(output.prompt_logprobs or ()), *completion.logprobs]
-            yield choice | self._report(
+            choice |= self._report(
                 choice["index"], preceding_ids, [*echoed_ids, *completion.token_ids], entries, completion.origins
             )
+            yield choice | self._ids(completion.token_ids, output.prompt_token_ids)
+
+    def _ids(self, token_ids: Sequence[int], prompt_ids: Sequence[int] | None) -> dict[str, Any]:
+        """Return the ids of new tokens and of their prompt, if requested."""
+        if not self._with_ids:
+            return {}
+        return {"token_ids": token_ids} | ({} if prompt_ids is None else {"prompt_token_ids": prompt_ids})
 
     def _choice(self, prompt: int, index: int, text: str, finish: str | None) -> dict[str, Any]:
         choice = {"index": prompt * self._n + index, "text": text, "logprobs": None, "finish_reason": finish}

@@ -1,0 +1,15 @@
+// A modal dialog with a title. Escape and its button close it, and the focus goes back to where it was.
+import {useEffect, useId, useRef} from "preact/hooks";
+
+export function Dialog({title, onClose, children}) {
+  const element = useRef(null), heading = useId();
+  useEffect(() => {
+    const before = document.activeElement;
+    element.current.showModal();
+    return () => before?.focus?.();
+  }, []);
+  return <dialog ref={element} aria-labelledby={heading} onClose={onClose}>
+    <div class="line tight"><h2 id={heading}>{title}</h2><button type="button" onClick={() => element.current.close()}>Close</button></div>
+    {children}
+  </dialog>;
+}

@@ -1,0 +1,117 @@
+// Files that leave the page and come back: exported conversations and tables of runs; and the clipboard.
+import {newId} from "./conversation.js";
+import {restore} from "./state.js";
+import {readConversation, readPart} from "./store.js";
+
+const FORMAT = "triforce-conversation", VERSION = 1;
+
+export function download(name, data) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([JSON.stringify(data, null, 1)], {type: "application/json"}));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
+}
+
+const fileName = title => (title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation") + ".json";
+
+export async function exportConversation(id) {
+  const conversation = await readConversation(id);
+  const details = (await readPart("details", id)).map(detail => ({...detail, pieces: detail.pieces.map(piece => ({...piece, ids: Array.from(piece.ids)}))}));
+  download(fileName(conversation.title), {format: FORMAT, version: VERSION, conversation, turns: await readPart("turns", id), details, documents: await readPart("documents", id)});
+}
+
+class ImportError extends Error {}
+
+const need = (holds, what) => { if (!holds) throw new ImportError(`The file is no conversation of this page: ${what}.`); };
+const text = (value, what) => { need(typeof value === "string", `${what} is no text`); return value; };
+const count = value => (Number.isFinite(value) && value >= 0 ? value : 0);
+const listed = (value, what) => { need(Array.isArray(value), `${what} is no list`); return value; };
+const plain = value => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+
+// Import a conversation under new ids. Only known fields of the expected types are taken. Raises ImportError.
+export async function importConversation(file) {
+  let given;
+  try { given = JSON.parse(await file.text()); } catch { throw new ImportError(`${file.name} is no JSON file.`); }
+  need(given?.format === FORMAT, `its format is not ${FORMAT}`);
+  need(given.version === VERSION, `its version is not ${VERSION}`);
+  const ids = new Map(), renamed = id => (id === null ? null : ids.get(id) ?? ids.set(id, newId()).get(id));
+  const id = renamed(text(given.conversation?.id, "its id"));
+  const documents = listed(given.documents, "documents").map(document => ({
+    id: renamed(text(document?.id, "a document's id")), conversation: id, name: text(document.name, "a document's name"), text: text(document.text, "a document's text"),
+    note: typeof document.note === "string" ? document.note : "", characters: document.text.length, tokens: count(document.tokens),
+  }));
+  const head = ({text: dropped, conversation: owner, ...rest}) => rest;
+  const known = new Map(documents.map(document => [document.id, head(document)]));
+  const attached = value => listed(value, "a turn's documents").map(document => known.get(renamed(document?.id))).filter(Boolean);
+  const turns = listed(given.turns, "turns").map(turn => {
+    const base = {id: renamed(text(turn?.id, "a turn's id")), conversation: id, parent: renamed(turn.parent === null ? null : text(turn.parent, "a turn's parent")), role: turn.role, created: count(turn.created)};
+    if (turn.role === "user") return {...base, text: text(turn.text, "a question"), documents: attached(turn.documents)};
+    if (turn.role === "tool") return {...base, results: listed(turn.results, "results").map(result => ({id: text(result?.id, "a result's id"), name: text(result.name, "a result's name"), text: text(result.text, "a result's text")}))};
+    need(turn.role === "assistant", "a turn has no known role");
+    return {...base, pieces: listed(turn.pieces, "an answer's pieces").map(importedPiece)};
+  });
+  const names = new Set(turns.map(turn => turn.id)), seen = new Set();
+  need(names.size === turns.length, "two turns have one id");
+  for (const turn of turns) {
+    need(turn.parent === null || names.has(turn.parent), "a turn's parent is missing");
+    for (let at = turn, steps = 0; at && !seen.has(at.id); at = turns.find(({id: other}) => other === at.parent)) need(++steps <= turns.length, "turns follow each other in a circle");
+    seen.add(turn.id);
+  }
+  const details = listed(given.details, "details").filter(detail => ids.has(detail?.id)).map(detail => ({
+    id: renamed(detail.id), conversation: id,
+    pieces: listed(detail.pieces, "details' pieces").map(piece => ({
+      ids: Uint32Array.from(listed(piece?.ids, "token ids"), count),
+      runs: listed(piece.runs, "tiers").filter(run => Array.isArray(run) && typeof run[0] === "string").map(([tier, characters]) => [tier, count(characters)]),
+      lines: listed(piece.lines, "reads").filter(Array.isArray).map(line => line.map(count)),
+    })),
+  }));
+  const choices = Object.fromEntries(Object.entries(plain(given.conversation.choices)).filter(([, child]) => ids.has(child)).map(([parent, child]) => [parent === "root" ? parent : renamed(parent), renamed(child)]));
+  const draft = plain(given.conversation.draft);
+  const conversation = {
+    id, title: text(given.conversation.title, "its title").slice(0, 200), isNamed: true, created: count(given.conversation.created), changed: Date.now(), choices,
+    system: text(given.conversation.system, "its system prompt"), tools: text(given.conversation.tools, "its functions"),
+    draft: {text: typeof draft.text === "string" ? draft.text : "", documents: Array.isArray(draft.documents) ? attached(draft.documents) : []},
+  };
+  await restore(conversation, {turns, details, documents});
+  return id;
+}
+
+const STATES = ["finished", "limit", "stopped", "interrupted", "failed"];
+
+function importedFigures(given) {
+  if (!given || typeof given !== "object") return null;
+  const numbers = ["tokens", "seconds", "promptTokens", "cachedTokens", "repeated", "firstToken"];
+  return {
+    ...Object.fromEntries(numbers.map(name => [name, count(given[name])])), promptDigest: String(given.promptDigest ?? ""),
+    tiers: (Array.isArray(given.tiers) ? given.tiers : []).map(tier => ({name: String(tier?.name ?? ""), proposed: count(tier?.proposed), accepted: count(tier?.accepted), passes: count(tier?.passes)})),
+    inText: Object.fromEntries(Object.entries(plain(given.inText)).map(([tier, tokens]) => [tier, count(tokens)])),
+  };
+}
+
+// A verdict is not imported: it is a fact only where it was found.
+function importedPiece(piece) {
+  const frozen = plain(piece?.frozen);
+  return {
+    state: STATES.includes(piece?.state) ? piece.state : "interrupted", text: text(piece?.text, "an answer's text"), thoughts: text(piece.thoughts, "thoughts"),
+    calls: listed(piece.calls, "calls").map(call => ({id: text(call?.id, "a call's id"), name: text(call.name, "a call's name"), arguments: text(call.arguments, "a call's arguments")})),
+    error: typeof piece.error === "string" ? piece.error : "", figures: importedFigures(piece.figures), fingerprint: String(piece.fingerprint ?? ""), model: String(piece.model ?? ""), proof: null,
+    frozen: {
+      fields: plain(frozen.fields), seed: /^\d{1,19}$/.test(frozen.seed) ? frozen.seed : "0", mode: String(frozen.mode ?? ""), thinking: String(frozen.thinking ?? ""),
+      chats: frozen.chats !== false, system: String(frozen.system ?? ""), tools: Array.isArray(frozen.tools) ? frozen.tools : [],
+    },
+  };
+}
+
+// Copy text. Pages without TLS have no clipboard of their own, so a selection is copied there.
+export async function copy(words) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(words);
+  const area = Object.assign(document.createElement("textarea"), {value: words});
+  const focused = document.activeElement;
+  (document.querySelector("dialog[open]") ?? document.body).append(area);
+  area.select();
+  const done = document.execCommand("copy");
+  area.remove();
+  focused?.focus();
+  if (!done) throw new Error("The browser does not let this page copy.");
+}

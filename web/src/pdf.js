@@ -1,0 +1,33 @@
+// A worker that reads the text of a PDF file. It has a policy of its own, which lets it connect to nothing.
+import * as pdfjsWorker from "pdfjs-dist/legacy/build/pdf.worker.min.mjs";
+import {getDocument} from "pdfjs-dist/legacy/build/pdf.min.mjs";
+
+globalThis.pdfjsWorker = pdfjsWorker;  // so pdf.js starts no worker of its own
+
+// Return the text of a page: pieces of a line follow each other, and a gap between baselines is a new line.
+async function pageText(page) {
+  const {items} = await page.getTextContent();
+  return items.map(({str, hasEOL}) => str + (hasEOL ? "\n" : "")).join("");
+}
+
+async function read(data) {
+  const loading = getDocument({data, isEvalSupported: false, useWorkerFetch: false, useWasm: false, disableFontFace: true, verbosity: 0});
+  const pdf = await loading.promise;
+  const texts = [];
+  for (let page = 1; page <= pdf.numPages; page++) {
+    postMessage({page, pages: pdf.numPages});
+    texts.push(await pageText(await pdf.getPage(page)));
+  }
+  const text = texts.join("\n\n");
+  return text.trim() ? {text} : {fault: "has no text: its pages are pictures."};
+}
+
+const FAULTS = {PasswordException: "is encrypted: save it without a password.", InvalidPDFException: "is no valid PDF file."};
+
+onmessage = async ({data}) => {
+  try {
+    postMessage(await read(data));
+  } catch (error) {
+    postMessage({fault: FAULTS[error.name] ?? "cannot be read as a PDF file."});
+  }
+};

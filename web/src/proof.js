@@ -1,0 +1,164 @@
+// The proof of an answer: the same request by plain decoding, compared by token ids; and the table of all runs.
+import {requestOf, stream} from "./run.js";
+import {server} from "./server.js";
+import {activity, begin, end, lineBefore, progress, setProof, shown} from "./state.js";
+import {readDetails} from "./store.js";
+import {formatCount, formatRate, formatShare} from "./words.js";
+
+const MIN_SPEEDUP = 1.1;  // speedup over plain decoding below which a reason is given
+const MIN_TOKENS = 16;  // tokens below which no speed is shown
+const MIN_DRAFTED_SHARE = .1;  // share of proposed tokens below which an answer counts as decoded plainly
+const LOOP_SHARE = .1;  // share of repeated 8-grams from which on a text counts as a loop
+const CHANGED = "The model or the server changed since this answer was made, so it cannot be checked.";
+
+export const rateOf = figures => (figures?.seconds ? figures.tokens / figures.seconds : 0);
+const draftedShare = ({inText, tokens}) => (tokens ? 1 - (inText.full ?? 0) / tokens : 0);
+
+// Return why a piece cannot be checked now, or an empty text.
+export function uncheckable(piece) {
+  const {card} = server.value;
+  if (!piece.figures?.tokens) return "There is no text to check.";
+  if (!card) return "The server does not answer.";
+  if (piece.model !== card.id || piece.fingerprint !== card.triforce.system_fingerprint) return CHANGED;
+  if (card.triforce.coupling !== "seeded" && piece.frozen.fields.temperature !== 0) {
+    return `This server's coupling is ${card.triforce.coupling}: it preserves the distribution of texts, not the text of a seed.`;
+  }
+  return piece.frozen.mode === "ar" ? "This answer is plain decoding itself." : "";
+}
+
+// Return the most seconds that plain decoding takes for a piece: a verification costs at least a plain step.
+export function price({figures}) {
+  const full = figures.tiers.at(-1);
+  return full?.passes ? figures.seconds * figures.tokens / full.passes : figures.seconds;
+}
+
+// Check the pieces of an answer one after another, each behind the tokens that it had then.
+export async function check(turn) {
+  if (activity.value) return;
+  for (let index = 0; index < turn.pieces.length; index++) {
+    const piece = turn.pieces[index];
+    if (!piece.figures?.tokens) continue;
+    const reason = uncheckable(piece);
+    if (reason) await setProof(turn, index, {state: "unchecked", reason});
+    else if (!await checkPiece(turn, index)) return;
+  }
+}
+
+// Return whether the check came to an end.
+async function checkPiece(turn, index) {
+  const piece = turn.pieces[index], {figures, frozen} = piece;
+  const signal = begin("check", turn, index, "Plain decoding");
+  try {
+    const kept = (await readDetails(turn.id))?.pieces[index];
+    if (!kept?.ids.length) return setProof(turn, index, {state: "unchecked", reason: "The tokens of this answer were not kept, so it cannot be checked."}).then(() => true);
+    const whole = piece.state === "finished", limit = whole ? frozen.fields.max_tokens : kept.ids.length;
+    const request = await requestOf(lineBefore(turn, index), frozen, {mode: "ar", max_tokens: limit});
+    let plain = null;
+    for await (plain of stream(request, signal, ({processed, total}) => progress("Plain decoding: reading the conversation", processed, total))) {
+      if (plain.fingerprint !== piece.fingerprint || plain.model !== piece.model) return unchecked(turn, index, CHANGED);
+      if (plain.promptDigest && plain.promptDigest !== figures.promptDigest) {
+        return unchecked(turn, index, "The server now reads this conversation as other tokens, so the answer cannot be checked.");
+      }
+      progress("Plain decoding", plain.tokens, kept.ids.length);
+    }
+    await setProof(turn, index, verdict(kept.ids, plain, whole));
+    return true;
+  } catch (fault) {
+    if (fault.name !== "AbortError") await setProof(turn, index, {state: "unchecked", reason: `The check came to no end: ${fault.message}`});
+    return false;
+  } finally {
+    end();
+  }
+}
+
+async function unchecked(turn, index, reason) {
+  activity.value?.abort.abort();
+  await setProof(turn, index, {state: "unchecked", reason});
+  return true;
+}
+
+function verdict(ids, plain, whole) {
+  const figures = plain.figures, length = whole ? Math.max(ids.length, plain.ids.length) : ids.length;
+  let same = 0;
+  while (same < length && ids[same] === plain.ids[same]) same++;
+  return same === length ? {state: "identical", figures} : {state: "differs", figures, at: same, text: plain.text};
+}
+
+// Return the sentences of a proof: headline, facts, and why it was not faster.
+export function sentences(piece) {
+  const {proof, figures} = piece;
+  if (proof.state === "unchecked") return {headline: "Not checked", facts: proof.reason, why: ""};
+  const times = rateOf(figures) / rateOf(proof.figures), isPlain = draftedShare(figures) < MIN_DRAFTED_SHARE;
+  const repeated = Math.max(figures.repeated, proof.figures.repeated), same = proof.state === "identical";
+  const isShort = Math.min(figures.tokens, proof.figures.tokens) < MIN_TOKENS;
+  const speed = isShort ? "" : repeated >= LOOP_SHARE ? ", but it repeats itself" : isPlain ? ", at the speed of plain decoding" : `, ${formatRate(times)} times as fast`;
+  return {
+    headline: same ? `Identical to plain decoding${speed}` : `Differs from plain decoding at token ${formatCount(proof.at + 1)}`,
+    facts: isShort ? "These are too few tokens to measure a speed." :
+      `${formatCount(figures.tokens)} tokens behind ${formatCount(figures.promptTokens)}: ${figures.seconds.toFixed(1)} s, ${formatRate(rateOf(figures))} per second. ` +
+      `Plain decoding: ${proof.figures.seconds.toFixed(1)} s, ${formatRate(rateOf(proof.figures))} per second.`,
+    why: !same ? "The same text is promised where the kernels round a pass over several tokens like a pass over one token. Please report this." :
+      isShort ? "" : repeated >= LOOP_SHARE ? warning(repeated) : reason(times, piece, isPlain),
+  };
+}
+
+const warning = share => `The text repeats itself (${formatShare(share)} of its 8-grams), so the ratio of these speeds says little: a loop is easy to draft.`;
+
+function reason(times, {figures, frozen}, isPlain) {
+  const {pays, pays_from: from} = server.value.card?.triforce ?? {};
+  if (times >= MIN_SPEEDUP && !isPlain) return "";
+  const chance = isPlain ? " This text was decoded plainly, and the difference in speed is chance." : "";
+  if (from === null || from === undefined) return `Why not faster? ${pays ?? ""}${chance}`;
+  if (figures.promptTokens < from) {
+    return `Why not faster: the KV cache of ${formatCount(figures.promptTokens)} tokens is small, so plain decoding reads little per token. ` +
+      `Here speculation pays from ${formatCount(from)} tokens on.${chance}`;
+  }
+  if (isPlain) return `Why not faster: mode ${frozen.mode} found that speculation does not pay for this text.${chance}`;
+  return `Why not faster: ${formatShare(draftedShare(figures))} of the tokens were proposed correctly, but the proposals took as much time as they saved.`;
+}
+
+// Return the shares of proposals that the verification kept, over all tiers but the last.
+export function acceptance(figures) {
+  const proposers = figures.tiers.slice(0, -1), proposed = proposers.reduce((sum, tier) => sum + tier.proposed, 0);
+  return proposed ? proposers.reduce((sum, tier) => sum + tier.accepted, 0) / proposed : null;
+}
+
+// ---- the table of runs
+
+export function runsOf(turnsShown) {
+  const rows = [];
+  turnsShown.filter(turn => turn.role === "assistant").forEach((turn, place) => turn.pieces.forEach(piece => {
+    if (!piece.figures?.tokens) return;
+    rows.push(row(place + 1, piece.frozen.mode, piece.model, piece.figures, piece.proof?.state ?? ""));
+    if (piece.proof?.figures) rows.push(row(place + 1, "ar", piece.model, piece.proof.figures, "check"));
+  }));
+  return rows;
+}
+
+const row = (answer, mode, model, figures, verdict) => ({
+  answer, mode, model, verdict, context: figures.promptTokens, cached: figures.cachedTokens, tokens: figures.tokens,
+  firstToken: round(figures.firstToken), seconds: round(figures.seconds), rate: round(rateOf(figures)), acceptance: figures.tiers.length > 1 ? round(acceptance(figures)) : null,
+});
+const round = number => (number === null ? null : Math.round(number * 1000) / 1000);
+
+export const currentRuns = () => runsOf(shown.value);
+
+const FIELDS = {answer: "number", mode: "string", model: "string", verdict: "string", context: "number", cached: "number", tokens: "number", firstToken: "number", seconds: "number", rate: "number", acceptance: "number"};
+const LINK = "#runs=";
+
+// Return a link that shows a table of runs. It holds figures and names, and no text.
+export function linkOf(rows) {
+  const bytes = new TextEncoder().encode(JSON.stringify(rows));
+  const code = btoa(String.fromCharCode(...bytes)).replaceAll("+", "-").replaceAll("/", "_").replaceAll("=", "");
+  return location.href.split("#")[0] + LINK + code;
+}
+
+// Return the runs of a link, or null where the address has none. Values of other types are left out.
+export function runsOfLink(hash) {
+  if (!hash.startsWith(LINK)) return null;
+  try {
+    const bytes = Uint8Array.from(atob(hash.slice(LINK.length).replaceAll("-", "+").replaceAll("_", "/")), letter => letter.charCodeAt(0));
+    return JSON.parse(new TextDecoder().decode(bytes)).slice(0, 1000).map(given =>
+      Object.fromEntries(Object.entries(FIELDS).map(([name, type]) => [name, typeof given[name] === type ? (type === "string" ? given[name].slice(0, 100) : given[name]) : type === "string" ? "" : null])));
+  } catch { return []; }
+}
