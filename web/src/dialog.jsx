@@ -9,7 +9,7 @@ export function Dialog({title, onClose, children}) {
     return () => before?.focus?.();
   }, []);
   return <dialog ref={element} aria-labelledby={heading} onClose={onClose}>
-    <div class="line tight"><h2 id={heading}>{title}</h2><button type="button" onClick={() => element.current.close()}>Close</button></div>
+    <div class="line tight"><h2 id={heading}>{title}</h2><button type="button" onClick={onClose}>Close</button></div>
     {children}
   </dialog>;
 }

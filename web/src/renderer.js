@@ -8,10 +8,19 @@ const escaped = text => text.replace(/[&<>"']/g, letter => `&#${letter.charCodeA
 const LINK = /^(https?:|mailto:)/i;
 const MOST_MATHEMATICS = 5000;  // characters of a formula that is rendered; a longer one is shown as it is written
 
+// The page's policy allows no style of single elements, and a browser reports one even where it is cut off later.
+function withoutStyle(node) {
+  if (node.style) node.style = {};
+  if (node.attributes) delete node.attributes.style;
+  for (const child of node.children ?? []) withoutStyle(child);
+  return node;
+}
+
 function mathematics(source, isDisplay) {
   if (source.length > MOST_MATHEMATICS) return escaped(source);
   try {
-    return temml.renderToString(source, {displayMode: isDisplay, throwOnError: true, trust: false, strict: false, maxExpand: 200});
+    const tree = temml.__renderToMathMLTree(source, {displayMode: isDisplay, throwOnError: true, trust: false, strict: false, maxExpand: 200});
+    return withoutStyle(tree).toMarkup();
   } catch {
     return `<code>${escaped(source)}</code>`;
   }

@@ -305,12 +305,14 @@ async function receive(turn, index) {
   const signal = begin("answer", turn, index, "Waiting for the server");
   const owner = conversation.value.id, {frozen} = turn.pieces[index];
   const before = (await store.readDetails(turn.id))?.pieces.slice(0, index) ?? [];
-  let painted = -PAINT_PAUSE, saved = performance.now(), growth = null, latest = turn;
+  let painted = -PAINT_PAUSE, timer = null, growth = null, latest = turn;
   const show = changes => {
     latest = withPiece(latest, index, changes);
     if (conversation.value.id === owner) put(latest);
   };
   const save = async () => {
+    clearTimeout(timer);
+    timer = null;
     await store.saveTurn(latest);
     if (growth) await store.saveDetails(details(latest, index, growth, before));
   };
@@ -327,10 +329,7 @@ async function receive(turn, index) {
         progress("Answering", growth.tokens, frozen.fields.max_tokens);
         show(shownPart(growth));
       }
-      if (now - saved >= SAVE_PAUSE) {
-        saved = now;
-        await save();
-      }
+      timer ??= setTimeout(save, SAVE_PAUSE);
     }
     show({...shownPart(growth), state: growth.finish === "length" ? "limit" : "finished"});
   } catch (fault) {

@@ -85,7 +85,7 @@ function Answer({turn, isLast, branches}) {
     {calls.map(call => <Call key={call.id} call={call} />)}
     {isHere && <Progress />}
     {isRunning && !isHere && <p class="soft">Another tab receives this answer.</p>}
-    {!isRunning && <p class={last.state === "failed" ? "fault" : "soft end"}>{ENDS[last.state](last)}</p>}
+    {!isRunning && <p class={last.state === "failed" ? "fault" : "soft ending"}>{ENDS[last.state](last)}</p>}
     {last.figures?.tokens > 0 && <Figures figures={last.figures} />}
     {!isRunning && <div class="acts">
       {branches}

@@ -4,7 +4,7 @@ import {signal} from "@preact/signals";
 import {documentOf, sampleText, watchedDocuments, watchedText} from "./documents.js";
 import {server} from "./server.js";
 import {attach, draft, error, setDraft} from "./state.js";
-import {TierName, TIERS} from "./tiers.jsx";
+import {TierName} from "./tiers.jsx";
 import {formatCount} from "./words.js";
 
 const LENGTHS = [1000, 4000, 16000, 32000];  // of samples, in tokens
@@ -12,6 +12,12 @@ const PROBE = 8000;  // characters from which the length of a token is estimated
 const ROOM = 1500;  // tokens of the context that a sample leaves free
 const QUESTION = "Answer in one sentence: what was the name of the schooner that came into the harbour?";
 const ABOUT = 'CUTTING FROM "THE DAILYGRAPH,"';  // the chapter in question begins with it
+
+const STEPS = {
+  draft: "A small model proposes the next tokens.",
+  retrieval: "The model corrects the proposals, reading only the parts of the conversation that matter now.",
+  full: "The model reads everything, once for several tokens, and accepts only the tokens of plain decoding.",
+};
 
 const watched = signal([]);
 const isLoading = signal(false);
@@ -53,7 +59,7 @@ export function Welcome() {
     {!chats && <p class="soft">This model has no chat template, so it continues the text that it is given.</p>}
     <h2>How it works</h2>
     <ul class="how">
-      {["draft", "retrieval", "full"].map(tier => <li key={tier}><TierName name={tier} /> {TIERS[tier]}</li>)}
+      {Object.entries(STEPS).map(([tier, step]) => <li key={tier}><TierName name={tier} /> {step}</li>)}
     </ul>
   </section>;
 }
