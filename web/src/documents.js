@@ -50,14 +50,15 @@ async function readFile(file, name, context, onProgress) {
 function readPdf(bytes, name, onProgress) {
   return new Promise((resolve, reject) => {
     const worker = new Worker(new URL("page/pdf.js", new URL(".", location.href)));
-    const end = act => { worker.terminate(); act(); };
+    const {port1: answers, port2: port} = new MessageChannel();
+    const end = act => { worker.terminate(); answers.close(); act(); };
     worker.onerror = () => end(() => reject(new DocumentError(`${name}: the reader of PDF files did not start.`)));
-    worker.onmessage = ({data}) => {
+    answers.onmessage = ({data}) => {
       if (data.pages) onProgress(data.page, data.pages);
       else if (data.fault) end(() => reject(new DocumentError(`${name} ${data.fault}`)));
       else end(() => resolve(data.text));
     };
-    worker.postMessage(bytes, [bytes.buffer]);
+    worker.postMessage({bytes, port}, [bytes.buffer, port]);
   });
 }
 

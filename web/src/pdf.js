@@ -10,12 +10,12 @@ async function pageText(page) {
   return items.map(({str, hasEOL}) => str + (hasEOL ? "\n" : "")).join("");
 }
 
-async function read(data) {
+async function read(data, port) {
   const loading = getDocument({data, isEvalSupported: false, useWorkerFetch: false, useWasm: false, disableFontFace: true, verbosity: 0});
   const pdf = await loading.promise;
   const texts = [];
   for (let page = 1; page <= pdf.numPages; page++) {
-    postMessage({page, pages: pdf.numPages});
+    port.postMessage({page, pages: pdf.numPages});
     texts.push(await pageText(await pdf.getPage(page)));
   }
   const text = texts.join("\n\n");
@@ -24,10 +24,12 @@ async function read(data) {
 
 const FAULTS = {PasswordException: "is encrypted: save it without a password.", InvalidPDFException: "is no valid PDF file."};
 
-onmessage = async ({data}) => {
+// Answers go through a port of the page's own, as pdf.js itself sends messages to whoever started the worker.
+onmessage = async ({data: {bytes, port}}) => {
+  if (!port) return;
   try {
-    postMessage(await read(data));
+    port.postMessage(await read(bytes, port));
   } catch (error) {
-    postMessage({fault: FAULTS[error.name] ?? "cannot be read as a PDF file."});
+    port.postMessage({fault: FAULTS[error.name] ?? "cannot be read as a PDF file."});
   }
 };

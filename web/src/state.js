@@ -313,6 +313,7 @@ async function receive(turn, index) {
   const save = async () => {
     clearTimeout(timer);
     timer = null;
+    if (growth && latest.pieces[index].state === "running") latest = withPiece(latest, index, shownPart(growth));
     await store.saveTurn(latest);
     if (growth) await store.saveDetails(details(latest, index, growth, before));
   };
