@@ -219,7 +219,7 @@ def hold_streams(page: Page, events: int) -> None:
                 }));
                 let rest = "", sent = 0;
                 const pull = async control => {
-                    while (!rest.includes("\\n\\n")) rest += (await reader.read()).value;
+                    while (!rest.includes("\\n\\n")) rest += (await reader.read()).value ?? await hung;
                     const end = rest.indexOf("\\n\\n") + 2;
                     if (++sent > limit) await hung;
                     control.enqueue(new TextEncoder().encode(rest.slice(0, end)));

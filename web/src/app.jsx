@@ -77,6 +77,7 @@ function Thread() {
     return <Turn key={turn.id} turn={turn} isLast={i === length - 1} place={line.indexOf(turn)} count={line.length} />;
   });
   return <>
+    <h1 class="title">{conversation.value.title}</h1>
     {conversation.value.system && <details class="system"><summary>System prompt</summary><p class="plain">{conversation.value.system}</p></details>}
     {hidden > 0 && <p><button type="button" onClick={() => { follows.current = false; all.value = true; }}>Show {formatCount(hidden)} earlier turns</button></p>}
     <ol class="thread" aria-label="Conversation">

@@ -71,7 +71,7 @@ export function Composer() {
     event.target.value = "";
   };
   const chats = server.value.card?.triforce.chats ?? true, isRunning = isBusy.value;
-  return <form class={isOver.value ? "composer over" : "composer"} onSubmit={submit} autocomplete="off">
+  return <form class={isOver.value ? "composer over" : "composer"} onSubmit={submit} autocomplete="off" aria-label={chats ? "Ask" : "Continue"}>
     <DocumentChips documents={draft.value.documents} onRemove={detach} />
     <div class="ask">
       <textarea id="composer" ref={area} rows="2" aria-describedby="room" aria-label={chats ? "Question" : "Text"} placeholder={chats ? "Ask a question; drop or paste a document" : "Write a text to continue; drop or paste a document"}

@@ -1,7 +1,7 @@
 // The proof of an answer: the same request by plain decoding, compared by token ids; and the table of all runs.
 import {requestOf, stream} from "./run.js";
 import {server} from "./server.js";
-import {activity, begin, end, lineBefore, progress, setProof, shown} from "./state.js";
+import {activity, begin, exclusively, lineBefore, progress, setProof, shown} from "./state.js";
 import {readDetails} from "./store.js";
 import {formatCount, formatRate, formatShare} from "./words.js";
 
@@ -33,8 +33,7 @@ export function price({figures}) {
 }
 
 // Check the pieces of an answer one after another, each behind the tokens that it had then.
-export async function check(turn) {
-  if (activity.value) return;
+export const check = turn => exclusively(async () => {
   for (let index = 0; index < turn.pieces.length; index++) {
     const piece = turn.pieces[index];
     if (!piece.figures?.tokens) continue;
@@ -42,7 +41,7 @@ export async function check(turn) {
     if (reason) await setProof(turn, index, {state: "unchecked", reason});
     else if (!await checkPiece(turn, index)) return;
   }
-}
+});
 
 // Return whether the check came to an end.
 async function checkPiece(turn, index) {
@@ -66,8 +65,6 @@ async function checkPiece(turn, index) {
   } catch (fault) {
     if (fault.name !== "AbortError") await setProof(turn, index, {state: "unchecked", reason: `The check came to no end: ${fault.message}`});
     return false;
-  } finally {
-    end();
   }
 }
 

@@ -23,7 +23,7 @@ export function Runs({onClose}) {
   return <Dialog title={linked ? "Runs of a link" : "Runs of this conversation"} onClose={close}>
     {linked && <p class="soft">Someone else measured these figures; this server did not.</p>}
     {rows.length === 0 ? <p>There are no runs yet: ask something first.</p> : <>
-      <div class="scroll" tabindex="0" role="region" aria-label="Runs"><table>
+      <div class="scroll" tabindex="0" role="group" aria-label="Runs"><table>
         <thead><tr>{["Answer", "Mode", "Context", "Read before", "Tokens", "First token", "Tokens per second", "Accepted", "Verdict", "Model"].map(name => <th key={name} scope="col">{name}</th>)}</tr></thead>
         <tbody>{rows.map((run, i) => <tr key={i}>
           <th scope="row">{of(run.answer, formatCount)}</th><td>{run.mode}</td><td>{of(run.context, formatCount)}</td><td>{of(run.cached, formatCount)}</td><td>{of(run.tokens, formatCount)}</td>

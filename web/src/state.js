@@ -212,8 +212,21 @@ export const hindrance = computed(() => {
   return "";
 });
 
-export async function send() {
-  if (activity.value || hindrance.value) return;
+// Do one thing at a time: what runs can be stopped, and nothing else begins until it has ended.
+export async function exclusively(work) {
+  if (activity.value) return;
+  activity.value = {kind: "", turn: null, piece: 0, step: "", done: 0, total: 0, left: null, marks: [], abort: new AbortController()};
+  try { await work(); } finally { activity.value = null; }
+}
+
+// Tell what runs now, and return the signal that stops it.
+export function begin(kind, turn, index, step) {
+  activity.value = {...activity.value, kind, turn: turn.id, piece: index, step, done: 0, total: 0, left: null, marks: []};
+  return activity.value.abort.signal;
+}
+
+export const send = () => exclusively(async () => {
+  if (hindrance.value) return;
   const {text, documents} = draft.value;
   if (!text.trim() && !documents.length) return;
   const parent = shown.value.at(-1)?.id ?? null, frozen = freeze();
@@ -221,23 +234,21 @@ export async function send() {
   const title = conversation.value.title || titleOf(text || documents[0].name);
   await add(turn, {title, draft: {text: "", documents: []}});
   await answer(turn.id, frozen);
-}
+});
 
-export async function sendEdited(edited, text) {
-  if (activity.value || hindrance.value === "too long") return;
+export const sendEdited = (edited, text) => exclusively(async () => {
   const frozen = freeze(), turn = {...edited, id: newId(), created: Date.now(), text: text.trim()};
   await add(turn);
   await answer(turn.id, frozen);
-}
+});
 
-export async function sendResults(parent, results) {
-  if (activity.value) return;
+export const sendResults = (parent, results) => exclusively(async () => {
   const frozen = freeze(), turn = {id: newId(), conversation: conversation.value.id, parent, role: "tool", created: Date.now(), results};
   await add(turn);
   await answer(turn.id, frozen);
-}
+});
 
-export const regenerate = async turn => { if (!activity.value) await answer(turn.parent, freeze()); };
+export const regenerate = turn => exclusively(() => answer(turn.parent, freeze()));
 
 async function add(turn, changes = {}) {
   put(turn);
@@ -260,13 +271,12 @@ async function answer(parent, frozen) {
 }
 
 // Continue an answer that ended at its limit or was cut. A piece without text is asked for again.
-export async function goOn(turn) {
-  if (activity.value || hindrance.value) return;
+export const goOn = turn => exclusively(async () => {
   const kept = turn.pieces.filter(piece => piece.text || piece.thoughts);
   const longer = {...turn, pieces: [...kept, newPiece(freeze())]};
   put(longer);
   await receive(longer, kept.length);
-}
+});
 
 // Return the turns behind which a piece stands: its turn's ancestors, and the pieces before it.
 export function lineBefore(turn, index) {
@@ -275,12 +285,6 @@ export function lineBefore(turn, index) {
 }
 
 const withPiece = (turn, index, changes) => ({...turn, pieces: turn.pieces.map((piece, i) => (i === index ? {...piece, ...changes} : piece))});
-
-export function begin(kind, turn, index, step) {
-  const abort = new AbortController();
-  activity.value = {kind, turn: turn.id, piece: index, step, done: 0, total: 0, left: null, abort, marks: []};
-  return abort.signal;
-}
 
 // Show progress, and the time left at the pace of the last few seconds.
 export function progress(step, done, total) {
@@ -292,7 +296,6 @@ export function progress(step, done, total) {
   activity.value = {...running, step, done, total, marks, left: pace > 0 ? (total - done) / pace / 1000 : null};
 }
 
-export const end = () => { activity.value = null; };
 export const stop = () => activity.value?.abort.abort();
 
 function details(turn, index, growth, before) {
@@ -338,7 +341,6 @@ async function receive(turn, index) {
     show({...(growth ? shownPart(growth) : {}), state, error: state === "stopped" ? "" : fault.message});
   } finally {
     answersHere.delete(turn.id);
-    end();
   }
   await save();
   if (latest.pieces[index].fingerprint && latest.pieces[index].fingerprint !== server.value.card?.triforce.system_fingerprint) look();

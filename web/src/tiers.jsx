@@ -15,7 +15,7 @@ export const TierName = ({name}) => <span class={`tier ${Object.hasOwn(TIERS, na
 
 export function TierTable({figures}) {
   const tiers = figures.tiers.filter((tier, i) => tier.proposed || i === figures.tiers.length - 1), last = tiers.length - 1;
-  return <div class="scroll" tabindex="0" role="region" aria-label="Tokens by tier"><table>
+  return <div class="scroll" tabindex="0" role="group" aria-label="Tokens by tier"><table>
     <caption>Tokens by tier</caption>
     <thead><tr><th scope="col">Tier</th><th scope="col">In the text</th><th scope="col">Proposed</th><th scope="col">Accepted</th></tr></thead>
     <tbody>{tiers.map((tier, i) => <tr key={tier.name}>
@@ -35,7 +35,7 @@ export function TierText({text, runs}) {
     const part = letters.slice(at, at += characters).join("");
     return part && <span key={i} class={Object.hasOwn(TIERS, tier) ? tier : ""} title={TIERS[tier]}>{part}</span>;
   });
-  return <p class="plain tiered" tabindex="0" role="region" aria-label="Text by tier">{spans}{letters.slice(at).join("")}</p>;
+  return <p class="plain tiered" tabindex="0" role="group" aria-label="Text by tier">{spans}{letters.slice(at).join("")}</p>;
 }
 
 const PARTS = 256;

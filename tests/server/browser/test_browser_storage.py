@@ -1,0 +1,202 @@
+"""Conversations in the browser's storage, in Chromium: kept, listed, renamed, exported, imported, deleted, or not kept."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.helpers.page_browser import answer_with, ask, check, composer, drop, expect, finish, piece, unlock, usage
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+
+def titles(page: Page) -> Locator:
+    return page.locator(".side .title")
+
+
+def new(page: Page) -> None:
+    page.get_by_role("button", name="New conversation").click()
+
+
+def exported(page: Page, folder: Path) -> Path:
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export", exact=True).click()
+    file = folder / download.value.suggested_filename
+    download.value.save_as(file)
+    return file
+
+
+def test_browser_conversations_are_listed_and_opened(page: Page) -> None:
+    ask(page, "the first question")
+    new(page)
+    assert page.evaluate("document.activeElement.id") == "composer"
+    ask(page, "the second question")
+    expect(titles(page)).to_have_text(["the second question", "the first question"])
+    titles(page).nth(1).click()
+    expect(page.locator(".question .plain")).to_have_text("the first question")
+    page.go_back()
+    expect(page.locator(".question .plain")).to_have_text("the second question")
+    page.reload()
+    expect(page.locator(".question .plain")).to_have_text("the second question")
+    expect(titles(page)).to_have_count(2)
+
+
+def test_browser_draft_is_kept(page: Page) -> None:
+    composer(page).fill("half a question")
+    drop(page, {"book.txt": "the cat"})
+    expect(page.locator(".composer .documents li")).to_have_count(1)
+    page.reload()
+    expect(composer(page)).to_have_value("half a question")
+    expect(page.locator(".composer .documents li")).to_have_count(1)
+    expect(titles(page)).to_have_text("Draft: half a question")
+
+
+def test_browser_conversation_is_renamed(page: Page) -> None:
+    ask(page, "the cat")
+    page.get_by_role("button", name="Rename").click()
+    page.get_by_label("New name").fill("<b>Cats</b>")
+    page.keyboard.press("Enter")
+    expect(titles(page)).to_have_text("<b>Cats</b>")
+    page.reload()
+    expect(titles(page)).to_have_text("<b>Cats</b>")
+
+
+def test_browser_deletion_is_undone(page: Page) -> None:
+    drop(page, {"book.txt": "the cat"})
+    expect(page.locator(".composer .documents li")).to_have_count(1)
+    ask(page, "what?")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(titles(page)).to_have_count(0)
+    expect(page.locator(".question")).to_have_count(0)
+    page.get_by_role("button", name="Undo").click()
+    expect(page.locator(".question .plain")).to_have_text("what?")
+    page.locator(".question").get_by_role("button", name="book.txt").click()
+    expect(page.locator("dialog pre")).to_have_text("the cat")
+
+
+def test_browser_deletion_leaves_nothing(page: Page) -> None:
+    ask(page, "what?")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(titles(page)).to_have_count(0)
+    count = """() => new Promise(resolve => {
+        indexedDB.open("triforce").onsuccess = async ({target}) => {
+            const names = [...target.result.objectStoreNames];
+            const counts = await Promise.all(names.map(name => new Promise(done => {
+                target.result.transaction(name).objectStore(name).count().onsuccess = event => done(event.target.result);
+            })));
+            target.result.close();
+            resolve(counts);
+        };
+    })"""
+    assert page.evaluate(count) == [0, 0, 0, 0]
+
+
+def test_browser_export_and_import_round_trip(page: Page, tmp_path: Path) -> None:
+    """An imported conversation is asked on and checked like the one that was exported."""
+    drop(page, {"book.txt": "the cat sat on the mat"})
+    expect(page.locator(".composer .documents li")).to_have_count(1)
+    ask(page, "what sat?")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".branches")).to_contain_text("2 of 2")
+    expect(page.locator(".ending")).to_have_count(1)
+    text = page.locator(".answer .markdown").inner_text()
+    file = exported(page, tmp_path)
+    assert file.name == "what-sat.json"
+    page.get_by_role("button", name="Delete", exact=True).click()
+    page.locator("#import").set_input_files(file)
+    expect(page.locator(".answer .markdown")).to_have_text(text)
+    expect(page.locator(".branches")).to_contain_text("2 of 2")
+    check(page.locator(".answer"))
+    expect(page.locator(".headline")).to_contain_text("Identical to plain decoding")
+    page.locator("#import").set_input_files(file)
+    expect(titles(page)).to_have_count(2)  # a second import is a second conversation
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: "no JSON", "is no JSON file"),
+        (lambda data: {"format": "other"}, "its format is not triforce-conversation"),
+        (lambda data: data | {"version": 9}, "its version is not 1"),
+        (lambda data: data | {"turns": "x"}, "turns is no list"),
+        (lambda data: data | {"turns": [data["turns"][0] | {"parent": "nobody"}]}, "a turn's parent is missing"),
+        (lambda data: data | {"turns": [data["turns"][0] | {"parent": data["turns"][0]["id"]}]}, "in a circle"),
+        (lambda data: data | {"turns": [data["turns"][0]] * 2}, "two turns have one id"),
+        (lambda data: data | {"turns": [data["turns"][0] | {"role": "root"}]}, "a turn has no known role"),
+        (lambda data: data | {"turns": [None]}, "a turn's id is no text"),
+        (lambda data: data | {"conversation": {}}, "its id is no text"),
+    ],
+)
+def test_browser_bad_import_is_refused(page: Page, tmp_path: Path, change: Any, message: str) -> None:
+    ask(page, "the cat")
+    changed = change(json.loads(exported(page, tmp_path).read_text()))
+    (tmp_path / "bad.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    page.locator("#import").set_input_files(tmp_path / "bad.json")
+    expect(page.locator("main > .fault")).to_contain_text(message)
+    expect(titles(page)).to_have_count(1)
+    expect(page.locator(".question .plain")).to_have_text("the cat")
+
+
+def test_browser_switch_keeps_nothing(page: Page) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Keep conversations in this browser").uncheck()
+    page.keyboard.press("Escape")
+    expect(page.locator(".side")).to_contain_text("Conversations are not kept")
+    answer_with(page, [piece("kept nowhere"), finish(), usage(20)])
+    ask(page, "a secret question")
+    expect(titles(page)).to_have_text("a secret question")
+    asked_first = []
+    page.once("dialog", lambda dialog: (asked_first.append(dialog.type), dialog.accept()))
+    page.reload()
+    expect(titles(page)).to_have_count(0)
+    assert asked_first == ["beforeunload"]
+    bases = page.evaluate("indexedDB.databases().then(all => all.length)")
+    assert bases in (0, 1) and "secret" not in page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
+
+
+def test_browser_all_conversations_are_deleted(page: Page) -> None:
+    ask(page, "one")
+    new(page)
+    ask(page, "two")
+    page.get_by_role("button", name="Settings").click()
+    page.once("dialog", lambda dialog: dialog.accept())
+    page.get_by_role("button", name="Delete all conversations").click()
+    expect(titles(page)).to_have_count(0)
+    page.reload()
+    expect(titles(page)).to_have_count(0)
+
+
+def test_browser_tabs_see_each_other(page: Page, url: str) -> None:
+    ask(page, "from the first tab")
+    other = page.context.new_page()
+    other.goto(url)
+    unlock(other)
+    expect(titles(other)).to_have_text("from the first tab")
+    titles(other).first.click()
+    ask(page, "a second question")
+    expect(other.locator(".question .plain")).to_have_text(["from the first tab", "a second question"])
+    other.close()
+
+
+def test_browser_without_storage_says_so(page: Page) -> None:
+    page.add_init_script("IDBFactory.prototype.open = () => { throw new DOMException('refused', 'SecurityError'); };")
+    page.reload()
+    expect(page.locator(".top")).to_contain_text("This browser keeps nothing for this page")
+    ask(page, "the cat")
+    ask(page, "and the dog")
+    expect(page.locator(".question")).to_have_count(2)
+
+
+def test_browser_full_storage_says_so(page: Page) -> None:
+    page.evaluate(
+        "() => { IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }; }"
+    )
+    ask(page, "the cat")
+    ask(page, "and the dog")
+    expect(page.locator(".top")).to_contain_text("The browser's storage is full")
+    expect(page.locator(".question")).to_have_count(2)
+    check(page.locator(".answer").first)
