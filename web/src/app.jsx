@@ -14,7 +14,7 @@ import {storageFault} from "./store.js";
 import {formatCount} from "./words.js";
 
 const NEAR = 100;  // pixels from the end at which a visitor still follows the text
-const RECENT_TURNS = 40;  // turns that are shown at first
+const RECENT_TURNS = 20;  // turns that are shown at first
 const NOTICE_TIME = 15_000;
 
 export function App() {

@@ -253,7 +253,8 @@ export const regenerate = turn => exclusively(() => answer(turn.parent, freeze()
 async function add(turn, changes = {}) {
   put(turn);
   await store.saveTurn(turn);
-  await change({...changes, choices: {...conversation.value.choices, [turn.parent ?? "root"]: turn.id}});
+  const {[turn.parent ?? "root"]: earlier, ...choices} = conversation.value.choices;  // the latest branch is shown
+  await change({...changes, choices});
 }
 
 // Show the branch that begins some steps from a turn.

@@ -90,8 +90,8 @@ def test_browser_hostile_names_are_text(page: Page) -> None:
     drop(page, {f"{name}.txt": "the cat"})
     expect(page.locator(".composer .documents")).to_contain_text(name)
     call = {"id": name, "type": "function", "function": {"name": name, "arguments": name}}
-    chunk = piece(name, tier=name, delta={"tool_calls": [call]}) | {"model": name}
-    answer_with(page, [chunk, finish(name), usage(20)])
+    events = [piece(name, tier=name, delta={"tool_calls": [call]}), finish(name), usage(20)]
+    answer_with(page, [event | {"model": name} for event in events])
     ask(page, "what?")
     for view in ("Runs", "Settings"):
         page.get_by_role("button", name=view).click()
