@@ -86,7 +86,9 @@ def test_page_names_the_licences_of_its_parts(app: ASGIApp) -> None:
     named = re.findall(r"^((?:@[\w-]+/)?[\w.-]+) \d+\.\d+\.\d+, ", text, re.MULTILINE)
     direct = json.loads((WEB / "package.json").read_text())["devDependencies"].keys() - {"esbuild"}
     assert direct <= set(named) <= bundled
-    assert {"MIT License", "Apache License", "Redistribution and use"} <= set(re.findall("MIT License|Apache License|Redistribution and use", text))
+    assert {"MIT License", "Apache License", "Redistribution and use"} <= set(
+        re.findall("MIT License|Apache License|Redistribution and use", text)
+    )
 
 
 def test_page_bundle_belongs_to_its_sources(app: ASGIApp) -> None:
@@ -237,9 +239,7 @@ def test_answers_return_token_ids(app: ASGIApp, llm: LLM, path: str, n: int) -> 
     ids = llm.encode_chat(turns) if is_chat else llm.encode(PROMPT)
     body = {**({"messages": turns} if is_chat else {"prompt": PROMPT}), **SAMPLED, "n": n, "max_tokens": 20}
     body |= {"top_k": 0, "top_p": 1, "min_p": 0}
-    (output,) = llm.generate(
-        ids, llm.sampling_params(n=n, max_tokens=20, temperature=0.8, seed=5, ignore_eos=True)
-    )
+    (output,) = llm.generate(ids, llm.sampling_params(n=n, max_tokens=20, temperature=0.8, seed=5, ignore_eos=True))
     expected = [completion.token_ids for completion in output.outputs]
     answer = good(ask(app, path, body | {"return_token_ids": True}))
     assert [choice["token_ids"] for choice in answer["choices"]] == expected

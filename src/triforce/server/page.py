@@ -56,7 +56,9 @@ class WebFile:
             return Response(status_code=304, headers=headers)
         if takes_gzip:
             headers["Content-Encoding"] = "gzip"
-            return Response(await asyncio.to_thread(lambda: self.compressed), headers=headers, media_type=self.media_type)
+            return Response(
+                await asyncio.to_thread(lambda: self.compressed), headers=headers, media_type=self.media_type
+            )
         return Response(self.content, headers=headers, media_type=self.media_type)
 
 

@@ -89,7 +89,11 @@ def test_browser_files_are_read_by_what_they_are(page: Page, data: bytes, text: 
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("a.png", b"\x89PNG\r\n\x1a\n" + bytes(100), "a.png is a PNG picture: the model reads text and the text of PDF"),
+        (
+            "a.png",
+            b"\x89PNG\r\n\x1a\n" + bytes(100),
+            "a.png is a PNG picture: the model reads text and the text of PDF",
+        ),
         ("a.docx", b"PK\x03\x04" + bytes(100), "a.docx is a ZIP archive or an Office file"),
         ("a.txt", b"text\0text", "a.txt is no text"),
         ("a.txt", b"", "a.txt is empty."),

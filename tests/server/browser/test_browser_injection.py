@@ -35,11 +35,62 @@ PAYLOADS = (
 FRAGMENTS = (
     *PAYLOADS,
     *("<", ">", "</", "/>", "<!--", "-->", "<![CDATA[", "]]>", "&lt;script&gt;", "&#x3C;", "\0", "\u202e", "\ufeff"),
-    *("[", "](", ")", "![", "`", "```", "~~~", "\n", "\n\n", "    ", "\t", "> ", "* ", "1. ", "# ", "|", "|---|", "- [x] "),
-    *("$", "$$", "\\(", "\\)", "\\[", "\\]", "{", "}", "^", "_", "\\frac", "\\text{", "\\style{", "\\unicode{", "\\def\\a{\\a}\\a"),
-    *("javascript:", "data:text/html,<script>pwned=1</script>", "vbscript:", "JaVaScRiPt\n:", "https://evil.example/", "//evil.example"),
+    *(
+        "[",
+        "](",
+        ")",
+        "![",
+        "`",
+        "```",
+        "~~~",
+        "\n",
+        "\n\n",
+        "    ",
+        "\t",
+        "> ",
+        "* ",
+        "1. ",
+        "# ",
+        "|",
+        "|---|",
+        "- [x] ",
+    ),
+    *(
+        "$",
+        "$$",
+        "\\(",
+        "\\)",
+        "\\[",
+        "\\]",
+        "{",
+        "}",
+        "^",
+        "_",
+        "\\frac",
+        "\\text{",
+        "\\style{",
+        "\\unicode{",
+        "\\def\\a{\\a}\\a",
+    ),
+    *(
+        "javascript:",
+        "data:text/html,<script>pwned=1</script>",
+        "vbscript:",
+        "JaVaScRiPt\n:",
+        "https://evil.example/",
+        "//evil.example",
+    ),
     *("onerror=", "onload=", "style=", "src=", "href=", "xlink:href=", "srcset=", "formaction=", "'", '"', "=", " "),
-    *("<math>", "<mglyph>", "<annotation-xml encoding='text/html'>", "<svg>", "<foreignObject>", "<use href=", "<template>", "<noscript>"),
+    *(
+        "<math>",
+        "<mglyph>",
+        "<annotation-xml encoding='text/html'>",
+        "<svg>",
+        "<foreignObject>",
+        "<use href=",
+        "<template>",
+        "<noscript>",
+    ),
     *("<p id=page>", "<a name=body>", "<form id=x><input name=attributes>", "word", "été", "中文", "𝒳"),
 )
 TEXTS = 10_000
@@ -102,7 +153,13 @@ def test_browser_hostile_names_are_text(page: Page) -> None:
 
 def test_browser_hostile_import_is_text(page: Page, tmp_path: Path) -> None:
     bad = PAYLOADS[1]
-    figures = {"tokens": 5, "seconds": 1, "promptTokens": 9, "tiers": [{"name": bad, "passes": bad}], "inText": {bad: bad}}
+    figures = {
+        "tokens": 5,
+        "seconds": 1,
+        "promptTokens": 9,
+        "tiers": [{"name": bad, "passes": bad}],
+        "inText": {bad: bad},
+    }
     answered: dict[str, Any] = {
         "state": bad, "text": bad, "thoughts": bad, "calls": [{"id": bad, "name": bad, "arguments": bad}],
         "error": bad, "figures": figures, "fingerprint": bad, "model": bad, "proof": {"state": "identical"},
@@ -114,7 +171,14 @@ def test_browser_hostile_import_is_text(page: Page, tmp_path: Path) -> None:
     ]
     head = {"id": "c", "title": bad, "choices": {"__proto__": "b"}, "system": bad, "tools": "", "draft": {"text": bad}}
     documents = [{"id": "d", "name": bad, "text": bad}]
-    data = {"format": "triforce-conversation", "version": 1, "conversation": head, "turns": turns, "details": [], "documents": documents}
+    data = {
+        "format": "triforce-conversation",
+        "version": 1,
+        "conversation": head,
+        "turns": turns,
+        "details": [],
+        "documents": documents,
+    }
     (tmp_path / "hostile.json").write_text(json.dumps(data))
     page.locator("#import").set_input_files(tmp_path / "hostile.json")
     expect(page.locator(".answer")).to_have_count(1)

@@ -120,6 +120,8 @@ def test_browser_without_javascript_says_a_word(browser: Browser, url: str) -> N
 
 def test_browser_colours_of_tiers_are_told_apart(page: Page) -> None:
     conversation(page)
-    grounds = page.locator(".tiered span[title]").evaluate_all("all => all.map(e => getComputedStyle(e).backgroundColor)")
+    grounds = page.locator(".tiered span[title]").evaluate_all(
+        "all => all.map(e => getComputedStyle(e).backgroundColor)"
+    )
     assert len(set(grounds)) == 2
     assert not re.search("dark|light", page.locator(".key").first.inner_text(), re.I)

@@ -51,9 +51,27 @@ def test_browser_answer_of_all_tiers_is_identical(page: Page) -> None:
     [
         (0.5, 9000, "retrieval", "Identical to plain decoding, 4.0 times as fast", ""),
         (1.9, 9000, "retrieval", "Identical to plain decoding, 1.1 times as fast", "the proposals took as much time"),
-        (2.0, 500, "retrieval", "Identical to plain decoding, 1.0 times as fast", "the KV cache of 500 tokens is small"),
-        (1.0, 9000, "full", "Identical to plain decoding, at the speed of plain decoding", "does not pay for this text"),
-        (1.0, 500, "full", "Identical to plain decoding, at the speed of plain decoding", "difference in speed is chance"),
+        (
+            2.0,
+            500,
+            "retrieval",
+            "Identical to plain decoding, 1.0 times as fast",
+            "the KV cache of 500 tokens is small",
+        ),
+        (
+            1.0,
+            9000,
+            "full",
+            "Identical to plain decoding, at the speed of plain decoding",
+            "does not pay for this text",
+        ),
+        (
+            1.0,
+            500,
+            "full",
+            "Identical to plain decoding, at the speed of plain decoding",
+            "difference in speed is chance",
+        ),
     ],
 )
 def test_browser_headline_equals_measurement(
@@ -250,13 +268,20 @@ def test_browser_runs_are_exported_and_linked(page: Page, tmp_path: Path) -> Non
     check(ask(page, "a secret question"))
     page.get_by_role("button", name="Runs").click()
     rows = [row.split("\t") for row in page.locator("dialog tbody tr").all_inner_texts()]
-    assert rows[0][:5] == ["1", "triforce", "9,000", "8,000", "21"] and rows[0][6:9] == ["21", "20 %", "identical to plain decoding"]
+    assert rows[0][:5] == ["1", "triforce", "9,000", "8,000", "21"] and rows[0][6:9] == [
+        "21",
+        "20 %",
+        "identical to plain decoding",
+    ]
     assert rows[1][1] == "ar" and rows[1][8] == "the check"
     with page.expect_download() as export:
         page.get_by_role("button", name="Export as JSON").click()
     export.value.save_as(tmp_path / "runs.json")
     runs = json.loads((tmp_path / "runs.json").read_text())
-    assert [(run["mode"], run["rate"], run["verdict"]) for run in runs] == [("triforce", 21, "identical"), ("ar", 10.5, "check")]
+    assert [(run["mode"], run["rate"], run["verdict"]) for run in runs] == [
+        ("triforce", 21, "identical"),
+        ("ar", 10.5, "check"),
+    ]
     page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     page.get_by_role("button", name="Copy a link").click()
     expect(page.locator(".notice")).to_contain_text("The link is copied.")

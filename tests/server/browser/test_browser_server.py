@@ -125,9 +125,7 @@ def test_browser_page_works_below_a_prefix(browser: Browser, url: str) -> None:
 def test_browser_server_that_was_down_is_asked_again(page: Page) -> None:
     page.route(MODELS, lambda route: route.abort())
     page.reload()
-    expect(page.locator("#about")).to_have_text(
-        "The server does not answer. This page asks again every two seconds."
-    )
+    expect(page.locator("#about")).to_have_text("The server does not answer. This page asks again every two seconds.")
     page.unroute(MODELS)
     expect(page.locator("#about")).to_contain_text("2,048 tokens of context")
 
