@@ -38,7 +38,7 @@ AREAS = {
     "tests": ("tests benchmarks recipes scripts examples", {".py"}),
     "csrc": ("csrc", {".cpp", ".hpp"}),
     "docs": ("docs README.md", {".md"}),
-    "page": ("src/triforce/server/web", {".css", ".html", ".js"}),
+    "page": ("web/src", {".css", ".html", ".js", ".jsx"}),
 }
 """Folders and suffixes of each area."""
 GLOSSARY = ROOT / "docs" / "concepts" / "glossary.md"

@@ -58,19 +58,23 @@ def test_page_is_small() -> None:
 
 @pytest.mark.parametrize("path", sorted(FILES))
 def test_page_files_have_a_tag_and_are_compressed(app: ASGIApp, path: str) -> None:
-    whole = ask(app, path, headers={"accept-encoding": "identity"})
-    small = ask(app, path, headers={"accept-encoding": "gzip"})
-    assert small.headers["content-encoding"] == "gzip" and "content-encoding" not in whole.headers
-    assert whole.content == small.content  # the client has unpacked it
-    assert int(small.headers["content-length"]) < len(whole.content) / 2
-    assert whole.headers["vary"] == small.headers["vary"] == "Accept-Encoding"
-    for answer, encoding in ((whole, "identity"), (small, "gzip")):
+    plain_answer = ask(app, path, headers={"accept-encoding": "identity"})
+    small_answer = ask(app, path, headers={"accept-encoding": "gzip"})
+    assert small_answer.headers["content-encoding"] == "gzip" and "content-encoding" not in plain_answer.headers
+    assert plain_answer.content == small_answer.content  # the client has unpacked it
+    assert int(small_answer.headers["content-length"]) < len(plain_answer.content) / 2
+    assert plain_answer.headers["vary"] == small_answer.headers["vary"] == "Accept-Encoding"
+    for answer, encoding in ((plain_answer, "identity"), (small_answer, "gzip")):
         assert answer.headers["cache-control"] == "no-cache" and answer.headers["x-content-type-options"] == "nosniff"
-        known = {"accept-encoding": encoding, "if-none-match": f'"other", W/{answer.headers["etag"]}'}
-        again = ask(app, path, headers=known)
-        assert again.status_code == 304 and not again.content and again.headers["etag"] == answer.headers["etag"]
-        assert ask(app, path, headers=known | {"if-none-match": '"other"'}).status_code == 200
-    assert whole.headers["etag"] != small.headers["etag"]
+        headers = {"accept-encoding": encoding, "if-none-match": f'"other", W/{answer.headers["etag"]}'}
+        second_answer = ask(app, path, headers=headers)
+        assert (
+            second_answer.status_code == 304
+            and not second_answer.content
+            and second_answer.headers["etag"] == answer.headers["etag"]
+        )
+        assert ask(app, path, headers=headers | {"if-none-match": '"other"'}).status_code == 200
+    assert plain_answer.headers["etag"] != small_answer.headers["etag"]
 
 
 def test_page_worker_may_connect_to_nothing(app: ASGIApp) -> None:
@@ -92,7 +96,7 @@ def test_page_names_the_licences_of_its_parts(app: ASGIApp) -> None:
 
 
 def test_page_bundle_belongs_to_its_sources(app: ASGIApp) -> None:
-    """Holds without node; `make page` writes the bundle again."""
+    """Holds without node; `make page` writes the bundle second_answer."""
     digest = sha256()
     sources = sorted(path.name for path in (WEB / "src").iterdir())
     for file in ["build.mjs", "package-lock.json", *(f"src/{name}" for name in sources)]:
@@ -172,7 +176,7 @@ def test_page_prefill_progress_precedes_text(app: ASGIApp, path: str) -> None:
 
 @pytest.mark.parametrize("n", [1, 2])
 def test_progress_counts_what_was_read_before(app: ASGIApp, n: int) -> None:
-    body = {"prompt": f"{n} of them ask this again. " + PROMPT * 4, **SAMPLED, "n": n, "stream": True}
+    body = {"prompt": f"{n} of them ask this second_answer. " + PROMPT * 4, **SAMPLED, "n": n, "stream": True}
     progress = []
     usage = {}
     for _ in range(2):

@@ -27,6 +27,6 @@ def test_page_bundle_is_made_again_byte_for_byte(tmp_path: Path) -> None:
         pytest.skip("npm reaches no registry")
     assert installed.returncode == 0, installed.stderr
     subprocess.run([node, "build.mjs", str(tmp_path / "out")], cwd=tmp_path, check=True)
-    made = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
-    assert sorted(made) == sorted(path.name for path in BUNDLE.iterdir())
-    assert [name for name, data in made.items() if data != (BUNDLE / name).read_bytes()] == []
+    files = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert sorted(files) == sorted(path.name for path in BUNDLE.iterdir())
+    assert [name for name, data in files.items() if data != (BUNDLE / name).read_bytes()] == []

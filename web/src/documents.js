@@ -15,7 +15,7 @@ const KINDS = [  // of files that are no text, by their first bytes
 
 export class DocumentError extends Error {}
 
-// Return text of bytes in UTF-8 or UTF-16, or else in Windows-1252, of which Latin-1 is a part. Raises DocumentError.
+// Return text of bytes in UTF-8 or UTF-16, or else in Windows-1252, which contains the letters of Latin-1. Raises DocumentError.
 export function decode(bytes, name) {
   const head = String.fromCharCode(...bytes.subarray(0, 8));
   const kind = KINDS.find(([magic]) => head.startsWith(magic));

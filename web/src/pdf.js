@@ -24,7 +24,7 @@ async function read(data, port) {
 
 const FAULTS = {PasswordException: "is encrypted: save it without a password.", InvalidPDFException: "is no valid PDF file."};
 
-// Answers go through a port of the page's own, as pdf.js itself sends messages to whoever started the worker.
+// Answers go through a port of the page's own, as pdf.js itself sends messages to the starter of the worker.
 onmessage = async ({data: {bytes, port}}) => {
   if (!port) return;
   try {

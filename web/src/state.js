@@ -26,7 +26,7 @@ export const activeCheck = computed(() => (activity.value?.kind === "check" ? ac
 export const shown = computed(() => branch(turns.value, conversation.value.choices));
 export const draft = computed(() => conversation.value.draft);
 
-// Tokens of the shown branch with the draft: those that the server counted, and an estimate for text behind them.
+// Tokens of the shown branch with the draft: as the server counted them, and by an estimate behind that.
 export const expectedTokens = computed(() => {
   const size = (text, documents) => Math.ceil(text.length / 4) + documents.reduce((sum, {tokens}) => sum + tokens, 0);
   let total = size(conversation.value.system, []);

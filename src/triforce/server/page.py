@@ -1,5 +1,6 @@
-"""GET /: the page, and what it loads. They are static: the page requests all information on the model with the visitor's
-key. `make page` bundles them from web/src.
+"""GET /: the page, and what it loads. `make page` bundles these static files from web/src.
+
+The page requests all information on the model with the visitor's key.
 """
 
 from __future__ import annotations

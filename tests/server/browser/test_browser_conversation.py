@@ -39,27 +39,27 @@ def asked(page: Page, question: str) -> dict[str, Any]:
 
 def test_browser_later_questions_carry_the_history(page: Page) -> None:
     question = "the cat sat on the mat " * 20
-    first = asked(page, question)
-    assert first["messages"] == [{"role": "user", "content": question.strip()}]
+    first_body = asked(page, question)
+    assert first_body["messages"] == [{"role": "user", "content": question.strip()}]
     text = page.locator(".answer .markdown").inner_text()
-    second = asked(page, "and the dog")
-    assert [message["role"] for message in second["messages"]] == ["user", "assistant", "user"]
-    assert second["messages"][1]["content"].split() == text.split()
+    second_body = asked(page, "and the dog")
+    assert [message["role"] for message in second_body["messages"]] == ["user", "assistant", "user"]
+    assert second_body["messages"][1]["content"].split() == text.split()
     expect(page.locator(".answer .figures").nth(1)).to_contain_text("of the conversation were read before")
 
 
 def test_browser_run_is_frozen_at_the_click(page: Page) -> None:
     """Neither a later question nor later settings change what a check repeats."""
     set_settings(page, seed="11")
-    first = asked(page, "the cat sat on the mat")
+    body = asked(page, "the cat sat on the mat")
     set_settings(page, seed="12", temperature="1.5", max_tokens="7", system="be brief", stop="cat")
     composer(page).fill("another question")
     with page.expect_request(CHATS) as sent:
         check(page.locator(".answer"))
     repeated = sent.value.post_data_json
-    assert repeated.pop("mode") == "ar" != first.pop("mode")
-    assert repeated.pop("max_tokens") == 24 == first.pop("max_tokens")
-    assert repeated == first
+    assert repeated.pop("mode") == "ar" != body.pop("mode")
+    assert repeated.pop("max_tokens") == 24 == body.pop("max_tokens")
+    assert repeated == body
     expect(page.locator(".headline")).to_contain_text("Identical to plain decoding")
     expect(composer(page)).to_have_value("another question")
 
@@ -70,10 +70,10 @@ def test_browser_edit_and_regenerate_make_branches(page: Page) -> None:
     page.get_by_role("button", name="Regenerate").click()
     expect(page.locator(".answer .branches")).to_contain_text("2 of 2")
     expect(page.locator(".answer .ending")).to_have_count(1)
-    later = page.locator(".answer .markdown").inner_text()
+    later_text = page.locator(".answer .markdown").inner_text()
     page.locator(".answer").get_by_label("Earlier branch").click()
     expect(page.locator(".answer .branches")).to_contain_text("1 of 2")
-    assert page.locator(".answer .markdown").inner_text() != later
+    assert page.locator(".answer .markdown").inner_text() != later_text
     page.locator(".question").get_by_role("button", name="Edit").click()
     page.get_by_label("Question, edited").fill("the dog ran")
     with page.expect_request(CHATS) as sent:
@@ -92,13 +92,13 @@ def test_browser_limit_is_told_and_the_answer_goes_on(page: Page) -> None:
     set_settings(page, max_tokens="8", temperature="1", seed="3")
     answer = ask(page, "the cat sat on the mat")
     expect(answer.locator(".ending")).to_have_text("The answer reached its limit of 8 tokens.")
-    first = answer.locator(".markdown").inner_text()
+    first_text = answer.locator(".markdown").inner_text()
     with page.expect_request(CHATS) as sent:
         answer.get_by_role("button", name="Go on").click()
     assert sent.value.post_data_json["messages"][-1]["role"] == "assistant"
     expect(answer.locator(".ending")).to_have_count(1)
     whole = answer.locator(".markdown").inner_text()
-    assert whole.startswith(first.rstrip("�")) and len(whole) > len(first)
+    assert whole.startswith(first_text.rstrip("�")) and len(whole) > len(first_text)
     check(answer)
     expect(answer.locator(".headline")).to_have_count(2)
     for part, headline in enumerate(answer.locator(".headline").all_inner_texts(), 1):
@@ -129,12 +129,12 @@ def test_browser_reload_marks_the_running_answer(page: Page) -> None:
     page.reload()
     answer = page.locator(".answer")
     expect(answer.locator(".ending")).to_have_text("The answer was interrupted: the page was closed or loaded again.")
-    kept = answer.locator(".markdown").inner_text()
-    assert kept
+    kept_text = answer.locator(".markdown").inner_text()
+    assert kept_text
     set_settings(page, max_tokens="8")
     answer.get_by_role("button", name="Go on").click()
     expect(answer.locator(".ending")).to_have_text("The answer reached its limit of 8 tokens.")
-    assert len(answer.locator(".markdown").inner_text()) > len(kept)
+    assert len(answer.locator(".markdown").inner_text()) > len(kept_text)
     check(answer)
     assert all("Identical" in headline for headline in answer.locator(".headline").all_inner_texts())
 

@@ -68,7 +68,7 @@ def test_browser_whole_page_takes_drops(page: Page, selector: str) -> None:
     ("data", "text"),
     [
         ("naïve café".encode("latin-1"), "naïve café"),
-        ("“quoted” – dash".encode("cp1252"), "“quoted” – dash"),
+        ("“quoted” \u2013 dash".encode("cp1252"), "“quoted” \u2013 dash"),
         ("größer".encode(), "größer"),
         ("﻿bom".encode(), "bom"),
         ("weiß".encode("utf-16"), "weiß"),

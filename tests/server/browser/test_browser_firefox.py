@@ -62,9 +62,7 @@ def test_firefox_reads_a_pdf_file(tab: Firefox) -> None:
             document.body.dispatchEvent(drop);
         }})()"""
     )
-    chip = tab.wait(
-        "document.querySelector('.composer .documents')?.textContent || document.querySelector('.composer .fault')?.textContent"
-    )
+    chip = tab.wait("document.querySelector('.composer .documents, .composer .fault')?.textContent")
     assert chip.startswith("one.pdf")
     tab.run("document.querySelector('.composer .documents button').click()")
     assert tab.wait("document.querySelector('dialog pre')?.textContent") == "The only page."

@@ -1,4 +1,4 @@
-"""Hostile texts in Chromium: in questions, names of files, answers and imported files. Nothing runs, nothing is loaded."""
+"""Hostile texts in Chromium: in questions, names, answers and imported files. Nothing runs, nothing is loaded."""
 
 from __future__ import annotations
 
@@ -91,27 +91,30 @@ FRAGMENTS = (
         "<template>",
         "<noscript>",
     ),
-    *("<p id=page>", "<a name=body>", "<form id=x><input name=attributes>", "word", "été", "中文", "𝒳"),
+    *("<p id=page>", "<a name=body>", "<form id=x><input name=attributes>", "word", "été", "中文", "\U0001d4b3"),
 )
 TEXTS = 10_000
 INSPECT = """texts => {
-    const stage = document.getElementById("stage") ?? document.body.appendChild(Object.assign(document.createElement("div"), {id: "stage"}));
+    const stage = document.body.appendChild(document.createElement("div"));
     const known = new Set(["http:", "https:", "mailto:"]), faults = [];
-    const forbidden = "script, style, iframe, object, embed, link, meta, base, img, svg, video, audio, form, input, button, textarea, template, portal, frame";
+    const forbidden = "script, style, iframe, object, embed, link, meta, base, img, svg, video, audio, form, input, " +
+        "button, textarea, template, portal, frame";
     for (const text of texts) {
         const html = triforceRenderer.blocks(text).map(block => block.html).join("");
         stage.innerHTML = html;
         if (stage.querySelector(forbidden)) faults.push([text, html]);
         for (const element of stage.querySelectorAll("*")) {
             for (const {name, value} of element.attributes) {
-                if (name.startsWith("on") || ["style", "id", "name", "src", "srcset"].includes(name)) faults.push([text, html]);
-                if (name.endsWith("href") && !known.has(new URL(value, location.href).protocol)) faults.push([text, html]);
-                if (name.endsWith("href") && !/^(https?:|mailto:)/i.test(value)) faults.push([text, html]);
+                const runs = name.startsWith("on") || ["style", "id", "name", "src", "srcset"].includes(name);
+                const leads = name.endsWith("href");
+                if (runs || (leads && !known.has(new URL(value, location.href).protocol))) faults.push([text, html]);
+                if (leads && !/^(https?:|mailto:)/i.test(value)) faults.push([text, html]);
             }
-            if (element.href && (element.target !== "_blank" || !element.rel.includes("noopener"))) faults.push([text, html]);
+            const opens = element.href && (element.target !== "_blank" || !element.rel.includes("noopener"));
+            if (opens) faults.push([text, html]);
         }
     }
-    stage.replaceChildren();
+    stage.remove();
     return faults.slice(0, 3);
 }"""
 
@@ -193,8 +196,8 @@ def test_browser_hostile_markdown_is_harmless(page: Page) -> None:
     """10,000 texts of hostile fragments: no element, attribute or address that could run or load anything."""
     answer_with(page, [piece("text"), finish(), usage(20)])
     expect(ask(page, "one").locator(".markdown")).to_be_visible()
-    dice = random.Random(72)
-    texts = ["".join(dice.choices(FRAGMENTS, k=dice.randint(2, 14))) for _ in range(TEXTS)]
+    random_source = random.Random(72)
+    texts = ["".join(random_source.choices(FRAGMENTS, k=random_source.randint(2, 14))) for _ in range(TEXTS)]
     for start in range(0, TEXTS, 500):
         assert page.evaluate(INSPECT, texts[start : start + 500]) == []
     assert is_unharmed(page)

@@ -31,7 +31,9 @@ def conversation(page: Page) -> None:
     drop(page, {"book.txt": "the cat sat on the mat"})
     expect(page.locator(".composer .documents li")).to_have_count(1)
     ask(page, "a question")
-    runs = [piece(ANSWER[: len(ANSWER) // 2], tier="retrieval", seen=[0, 30, 100]), piece(ANSWER[len(ANSWER) // 2 :], tier="ngram", seen=[0, 30, 100])]  # fmt: skip
+    half = len(ANSWER) // 2
+    parts = (ANSWER[:half], "retrieval"), (ANSWER[half:], "ngram")
+    runs = [piece(text, tier=tier, seen=[0, 30, 100]) for text, tier in parts]
     answer_with(page, [*runs, finish(), usage(9000, cached=100)])
     answer = ask(page, "another")
     check(answer)
@@ -82,8 +84,8 @@ def test_browser_layout_fits_all_widths(page: Page, width: int) -> None:
         assert box and box["x"] >= 0 and box["x"] + box["width"] <= width
         close_dialog(page)
     if width < 400:
-        small = "all => all.filter(e => e.offsetHeight && e.offsetHeight < 44 && e.type !== 'checkbox').map(e => e.outerHTML)"
-        assert page.locator("button, select, input, summary").evaluate_all(small) == []
+        small = "all => all.filter(e => e.offsetHeight && e.offsetHeight < 44).map(e => e.outerHTML)"
+        assert page.locator("button, select, input:not([type=checkbox]), summary").evaluate_all(small) == []
 
 
 def test_browser_forced_colours_keep_the_tiers(page: Page) -> None:

@@ -123,8 +123,8 @@ def test_browser_loop_is_not_celebrated(page: Page, share: float, loops: bool) -
 
 def test_browser_difference_is_shown_in_red(page: Page) -> None:
     """Tokens are compared, not letters: equal texts of other tokens differ."""
-    other = [piece(TEXT, ids=[*map(ord, TEXT[:5]), *range(16)]), finish(), usage(500)]
-    answer_with(page, [piece(TEXT), finish(), usage(500)], other)
+    other_events = [piece(TEXT, ids=[*map(ord, TEXT[:5]), *range(16)]), finish(), usage(500)]
+    answer_with(page, [piece(TEXT), finish(), usage(500)], other_events)
     answer = ask(page, "the cat")
     check(answer)
     headline = answer.locator(".headline")
@@ -296,7 +296,7 @@ def test_browser_runs_are_exported_and_linked(page: Page, tmp_path: Path) -> Non
 
 def test_browser_broken_link_of_runs_is_harmless(page: Page, url: str) -> None:
     for code in ("%%%", "e30", "W251bGxd", "W3siYW5zd2VyIjoiPGltZz4iLCJtb2RlIjp7fX1d"):
-        other = page.context.new_page()
-        other.goto(f"{url}/#runs={code}")
-        expect(other.get_by_role("dialog")).to_be_visible()
-        other.close()
+        second_tab = page.context.new_page()
+        second_tab.goto(f"{url}/#runs={code}")
+        expect(second_tab.get_by_role("dialog")).to_be_visible()
+        second_tab.close()

@@ -1,4 +1,4 @@
-"""The page and its server in Chromium: keys, proxies, a server that is down or changes, keyboard, focus and scrolling."""
+"""The page and its server in Chromium: keys, proxies, a server that changes, keyboard, focus and scrolling."""
 
 from __future__ import annotations
 
@@ -62,10 +62,10 @@ def test_browser_key_lasts_as_long_as_the_tab(page: Page, url: str) -> None:
     expect(page.locator("#about")).to_contain_text("2,048 tokens of context")
     stores = page.evaluate("JSON.stringify([{...localStorage}, document.cookie, location.href])")
     assert KEY not in stores
-    other = page.context.new_page()
-    other.goto(url)
-    expect(other.get_by_label("Key of this server")).to_have_value("")
-    other.close()
+    second_tab = page.context.new_page()
+    second_tab.goto(url)
+    expect(second_tab.get_by_label("Key of this server")).to_have_value("")
+    second_tab.close()
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Forget the key").click()
     page.keyboard.press("Escape")
@@ -82,9 +82,11 @@ def proxy(url: str, prefix: str) -> Iterator[str]:
                 self.send_error(404)
                 return
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            kept = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+            headers = {
+                name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")
+            }
             path = "/" + self.path.removeprefix(prefix)
-            with httpx.stream(self.command, url + path, headers=kept, content=body, timeout=60) as answer:
+            with httpx.stream(self.command, url + path, headers=headers, content=body, timeout=60) as answer:
                 self.send_response(answer.status_code)
                 for name, value in answer.headers.items():
                     if name not in ("transfer-encoding", "connection"):

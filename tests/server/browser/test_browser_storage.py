@@ -1,4 +1,4 @@
-"""Conversations in the browser's storage, in Chromium: kept, listed, renamed, exported, imported, deleted, or not kept."""
+"""Conversations in the browser's storage, in Chromium: kept, renamed, exported, imported, deleted, or not kept."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ def test_browser_deletion_leaves_nothing(page: Page) -> None:
         indexedDB.open("triforce").onsuccess = async ({target}) => {
             const names = [...target.result.objectStoreNames];
             const counts = await Promise.all(names.map(name => new Promise(done => {
-                target.result.transaction(name).objectStore(name).count().onsuccess = event => done(event.target.result);
+                const counting = target.result.transaction(name).objectStore(name).count();
+                counting.onsuccess = () => done(counting.result);
             })));
             target.result.close();
             resolve(counts);
@@ -172,14 +173,14 @@ def test_browser_all_conversations_are_deleted(page: Page) -> None:
 
 def test_browser_tabs_see_each_other(page: Page, url: str) -> None:
     ask(page, "from the first tab")
-    other = page.context.new_page()
-    other.goto(url)
-    unlock(other)
-    expect(titles(other)).to_have_text("from the first tab")
-    titles(other).first.click()
+    second_tab = page.context.new_page()
+    second_tab.goto(url)
+    unlock(second_tab)
+    expect(titles(second_tab)).to_have_text("from the first tab")
+    titles(second_tab).first.click()
     ask(page, "a second question")
-    expect(other.locator(".question .plain")).to_have_text(["from the first tab", "a second question"])
-    other.close()
+    expect(second_tab.locator(".question .plain")).to_have_text(["from the first tab", "a second question"])
+    second_tab.close()
 
 
 def test_browser_without_storage_says_so(page: Page) -> None:
