@@ -67,10 +67,11 @@ def page(locked_page: Page) -> Page:
     return locked_page
 
 
-def unlock(page: Page, key: str = KEY) -> None:
-    page.get_by_label("Key of this server").fill(key)
+def unlock(page: Page, context: str = "2,048") -> None:
+    """Send the key, and wait for the model. context: its tokens, as the page shows them."""
+    page.get_by_label("Key of this server").fill(KEY)
     page.keyboard.press("Enter")
-    expect(page.locator("#about")).to_contain_text("2,048 tokens of context")
+    expect(page.locator("#about")).to_contain_text(f"{context} tokens of context")
 
 
 def set_settings(page: Page, **values: str) -> None:
