@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 
 from tests.helpers.server_process import KEY, served
@@ -112,6 +113,7 @@ def ask(page: Page, question: str) -> Locator:
     send(page, question)
     answer = page.locator(".answer").nth(count)
     expect(answer.locator(".ending, .fault")).to_have_count(1)
+    expect(answer.get_by_role("button", name="Regenerate")).to_be_enabled()
     return answer
 
 
@@ -163,7 +165,8 @@ def answer_with(page: Page, events: list[dict[str, Any]], plain: list[dict[str, 
 
 def model_card(page: Page) -> dict[str, Any]:
     headers = {"authorization": f"Bearer {KEY}"}
-    card: dict[str, Any] = page.request.get(f"{page.url.split('#')[0]}v1/models", headers=headers).json()["data"][0]
+    answer = httpx.get(f"{page.url.split('#')[0]}v1/models", headers=headers)
+    card: dict[str, Any] = answer.json()["data"][0]
     return card
 
 

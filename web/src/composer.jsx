@@ -4,10 +4,11 @@ import {signal, useSignal} from "@preact/signals";
 import {DocumentChips} from "./document_chips.jsx";
 import {documentOf, groupsOf, groupsOfFiles, isLongPaste, readGroup} from "./documents.js";
 import {server} from "./server.js";
-import {attach, context, detach, draft, error, expectedTokens, hindrance, isBusy, isTooLong, send, setDraft} from "./state.js";
+import {chosenWords} from "./settings.js";
+import {attach, context, detach, draft, draftHindrance, error, expectedTokens, isBusy, isOpening, mayBeTooLong, openId, readingDocument, send, setDraft, stop} from "./state.js";
 import {counted, formatCount} from "./words.js";
 
-const reading = signal("");  // what is read now, or an empty text
+const IME_KEY = 229;  // code of a key that an input method takes, in browsers that do not say isComposing
 const faults = signal([]);  // documents that could not be read
 
 async function attachGroups(groups) {
@@ -16,13 +17,14 @@ async function attachGroups(groups) {
     faults.value = ["Documents can be attached once the server answers."];
     return;
   }
+  const target = openId.value;
   for (const group of groups) {
     try {
-      reading.value = `Reading ${group.name}`;
-      await attach(await readGroup(group, context.value, words => { reading.value = words; }));
+      readingDocument.value = `Reading ${group.name}`;
+      await attach(await readGroup(group, context.value, words => { readingDocument.value = words; }), target);
     } catch (fault) { faults.value = [...faults.value, fault.message]; }
   }
-  reading.value = "";
+  readingDocument.value = "";
 }
 
 // The whole page takes drops.
@@ -43,7 +45,7 @@ function useDrops(isOver) {
   }, []);
 }
 
-export function Composer() {
+export function Composer({notice}) {
   const area = useRef(null), files = useRef(null), folder = useRef(null), isOver = useSignal(false);
   useDrops(isOver);
   useEffect(() => { if (matchMedia("(pointer: fine)").matches) area.current.focus({preventScroll: true}); }, []);
@@ -53,7 +55,7 @@ export function Composer() {
     send();
   };
   const onKey = event => {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || matchMedia("(pointer: coarse)").matches) return;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || event.keyCode === IME_KEY || matchMedia("(pointer: coarse)").matches) return;
     submit(event);
   };
   const onPaste = async event => {
@@ -63,7 +65,8 @@ export function Composer() {
       attachGroups(groupsOfFiles(event.clipboardData.files));
     } else if (isLongPaste(pasted)) {
       event.preventDefault();
-      try { await attach(await documentOf("Pasted text", pasted)); } catch (fault) { faults.value = [fault.message]; }
+      const target = openId.value;
+      try { await attach(await documentOf("Pasted text", pasted), target); } catch (fault) { faults.value = [fault.message]; }
     }
   };
   const choose = event => {
@@ -72,22 +75,24 @@ export function Composer() {
   };
   const chats = server.value.card?.triforce.chats ?? true, isRunning = isBusy.value;
   return <form class={isOver.value ? "composer over" : "composer"} onSubmit={submit} autocomplete="off" aria-label={chats ? "Ask" : "Continue"}>
+    {notice}
     <DocumentChips documents={draft.value.documents} onRemove={detach} />
     <div class="ask">
       <textarea id="composer" ref={area} rows="2" aria-describedby="room" aria-label={chats ? "Question" : "Text"} placeholder={chats ? "Ask a question; drop or paste a document" : "Write a text to continue; drop or paste a document"}
-        value={draft.value.text} onInput={event => setDraft({text: event.target.value})} onKeyDown={onKey} onPaste={onPaste} />
-      <button type="submit" class="main" disabled={isRunning || Boolean(hindrance.value) || (!draft.value.text.trim() && !draft.value.documents.length)}>{chats ? "Ask" : "Continue"}</button>
+        value={draft.value.text} readOnly={isOpening.value} onInput={event => setDraft({text: event.target.value})} onKeyDown={onKey} onPaste={onPaste} />
+      {isRunning ? <button type="button" class="main" onClick={stop}>Stop</button>
+        : <button type="submit" class="main" disabled={Boolean(draftHindrance.value) || (!draft.value.text.trim() && !draft.value.documents.length)}>{chats ? "Ask" : "Continue"}</button>}
     </div>
     <div class="line tight">
       <span class="line tight">
-        <button type="button" onClick={() => files.current.click()}>Attach files</button>
-        <button type="button" onClick={() => folder.current.click()}>Attach a folder</button>
+        <button type="button" aria-label="Attach files" onClick={() => files.current.click()}>+ Files</button>
+        <button type="button" aria-label="Attach a folder" onClick={() => folder.current.click()}>+ Folder</button>
       </span>
       <input ref={files} id="files" type="file" multiple hidden aria-label="Files" onChange={choose} />
       <input ref={folder} id="folder" type="file" webkitdirectory hidden aria-label="A folder" onChange={choose} />
       <Room />
     </div>
-    <p class="soft" role="status">{reading.value}</p>
+    <p class="soft" role="status">{readingDocument.value}</p>
     <div role="alert">{faults.value.map(fault => <p key={fault} class="fault">{fault}</p>)}</div>
   </form>;
 }
@@ -95,11 +100,13 @@ export function Composer() {
 // How much of the context is used, and what that means for the speed.
 function Room() {
   const {card} = server.value, total = expectedTokens.value;
-  if (!card || !total) return <p id="room" class="soft">{hindrance.value}</p>;
-  if (isTooLong.value) {
-    return <p id="room" class="fault" role="alert">This is too long: about {counted(total, "token")}, and the model's context holds {formatCount(context.value)} with the answer. Attach or ask less.</p>;
+  if (draftHindrance.value) return <p id="room" class={draftHindrance.value.startsWith("This is too long") ? "fault" : "soft"} role="status">{draftHindrance.value}</p>;
+  if (!card || !total) return <p id="room" class="soft" />;
+  if (mayBeTooLong.value) {
+    return <p id="room" class="fault" role="status">This may be too long: about {counted(total, "token")}, and the model's context holds {formatCount(context.value)} with the answer.</p>;
   }
   const {pays_from: from} = card.triforce;
-  const gain = from === null ? card.triforce.pays : total < from ? `Short: speculation pays from ${formatCount(from)} tokens on here.` : "Long enough for speculation to pay here.";
-  return <p id="room" class="soft">{hindrance.value || `About ${formatCount(total)} of ${counted(context.value, "token")}. ${gain}`}</p>;
+  const gain = from === null ? "Speculation gains no speed here." : total < from ? `Too short to gain speed: that begins at ${formatCount(from)}.` : "Long enough to gain speed.";
+  const chosen = chosenWords();
+  return <p id="room" class="soft">{`${formatCount(total)} of ${counted(context.value, "token")}. ${gain}`}{chosen && ` Settings: ${chosen}.`}</p>;
 }

@@ -1,24 +1,27 @@
 // A conversation: a tree of turns, the branch that is shown, and its messages for the server.
 // Turns: {id, conversation, parent, role, created, ...}. role "user": text and documents; "assistant": pieces;
 // "tool": results of calls. A piece is what one request returned; several pieces continue each other.
-import {readDocument} from "./store.js";
+import {read} from "./store.js";
 
 export const newId = () => Array.from(crypto.getRandomValues(new Uint32Array(4)), part => part.toString(36)).join("");
 
-export const children = (turns, parent) =>
-  [...turns.values()].filter(turn => turn.parent === parent).sort((a, b) => a.created - b.created);
-
-// Return the turns of the shown branch, in order. choices: the chosen child of each parent with several.
-export function branch(turns, choices) {
-  const byParent = new Map();
+// Return the turns of each parent, the earliest first.
+export function siblingsOf(turns) {
+  const siblings = new Map();
   for (const turn of turns.values()) {
-    if (!byParent.has(turn.parent)) byParent.set(turn.parent, []);
-    byParent.get(turn.parent).push(turn);
+    if (!siblings.has(turn.parent)) siblings.set(turn.parent, []);
+    siblings.get(turn.parent).push(turn);
   }
-  const shown = [];
-  for (let next = byParent.get(null); next; next = byParent.get(shown.at(-1).id)) {
-    const chosen = choices[next[0].parent ?? "root"];
-    shown.push(next.find(turn => turn.id === chosen) ?? next.reduce((a, b) => (a.created > b.created ? a : b)));
+  for (const line of siblings.values()) line.sort((a, b) => a.created - b.created);
+  return siblings;
+}
+
+// Return the turns of the shown branch, in order. choices: the chosen child of a parent; without one, the latest is shown.
+export function branch(turns, choices) {
+  const siblings = siblingsOf(turns), shown = [];
+  for (let line = siblings.get(null); line; line = siblings.get(shown.at(-1).id)) {
+    const chosen = choices[line[0].parent ?? "root"];
+    shown.push(line.find(({id}) => id === chosen) ?? line.at(-1));
   }
   return shown;
 }
@@ -33,10 +36,10 @@ export function ancestry(turns, id) {
 export const answerText = turn => turn.pieces.map(piece => piece.text).join("");
 export const thoughtsOf = turn => turn.pieces.map(piece => piece.thoughts).join("");
 export const callsOf = turn => turn.pieces.flatMap(piece => piece.calls);
-export const isOpen = piece => piece.state === "running";
+export const isRunning = piece => piece.state === "running";
 
 // Documents stand in front of the question. Several are told apart as `triforce chat --file FOLDER` does it.
-export function withDocuments(question, documents) {
+function withDocuments(question, documents) {
   if (!documents.length) return question;
   const text = documents.length === 1 ? documents[0].text : documents.map(({name, text}) => `--- ${name} ---\n${text}\n`).join("");
   return question ? `${text}\n\n${question}` : text;
@@ -45,7 +48,7 @@ export function withDocuments(question, documents) {
 async function content(turn) {
   const documents = [];
   for (const {id, name} of turn.documents) {
-    const kept = await readDocument(id);
+    const kept = await read("documents", id);
     if (!kept) throw new Error(`The document ${name} is no longer in this browser's storage. Attach it again in a new question.`);
     documents.push(kept);
   }

@@ -1,46 +1,43 @@
 // Documents: what a file is, its text, and why it cannot be read.
-import {ask, tokenCount} from "./server.js";
-import {formatBytes, formatCount} from "./words.js";
+import {addressOf, ask, tokenCount} from "./server.js";
+import {counted, formatBytes, formatCount} from "./words.js";
 import {newId} from "./conversation.js";
 
 const MOST_CHARACTERS_PER_TOKEN = 32;  // a text with more characters per token of the context is refused before it is read
 const MAX_PDF_BYTES = 100e6, MAX_FILES = 2000, PASTED_CHARACTERS = 4000;
 const SKIPPED_FOLDERS = new Set(["node_modules", "__pycache__"]);
-const PDF = "%PDF-";
+const PDF = "%PDF-", HEAD_BYTES = 4096;
 const KINDS = [  // of files that are no text, by their first bytes
   ["\x89PNG", "a PNG picture"], ["\xff\xd8\xff", "a JPEG picture"], ["GIF8", "a GIF picture"], ["PK\x03\x04", "a ZIP archive or an Office file"],
   ["\x1f\x8b", "a gzip archive"], ["\x7fELF", "a program"], ["MZ", "a program"], ["GGUF", "a model"], ["\xd0\xcf\x11\xe0", "an old Office file"],
   ["RIFF", "sound, video or a picture"], ["ID3", "sound"], ["SQLite", "a database"], ["7z\xbc\xaf", "a 7z archive"], ["BZh", "a bzip2 archive"],
 ];
 
-export class DocumentError extends Error {}
+class DocumentError extends Error {}
 
 // Return text of bytes in UTF-8 or UTF-16, or else in Windows-1252, which contains the letters of Latin-1. Raises DocumentError.
 export function decode(bytes, name) {
-  const head = String.fromCharCode(...bytes.subarray(0, 8));
-  const kind = KINDS.find(([magic]) => head.startsWith(magic));
-  const encoding = head.startsWith("\xff\xfe") ? "utf-16le" : head.startsWith("\xfe\xff") ? "utf-16be" : "utf-8";
-  if (encoding !== "utf-8") return new TextDecoder(encoding).decode(bytes);
-  if (kind || bytes.includes(0)) {
+  const head = String.fromCharCode(...bytes.subarray(0, 8)), kind = KINDS.find(([magic]) => head.startsWith(magic));
+  if (head.startsWith("\xff\xfe")) return new TextDecoder("utf-16le").decode(bytes);
+  if (head.startsWith("\xfe\xff")) return new TextDecoder("utf-16be").decode(bytes);
+  let text = null;
+  try { text = new TextDecoder("utf-8", {fatal: true}).decode(bytes); } catch { /* in another encoding, or no text */ }
+  if (bytes.includes(0) || (text === null && kind)) {
     throw new DocumentError(`${name} is ${kind ? kind[1] : "no text"}: the model reads text and the text of PDF files.`);
   }
-  try {
-    return new TextDecoder("utf-8", {fatal: true}).decode(bytes);
-  } catch {
-    return new TextDecoder("windows-1252").decode(bytes);
-  }
+  return text ?? new TextDecoder("windows-1252").decode(bytes);
 }
 
 // Read one file. onProgress: pages read of a PDF, and all of them. Raises DocumentError.
 async function readFile(file, name, context, onProgress) {
-  const head = await file.slice(0, 1024).text().catch(() => { throw new DocumentError(`${name} cannot be read, perhaps as it is a folder or was moved.`); });
-  if (head.includes(PDF)) {
+  const head = await file.slice(0, PDF.length).text().catch(() => { throw new DocumentError(`${name} cannot be read, perhaps as it is a folder or was moved.`); });
+  if (head === PDF) {
     if (file.size > MAX_PDF_BYTES) throw new DocumentError(`${name} has ${formatBytes(file.size)}; a PDF of at most ${formatBytes(MAX_PDF_BYTES)} is read.`);
     return readPdf(new Uint8Array(await file.arrayBuffer()), name, onProgress);
   }
   const most = context * MOST_CHARACTERS_PER_TOKEN;
   if (file.size > most) {
-    decode(new Uint8Array(await file.slice(0, 4096).arrayBuffer()), name);  // its kind says more than its size
+    decode(new Uint8Array(await file.slice(0, HEAD_BYTES).arrayBuffer()), name);  // its kind says more than its size
     throw new DocumentError(`${name} has ${formatBytes(file.size)}. The model's context of ${formatCount(context)} tokens holds about ${formatBytes(context * 4)} of text.`);
   }
   return decode(new Uint8Array(await file.arrayBuffer()), name);
@@ -49,7 +46,7 @@ async function readFile(file, name, context, onProgress) {
 // The reader of PDFs is large: it is loaded when the first one comes, and runs beside the page.
 function readPdf(bytes, name, onProgress) {
   return new Promise((resolve, reject) => {
-    const worker = new Worker(new URL("page/pdf.js", new URL(".", location.href)));
+    const worker = new Worker(addressOf("page/pdf.js"));
     const {port1: answers, port2: port} = new MessageChannel();
     const end = act => { worker.terminate(); answers.close(); act(); };
     worker.onerror = () => end(() => reject(new DocumentError(`${name}: the reader of PDF files did not start.`)));
@@ -114,13 +111,14 @@ export async function readGroup({name, isFolder, files}, context, onProgress) {
   if (!texts.some(({text}) => text.trim())) throw new DocumentError(isFolder ? `${name} has no file with text.` : `${name} is empty.`);
   texts.sort((a, b) => (a.name < b.name ? -1 : 1));
   const text = isFolder ? texts.map(({name, text}) => `--- ${name} ---\n${text}\n`).join("") : texts[0].text;
-  const note = isFolder ? `${texts.length} files` + (skipped.length ? `, without ${skipped.slice(0, 3).join(", ")}${skipped.length > 3 ? ` and ${skipped.length - 3} more` : ""}, which are no text` : "") : "";
-  return documentOf(name, text, note);
+  if (!isFolder) return documentOf(name, text);
+  const note = counted(texts.length, "file") + (skipped.length ? `, ${formatCount(skipped.length)} skipped` : "");
+  return documentOf(name, text, {note, skipped});
 }
 
 // Return a document with its number of tokens.
-export async function documentOf(name, text, note = "") {
-  return {id: newId(), name, text, note, characters: text.length, tokens: await tokenCount({prompt: text, add_special_tokens: false})};
+export async function documentOf(name, text, {note = "", skipped = []} = {}) {
+  return {id: newId(), name, text, note, skipped, tokens: await tokenCount({prompt: text, add_special_tokens: false})};
 }
 
 export const isLongPaste = text => text.length > PASTED_CHARACTERS;

@@ -1,7 +1,7 @@
 // Files that leave the page and come back: exported conversations and tables of runs; and the clipboard.
 import {newId} from "./conversation.js";
-import {restore} from "./state.js";
-import {readConversation, readPart} from "./store.js";
+import {list, restore} from "./state.js";
+import {read, readPart} from "./store.js";
 
 const FORMAT = "triforce-conversation", VERSION = 1;
 
@@ -16,14 +16,14 @@ export function download(name, data) {
 const fileName = title => (title.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation") + ".json";
 
 export async function exportConversation(id) {
-  const conversation = await readConversation(id);
+  const conversation = await read("conversations", id);
   const details = (await readPart("details", id)).map(detail => ({...detail, pieces: detail.pieces.map(piece => ({...piece, ids: Array.from(piece.ids)}))}));
   download(fileName(conversation.title), {format: FORMAT, version: VERSION, conversation, turns: await readPart("turns", id), details, documents: await readPart("documents", id)});
 }
 
 class ImportError extends Error {}
 
-const need = (holds, what) => { if (!holds) throw new ImportError(`The file is no conversation of this page: ${what}.`); };
+const need = (holds, what) => { if (!holds) throw new ImportError(`The file is no exported conversation: ${what}.`); };
 const text = (value, what) => { need(typeof value === "string", `${what} is no text`); return value; };
 const count = value => (Number.isFinite(value) && value >= 0 ? value : 0);
 const listed = (value, what) => { need(Array.isArray(value), `${what} is no list`); return value; };
@@ -32,16 +32,16 @@ const plain = value => (value && typeof value === "object" && !Array.isArray(val
 // Import a conversation under new ids. Only known fields of the expected types are taken. Raises ImportError.
 export async function importConversation(file) {
   let given;
-  try { given = JSON.parse(await file.text()); } catch { throw new ImportError(`${file.name} is no JSON file.`); }
+  try { given = JSON.parse(await file.text()); } catch { throw new ImportError(`${file.name} is no exported conversation, as it is no JSON.`); }
   need(given?.format === FORMAT, `its format is not ${FORMAT}`);
   need(given.version === VERSION, `its version is not ${VERSION}`);
   const ids = new Map(), renamed = id => (id === null ? null : ids.get(id) ?? ids.set(id, newId()).get(id));
   const id = renamed(text(given.conversation?.id, "its id"));
   const documents = listed(given.documents, "documents").map(document => ({
     id: renamed(text(document?.id, "a document's id")), conversation: id, name: text(document.name, "a document's name"), text: text(document.text, "a document's text"),
-    note: typeof document.note === "string" ? document.note : "", characters: document.text.length, tokens: count(document.tokens),
+    note: typeof document.note === "string" ? document.note : "", skipped: [], tokens: count(document.tokens),
   }));
-  const head = ({text: dropped, conversation: owner, ...rest}) => rest;
+  const head = ({text: dropped, conversation: owner, skipped, ...rest}) => rest;
   const known = new Map(documents.map(document => [document.id, head(document)]));
   const attached = value => listed(value, "a turn's documents").map(document => known.get(renamed(document?.id))).filter(Boolean);
   const turns = listed(given.turns, "turns").map(turn => {
@@ -49,6 +49,7 @@ export async function importConversation(file) {
     if (turn.role === "user") return {...base, text: text(turn.text, "a question"), documents: attached(turn.documents)};
     if (turn.role === "tool") return {...base, results: listed(turn.results, "results").map(result => ({id: text(result?.id, "a result's id"), name: text(result.name, "a result's name"), text: text(result.text, "a result's text")}))};
     need(turn.role === "assistant", "a turn has no known role");
+    need(turn.pieces?.length > 0, "an answer has no piece");
     return {...base, pieces: listed(turn.pieces, "an answer's pieces").map(importedPiece)};
   });
   const names = new Set(turns.map(turn => turn.id)), seen = new Set();
@@ -63,19 +64,21 @@ export async function importConversation(file) {
     pieces: listed(detail.pieces, "details' pieces").map(piece => ({
       ids: Uint32Array.from(listed(piece?.ids, "token ids"), count),
       runs: listed(piece.runs, "tiers").filter(run => Array.isArray(run) && typeof run[0] === "string").map(([tier, characters]) => [tier, count(characters)]),
-      lines: listed(piece.lines, "reads").filter(Array.isArray).map(line => line.map(count)),
+      lines: listed(piece.lines, "reads").filter(line => Array.isArray(line) && line.length).map(line => line.map(count)),
     })),
   }));
   const choices = Object.fromEntries(Object.entries(plain(given.conversation.choices)).filter(([, child]) => ids.has(child)).map(([parent, child]) => [parent === "root" ? parent : renamed(parent), renamed(child)]));
   const draft = plain(given.conversation.draft);
   const conversation = {
-    id, title: text(given.conversation.title, "its title").slice(0, 200), isNamed: true, created: count(given.conversation.created), changed: Date.now(), choices,
+    id, title: importedTitle(text(given.conversation.title, "its title").slice(0, 200)), created: count(given.conversation.created), changed: Date.now(), choices,
     system: text(given.conversation.system, "its system prompt"), tools: text(given.conversation.tools, "its functions"),
     draft: {text: typeof draft.text === "string" ? draft.text : "", documents: Array.isArray(draft.documents) ? attached(draft.documents) : []},
   };
   await restore(conversation, {turns, details, documents});
   return id;
 }
+
+const importedTitle = title => (list.value.some(record => record.title === title) ? `${title} (imported)` : title);
 
 const STATES = ["finished", "limit", "stopped", "interrupted", "failed"];
 
@@ -89,15 +92,23 @@ function importedFigures(given) {
   };
 }
 
+// Return the known fields of a request that have a valid type.
+function importedFields(given) {
+  const numbers = ["temperature", "top_p", "min_p", "top_k", "repetition_penalty"].filter(name => Number.isFinite(given[name]));
+  const stop = Array.isArray(given.stop) ? given.stop.filter(word => typeof word === "string") : [];
+  return {...Object.fromEntries(numbers.map(name => [name, given[name]])), max_tokens: Math.max(1, Math.round(count(given.max_tokens))), ...(stop.length ? {stop} : {})};
+}
+
 // A verdict is not imported: it is a fact only where it was found.
 function importedPiece(piece) {
-  const frozen = plain(piece?.frozen);
+  const frozen = plain(piece?.frozen), figures = importedFigures(piece?.figures);
+  const known = STATES.includes(piece?.state) && (figures || piece.state !== "limit");
   return {
-    state: STATES.includes(piece?.state) ? piece.state : "interrupted", text: text(piece?.text, "an answer's text"), thoughts: text(piece.thoughts, "thoughts"),
+    isImported: true, state: known ? piece.state : "interrupted", text: text(piece?.text, "an answer's text"), thoughts: text(piece.thoughts, "thoughts"),
     calls: listed(piece.calls, "calls").map(call => ({id: text(call?.id, "a call's id"), name: text(call.name, "a call's name"), arguments: text(call.arguments, "a call's arguments")})),
-    error: typeof piece.error === "string" ? piece.error : "", figures: importedFigures(piece.figures), fingerprint: String(piece.fingerprint ?? ""), model: String(piece.model ?? ""), proof: null,
+    error: typeof piece.error === "string" ? piece.error : "", figures, fingerprint: String(piece.fingerprint ?? ""), model: String(piece.model ?? ""), proof: null,
     frozen: {
-      fields: plain(frozen.fields), seed: /^\d{1,19}$/.test(frozen.seed) ? frozen.seed : "0", mode: String(frozen.mode ?? ""), thinking: String(frozen.thinking ?? ""),
+      fields: importedFields(plain(frozen.fields)), seed: /^\d{1,19}$/.test(frozen.seed) ? String(BigInt(frozen.seed)) : "0", mode: String(frozen.mode ?? ""), thinking: String(frozen.thinking ?? ""),
       chats: frozen.chats !== false, system: String(frozen.system ?? ""), tools: Array.isArray(frozen.tools) ? frozen.tools : [],
     },
   };

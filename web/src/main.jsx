@@ -2,25 +2,29 @@
 import {render} from "preact";
 import {App} from "./app.jsx";
 import {look} from "./server.js";
-import {activity, conversation, flush, open, refreshList, send, startNew, stop} from "./state.js";
-import {keeps} from "./store.js";
+import {activity, conversation, flush, open, openDialog, openId, refreshList, send, startNew, stop} from "./state.js";
+import {keeps, storageFault} from "./store.js";
 
 const followAddress = () => {
   const id = /^#\/(\w+)$/.exec(location.hash)?.[1];
-  if (id && id !== conversation.value.id) open(id);
-  else if (!id && !location.hash) startNew();
+  if (location.hash.startsWith("#runs=")) openDialog.value = "runs";
+  else if (id && id !== openId.value) open(id);
+  else if (!id) startNew();
 };
 
+// Escape stops, and Ctrl+Enter sends the draft, unless a dialog, another form or an input method takes the key.
 document.addEventListener("keydown", event => {
-  if (event.key === "Escape" && !document.querySelector("dialog[open]")) stop();
-  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing && !event.defaultPrevented && !document.querySelector("dialog[open]")) {
+  if (event.isComposing || event.defaultPrevented || document.querySelector("dialog[open]")) return;
+  if (event.key === "Escape") stop();
+  const form = event.target.closest?.("form");
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && (!form || form.classList.contains("composer"))) {
     event.preventDefault();
     send();
   }
 });
 addEventListener("popstate", followAddress);
 addEventListener("pagehide", flush);
-addEventListener("beforeunload", event => { if (activity.value || (!keeps.value && conversation.value.title)) event.preventDefault(); });
+addEventListener("beforeunload", event => { if (activity.value || ((!keeps.value || storageFault.value) && conversation.value.title)) event.preventDefault(); });
 
 render(<App />, document.getElementById("page"));
 followAddress();

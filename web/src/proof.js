@@ -1,9 +1,9 @@
 // The proof of an answer: the same request by plain decoding, compared by token ids; and the table of all runs.
 import {requestOf, stream} from "./run.js";
 import {server} from "./server.js";
-import {activity, begin, exclusively, lineBefore, progress, setProof, shown} from "./state.js";
-import {readDetails} from "./store.js";
-import {formatCount, formatRate, formatShare} from "./words.js";
+import {begin, exclusively, lineBefore, progress, setProof, shown} from "./state.js";
+import {read} from "./store.js";
+import {counted, formatCount, formatRate, formatShare} from "./words.js";
 
 const MIN_SPEEDUP = 1.1;  // speedup over plain decoding below which a reason is given
 const MIN_TOKENS = 16;  // tokens below which no speed is shown
@@ -26,8 +26,9 @@ export function uncheckable(piece) {
   return piece.frozen.mode === "ar" ? "This answer is plain decoding itself." : "";
 }
 
-// Return the most seconds that plain decoding takes for a piece: a verification costs at least a plain step.
-export function price({figures}) {
+// Return the most seconds that plain decoding takes for a piece: as measured, or as a verification costs at least a plain step.
+export function price({figures, proof}) {
+  if (proof?.figures) return proof.figures.seconds;
   const full = figures.tiers.at(-1);
   return full?.passes ? figures.seconds * figures.tokens / full.passes : figures.seconds;
 }
@@ -46,10 +47,10 @@ export const check = turn => exclusively(async () => {
 // Return whether the check came to an end.
 async function checkPiece(turn, index) {
   const piece = turn.pieces[index], {figures, frozen} = piece;
-  const signal = begin("check", turn, index, "Plain decoding");
+  const outer = begin("check", turn, "Plain decoding"), inner = new AbortController(), signal = AbortSignal.any([outer, inner.signal]);
   try {
-    const kept = (await readDetails(turn.id))?.pieces[index];
-    if (!kept?.ids.length) return setProof(turn, index, {state: "unchecked", reason: "The tokens of this answer were not kept, so it cannot be checked."}).then(() => true);
+    const kept = (await read("details", turn.id))?.pieces[index];
+    if (kept?.ids.length !== figures.tokens) return unchecked(turn, index, "The tokens of this answer were not kept, so it cannot be checked.");
     const whole = piece.state === "finished", limit = whole ? frozen.fields.max_tokens : kept.ids.length;
     const request = await requestOf(lineBefore(turn, index), frozen, {mode: "ar", max_tokens: limit});
     let plain = null;
@@ -60,26 +61,34 @@ async function checkPiece(turn, index) {
       }
       progress("Plain decoding", plain.tokens, kept.ids.length);
     }
-    await setProof(turn, index, verdict(kept.ids, plain, whole));
+    await setProof(turn, index, plain?.finish ? verdict(piece, kept.ids, plain) : {state: "unchecked", reason: "The check came to no end."});
     return true;
   } catch (fault) {
     if (fault.name !== "AbortError") await setProof(turn, index, {state: "unchecked", reason: `The check came to no end: ${fault.message}`});
     return false;
+  } finally {
+    inner.abort();
   }
 }
 
 async function unchecked(turn, index, reason) {
-  activity.value?.abort.abort();
   await setProof(turn, index, {state: "unchecked", reason});
   return true;
 }
 
-function verdict(ids, plain, whole) {
-  const figures = plain.figures, length = whole ? Math.max(ids.length, plain.ids.length) : ids.length;
+// Compare token ids. The text must be that of the tokens, too: an answer of a file could have any.
+function verdict(piece, ids, plain) {
+  const {figures} = plain, length = piece.state === "finished" ? Math.max(ids.length, plain.ids.length) : ids.length;
   let same = 0;
   while (same < length && ids[same] === plain.ids[same]) same++;
-  return same === length ? {state: "identical", figures} : {state: "differs", figures, at: same, text: plain.text};
+  if (same < length) return {state: "differs", figures, at: same, text: plain.text};
+  const isWhole = piece.state === "finished" || piece.state === "limit";  // else letters of the last tokens may be missing
+  const agrees = (shownText, text) => (isWhole ? shownText === text : text.startsWith(shownText));
+  const isText = agrees(piece.text, plain.text) && agrees(piece.thoughts, plain.thoughts) && callWords(piece.calls) === callWords(plain.calls);
+  return isText ? {state: "identical", figures} : {state: "unchecked", reason: "The text that is shown is not the text of its tokens."};
 }
+
+const callWords = calls => JSON.stringify(calls.map(({name, arguments: given}) => [name, given]));
 
 // Return the sentences of a proof: headline, facts, and why it was not faster.
 export function sentences(piece) {
@@ -88,18 +97,20 @@ export function sentences(piece) {
   const times = rateOf(figures) / rateOf(proof.figures), isPlain = draftedShare(figures) < MIN_DRAFTED_SHARE;
   const repeated = Math.max(figures.repeated, proof.figures.repeated), same = proof.state === "identical";
   const isShort = Math.min(figures.tokens, proof.figures.tokens) < MIN_TOKENS;
-  const speed = isShort ? "" : repeated >= LOOP_SHARE ? ", but it repeats itself" : isPlain ? ", at the speed of plain decoding" : `, ${formatRate(times)} times as fast`;
+  const isMeasured = !isShort && !piece.isImported;
+  const loops = !isShort && repeated >= LOOP_SHARE, isFaster = isMeasured && !isPlain && times >= MIN_SPEEDUP;
+  const speed = loops ? ", but it repeats itself" : isFaster ? `, ${formatRate(times)} times as fast` : "";
   return {
     headline: same ? `Identical to plain decoding${speed}` : `Differs from plain decoding at token ${formatCount(proof.at + 1)}`,
-    facts: isShort ? "These are too few tokens to measure a speed." :
-      `${formatCount(figures.tokens)} tokens behind ${formatCount(figures.promptTokens)}: ${figures.seconds.toFixed(1)} s, ${formatRate(rateOf(figures))} per second. ` +
-      `Plain decoding: ${proof.figures.seconds.toFixed(1)} s, ${formatRate(rateOf(proof.figures))} per second.`,
+    facts: (same ? "Speculation changed no token. " : "") + (isShort ? "These are too few tokens to measure a speed." : piece.isImported ? "The speed of an imported answer is not known here." :
+      `${counted(figures.tokens, "token")} after a conversation of ${formatCount(figures.promptTokens)}: ` +
+      `${figures.seconds.toFixed(1)} s, ${formatRate(rateOf(figures))} per second; plain decoding: ${proof.figures.seconds.toFixed(1)} s, ${formatRate(rateOf(proof.figures))} per second.`),
     why: !same ? "The same text is promised where the kernels round a pass over several tokens like a pass over one token. Please report this." :
-      isShort ? "" : repeated >= LOOP_SHARE ? warning(repeated) : reason(times, piece, isPlain),
+      !isMeasured ? "" : loops ? warning(repeated) : reason(times, piece, isPlain),
   };
 }
 
-const warning = share => `The text repeats itself (${formatShare(share)} of its 8-grams), so the ratio of these speeds says little: a loop is easy to draft.`;
+const warning = share => `The text repeats itself (${formatShare(share)} of its runs of eight tokens), so the ratio of these speeds says little: a loop is easy to draft.`;
 
 function reason(times, {figures, frozen}, isPlain) {
   const {pays, pays_from: from} = server.value.card?.triforce ?? {};
@@ -107,7 +118,7 @@ function reason(times, {figures, frozen}, isPlain) {
   const chance = isPlain ? " This text was decoded plainly, and the difference in speed is chance." : "";
   if (from === null || from === undefined) return `Why not faster? ${pays ?? ""}${chance}`;
   if (figures.promptTokens < from) {
-    return `Why not faster: the KV cache of ${formatCount(figures.promptTokens)} tokens is small, so plain decoding reads little per token. ` +
+    return `Why not faster: a conversation of ${formatCount(figures.promptTokens)} tokens is short, so plain decoding reads little per token. ` +
       `Here speculation pays from ${formatCount(from)} tokens on.${chance}`;
   }
   if (isPlain) return `Why not faster: mode ${frozen.mode} found that speculation does not pay for this text.${chance}`;
@@ -122,12 +133,13 @@ export function acceptance(figures) {
 
 // ---- the table of runs
 
-export function runsOf(turnsShown) {
+function runsOf(turnsShown) {
   const rows = [];
-  turnsShown.filter(turn => turn.role === "assistant").forEach((turn, place) => turn.pieces.forEach(piece => {
+  turnsShown.filter(turn => turn.role === "assistant").forEach((turn, place) => turn.pieces.forEach((piece, part) => {
     if (!piece.figures?.tokens) return;
-    rows.push(row(place + 1, piece.frozen.mode, piece.model, piece.figures, piece.proof?.state ?? ""));
-    if (piece.proof?.figures) rows.push(row(place + 1, "ar", piece.model, piece.proof.figures, "check"));
+    const answer = turn.pieces.length > 1 ? `${place + 1}.${part + 1}` : `${place + 1}`;
+    rows.push(row(answer, piece.frozen.mode, piece.model, piece.figures, piece.proof?.state ?? ""));
+    if (piece.proof?.figures) rows.push(row(answer, "ar", piece.model, piece.proof.figures, "check"));
   }));
   return rows;
 }
@@ -140,7 +152,7 @@ const round = number => (number === null ? null : Math.round(number * 1000) / 10
 
 export const currentRuns = () => runsOf(shown.value);
 
-const FIELDS = {answer: "number", mode: "string", model: "string", verdict: "string", context: "number", cached: "number", tokens: "number", firstToken: "number", seconds: "number", rate: "number", acceptance: "number"};
+const FIELDS = {answer: "string", mode: "string", model: "string", verdict: "string", context: "number", cached: "number", tokens: "number", firstToken: "number", seconds: "number", rate: "number", acceptance: "number"};
 const LINK = "#runs=";
 
 // Return a link that shows a table of runs. It holds figures and names, and no text.

@@ -6,7 +6,7 @@ import hljs from "highlight.js/lib/common";
 
 const escaped = text => text.replace(/[&<>"']/g, letter => `&#${letter.charCodeAt(0)};`);
 const LINK = /^(https?:|mailto:)/i;
-const MOST_MATHEMATICS = 5000;  // characters of a formula that is rendered; a longer one is shown as it is written
+const DEEP = /^[ \t>*+-]{200}/m;  // a line that begins inside very many lists and quotes
 
 // The page's policy allows no style of single elements, and a browser reports one even where it is cut off later.
 function withoutStyle(node) {
@@ -17,7 +17,6 @@ function withoutStyle(node) {
 }
 
 function mathematics(source, isDisplay) {
-  if (source.length > MOST_MATHEMATICS) return escaped(source);
   try {
     const tree = temml.__renderToMathMLTree(source, {displayMode: isDisplay, throwOnError: true, trust: false, strict: false, maxExpand: 200});
     return withoutStyle(tree).toMarkup();
@@ -26,10 +25,10 @@ function mathematics(source, isDisplay) {
   }
 }
 
-// Formulas stand between dollars or in \( \) and \[ \]. A single dollar followed by a space or a digit behind the end is money.
+// Formulas of at most 2,000 characters stand between dollars or in \( \) and \[ \]. A single dollar followed by a space or a digit behind the end is money.
 const FORMULAS = [
-  {name: "displayFormula", level: "block", start: /\$\$|\\\[/, rule: /^(?:\$\$([^$]+?)\$\$|\\\[([\s\S]+?)\\\])(?:\s*(?:\n|$))/, isDisplay: true},
-  {name: "inlineFormula", level: "inline", start: /\$|\\\(|\\\[/, rule: /^(?:\$\$([^$]+?)\$\$|\\\(([\s\S]+?)\\\)|\\\[([\s\S]+?)\\\]|\$(?!\s)((?:\\[^\n]|[^$\\\n])+?)(?<!\s)\$(?!\d))/, isDisplay: false},
+  {name: "displayFormula", level: "block", start: /\$\$|\\\[/, rule: /^(?:\$\$([^$]{1,2000}?)\$\$|\\\[([\s\S]{1,2000}?)\\\])(?:[ \t]*(?:\n|$))/, isDisplay: true},
+  {name: "inlineFormula", level: "inline", start: /\$|\\\(|\\\[/, rule: /^(?:\$\$([^$]{1,2000}?)\$\$|\\\(([\s\S]{1,2000}?)\\\)|\\\[([\s\S]{1,2000}?)\\\]|\$(?!\s)((?:\\[^\n]|[^$\\\n]){1,2000}?)(?<!\s)\$(?!\d))/, isDisplay: false},
 ];
 
 const extensions = FORMULAS.map(({name, level, start, rule, isDisplay}) => ({
@@ -81,13 +80,23 @@ DOMPurify.addHook("afterSanitizeAttributes", node => {
 
 const safe = html => DOMPurify.sanitize(html, SAFE);
 
+function blockOf(token, links) {
+  if (token.type === "code") return {raw: token.raw, code: token.text, language: language(token.lang), html: safe(highlighted(token.text, token.lang))};
+  return {raw: token.raw, html: safe(markdown.parser(Object.assign([token], {links})))};
+}
+
+const plainBlocks = text => [{raw: text, html: `<p class="plain">${escaped(text)}</p>`}];
+
 // Return the blocks of a Markdown text: code with its language and text, anything else as safe HTML.
-function blocks(text) {
-  const tokens = markdown.lexer(text), links = tokens.links;
-  return tokens.filter(token => token.type !== "space" && token.type !== "def").map(token => {
-    if (token.type === "code") return {raw: token.raw, code: token.text, language: language(token.lang), html: safe(highlighted(token.text, token.lang))};
-    return {raw: token.raw, html: safe(markdown.parser(Object.assign([token], {links})))};
-  });
+// known: blocks that were rendered before, by their source. A text that nests too deeply is shown as it is written.
+function blocks(text, known = new Map()) {
+  if (DEEP.test(text)) return plainBlocks(text);
+  try {
+    const tokens = markdown.lexer(text), {links} = tokens, hasLinks = Object.keys(links).length > 0;  // a link may change any block
+    return tokens.filter(({type}) => type !== "space" && type !== "def").map(token => (!hasLinks && known.get(token.raw)) || blockOf(token, links));
+  } catch {
+    return plainBlocks(text);
+  }
 }
 
 globalThis.triforceRenderer = {blocks};

@@ -5,7 +5,7 @@ import {messages, plainText} from "./conversation.js";
 const MAP_LINES = 48;  // latest verifications whose reads are kept
 
 // Return a short digest of token ids (64 bits of cyrb53's kind of mixing). Pages without TLS have no crypto.subtle.
-export function digest(ids) {
+function digest(ids) {
   let a = 0xdeadbeef, b = 0x41c6ce57;
   for (const id of ids) {
     a = Math.imul(a ^ id, 2654435761);
@@ -31,7 +31,7 @@ export async function requestOf(line, frozen, changes = {}) {
 }
 
 // Text that a stream has brought so far.
-export class Growth {
+class Growth {
   constructor() {
     Object.assign(this, {text: "", thoughts: "", calls: [], ids: [], runs: [], lines: [], tiers: [], inText: {}, finish: ""});
     Object.assign(this, {tokens: 0, seconds: 0, promptTokens: 0, cachedTokens: 0, promptDigest: "", repeated: 0, firstToken: 0, fingerprint: "", model: ""});
@@ -87,6 +87,7 @@ export async function* stream([path, body], abort, onProgress) {
     growth.model = event.model ?? growth.model;
     if (event.prompt_token_ids) growth.addPrompt(event.prompt_token_ids);
     if (event.prompt_progress) {
+      growth.cachedTokens = event.prompt_progress.cache;
       onProgress(event.prompt_progress);
       continue;
     }

@@ -3,6 +3,8 @@ import {signal} from "@preact/signals";
 import {tabStorage} from "./browser_storage.js";
 
 const BASE = new URL(".", location.href);  // a proxy may serve the page below a path of its own
+export const addressOf = path => new URL(path, BASE);
+
 const KEY_NAME = "triforce.key";
 const ASK_AGAIN = 2000;  // milliseconds until a server that does not answer is asked again
 const LOOK_AGAIN = 15000;  // milliseconds until a server that answers is asked whether it is still the same
@@ -11,7 +13,7 @@ export const key = signal(tabStorage.get(KEY_NAME) ?? "");
 // state: "asking", "up", "locked" or "down". card: of the served model, null before the first answer.
 export const server = signal({state: "asking", card: null, message: ""});
 
-export class ServerError extends Error {
+class ServerError extends Error {
   constructor(message, status = 0) {
     super(message);
     this.status = status;
@@ -23,7 +25,7 @@ export async function ask(path, options = {}) {
   if (key.value) headers.Authorization = "Bearer " + key.value;
   let response;
   try {
-    response = await fetch(new URL(path, BASE), {...options, headers});
+    response = await fetch(addressOf(path), {...options, headers});
   } catch (error) {
     throw readable(error);
   }
@@ -45,7 +47,10 @@ function readable(error) {
 async function refusal(response) {
   const text = await response.text().catch(() => "");
   let message = `The server answered with status ${response.status}.`;
-  try { message = JSON.parse(text).error.message; } catch { /* the answer of a proxy, not of this server */ }
+  try {
+    const {error} = JSON.parse(text);
+    message = error.message ?? String(error);
+  } catch { /* the answer of a proxy, not of this server */ }
   if (response.status === 401) {
     message = key.value ? "This key is not accepted." : "The server needs a key.";
     server.value = {...server.value, state: "locked", message: key.value ? message : ""};
@@ -106,7 +111,8 @@ export async function look() {
     if (!isSame) server.value = {state: "up", card, message: ""};
   } catch (error) {
     if (error.status === 401) return;  // the page now asks for the key
-    if (error.status) server.value = {...server.value, state: "down", message: error.message};
+    const message = error.status ? error.message : "What answers here is no server of triforce.";
+    if (server.value.state !== "down" || error.status !== 0) server.value = {...server.value, state: "down", message};
   }
   lookLater(server.value.state === "up" ? LOOK_AGAIN : ASK_AGAIN);
 }

@@ -1,5 +1,5 @@
 // Settings of a request: what each does, its valid values, and what the visitor chose.
-import {signal} from "@preact/signals";
+import {computed, signal} from "@preact/signals";
 import {visitorStorage} from "./browser_storage.js";
 
 const NAME = "triforce.settings";
@@ -23,6 +23,8 @@ export const MODES = {
   "draft-ngram": "tokens are proposed by the draft model and copied from the text",
   auto: "chooses among all tiers while it generates, by measured times",
 };
+export const MODE_NAMES = {ar: "plain decoding", draft: "draft model", retrieval: "retrieval", streaming: "both ends", triforce: "draft and retrieval", ngram: "copies and retrieval", "draft-ngram": "draft and copies", auto: "automatic"};
+const LABELS = {...Object.fromEntries(NUMBERS.map(({name, label}) => [name, label.toLowerCase()])), max_tokens: "at most", seed: "seed", thinking: "thinking"};
 const DEFAULTS = {temperature: "", top_p: "", min_p: "", top_k: "", max_tokens: "1000", seed: "", mode: "", stop: "", thinking: ""};
 
 function read() {
@@ -54,7 +56,11 @@ export function fault(name, text) {
   return `${label}: give a ${whole ? "whole " : ""}number from ${min} to ${max.toLocaleString("en")}.`;
 }
 
-export const faults = () => Object.entries(settings.value).map(([name, text]) => fault(name, text)).filter(Boolean);
+// Return what the visitor chose, in a few words.
+export const chosenWords = () => Object.entries(settings.value).filter(([name, text]) => text !== DEFAULTS[name])
+  .map(([name, text]) => (name === "mode" ? `mode ${text}` : name === "stop" ? "stop words" : `${LABELS[name]} ${text}`)).join(", ");
+
+export const faults = computed(() => Object.entries(settings.value).map(([name, text]) => fault(name, text)).filter(Boolean));
 
 const drawnSeed = () => String(crypto.getRandomValues(new Uint32Array(1))[0]);
 
@@ -65,7 +71,7 @@ export function frozenSettings(card) {
   const stops = chosen.stop.split("\n").filter(Boolean);
   return {
     fields: {...fields, ...(stops.length ? {stop: stops} : {})},
-    seed: chosen.seed || drawnSeed(),
+    seed: chosen.seed ? String(BigInt(chosen.seed)) : drawnSeed(),
     mode: card.triforce.modes.includes(chosen.mode) ? chosen.mode : card.triforce.mode,
     thinking: card.triforce.thinks ? chosen.thinking : "",
   };

@@ -1,7 +1,7 @@
 // The dialog of settings, each with one line of explanation.
 import {Dialog} from "./dialog.jsx";
 import {forgetKey, key, server} from "./server.js";
-import {fault, MODES, NUMBERS, resetSettings, settings, setSetting} from "./settings.js";
+import {fault, MODE_NAMES, MODES, NUMBERS, resetSettings, settings, setSetting} from "./settings.js";
 import {conversation, removeAll, setSystem, setTools, toolsOf} from "./state.js";
 import {keeps, setKeeping} from "./store.js";
 
@@ -21,17 +21,18 @@ function toolFault() {
 
 export function Settings({onClose}) {
   const {card} = server.value, chosen = settings.value, defaults = card?.triforce.defaults ?? {};
+  const mode = card?.triforce.modes.includes(chosen.mode) ? chosen.mode : "";
   return <Dialog title="Settings" onClose={onClose}>
-    <h3>Answers</h3>
+    <h3>All conversations</h3>
     <div class="grid">
       {NUMBERS.map(({name, label, note}) => <Field key={name} name={name} label={label} note={note}>{attributes =>
         <input {...attributes} inputmode="decimal" value={chosen[name]} placeholder={name in defaults ? `the model's ${defaults[name]}` : name === "max_tokens" ? "" : "off"} onInput={onInput(name)} />}</Field>)}
       <Field name="seed" label="Seed" note="The same seed, settings and conversation give the same answer. Empty: a new one each time.">{attributes =>
         <input {...attributes} inputmode="numeric" value={chosen.seed} placeholder="a new one each time" onInput={onInput("seed")} />}</Field>
-      <Field name="mode" label="Mode" note={MODES[chosen.mode || card?.triforce.mode] ?? "The tiers that are used."}>{attributes =>
-        <select {...attributes} value={chosen.mode} onChange={onInput("mode")}>
+      <Field name="mode" label="Mode" note={MODES[mode || card?.triforce.mode] ?? "The tiers that are used."}>{attributes =>
+        <select {...attributes} value={mode} onChange={onInput("mode")}>
           <option value="">{card ? `the server's: ${card.triforce.mode}` : "the server's"}</option>
-          {(card?.triforce.modes ?? []).map(mode => <option key={mode} value={mode}>{mode}</option>)}
+          {(card?.triforce.modes ?? []).map(mode => <option key={mode} value={mode}>{MODE_NAMES[mode] ? `${MODE_NAMES[mode]} (${mode})` : mode}</option>)}
         </select>}</Field>
       {card?.triforce.thinks && <Field name="thinking" label="Thinking" note="Whether the model thinks before it answers.">{attributes =>
         <select {...attributes} value={chosen.thinking} onChange={onInput("thinking")}>

@@ -1,34 +1,44 @@
 // What the page shows, and all that a visitor can do with it.
 import {computed, signal} from "@preact/signals";
-import {ancestry, answerText, branch, callsOf, children, isOpen, newId, titleOf} from "./conversation.js";
+import {ancestry, answerText, branch, callsOf, isRunning, newId, siblingsOf, titleOf} from "./conversation.js";
 import {requestOf, stream} from "./run.js";
 import {look, server} from "./server.js";
-import {faults, frozenSettings, settings} from "./settings.js";
+import {faults, frozenSettings} from "./settings.js";
 import * as store from "./store.js";
 
 const SAVE_PAUSE = 500;  // milliseconds between two savings of an answer that grows
 const PAINT_PAUSE = 100;  // milliseconds between two repaints, as a repaint takes CPU time that the server may need
+const PAINT_SHARE = 5;  // a repaint takes at most this part of the time between two
 const RECENT = 5000;  // milliseconds of progress from which the time left is estimated
-const ANSWER_WAIT = 300;  // milliseconds in which another tab says that an answer is its own
-const TAB = newId();
+const REPLY_WAIT = 300;  // milliseconds in which another tab says that an answer is its own
 
 const blank = () => ({id: newId(), title: "", created: Date.now(), changed: Date.now(), choices: {}, system: "", tools: "", draft: {text: "", documents: []}});
 
-export const list = signal([]);  // kept conversations, the latest first
-export const conversation = signal(blank());
-export const turns = signal(new Map());
-export const activity = signal(null);  // the request that runs: {kind, turn, piece, step, done, total, left, abort}
+export const list = signal([]);  // all conversations, the latest first
+export const conversation = signal(blank());  // the open one
+export const turns = signal(new Map());  // of the open conversation, by id
+export const isOpening = signal(false);
+export const activity = signal(null);  // what runs: {kind, conversation, turn, step, done, total, left, marks, abort}
+export const readingDocument = signal("");  // which document is read now, in words, or an empty text
 export const notice = signal(null);  // {text, undo}: what was done last, and how to take it back
 export const error = signal("");  // what went wrong outside of an answer
+export const openDialog = signal("");  // "settings", "runs" or an empty text
+export const paintCost = {milliseconds: 0};  // of the latest rendering of an answer
+
+export const openId = computed(() => conversation.value.id);
 export const isBusy = computed(() => activity.value !== null);
 export const activeAnswer = computed(() => (activity.value?.kind === "answer" ? activity.value.turn : null));
 export const activeCheck = computed(() => (activity.value?.kind === "check" ? activity.value.turn : null));
+export const answeringConversation = computed(() => activity.value?.conversation ?? null);
 export const shown = computed(() => branch(turns.value, conversation.value.choices));
 export const draft = computed(() => conversation.value.draft);
+export const context = computed(() => server.value.card?.max_model_len ?? 0);
+
+const documentTokens = documents => documents.reduce((sum, {tokens}) => sum + tokens, 0);
 
 // Tokens of the shown branch with the draft: as the server counted them, and by an estimate behind that.
 export const expectedTokens = computed(() => {
-  const size = (text, documents) => Math.ceil(text.length / 4) + documents.reduce((sum, {tokens}) => sum + tokens, 0);
+  const size = (text, documents) => Math.ceil(text.length / 4) + documentTokens(documents);
   let total = size(conversation.value.system, []);
   for (const turn of shown.value) {
     const piece = turn.role === "assistant" ? turn.pieces.findLast(({figures}) => figures?.promptTokens) : null;
@@ -38,150 +48,201 @@ export const expectedTokens = computed(() => {
   return total + size(draft.value.text, draft.value.documents);
 });
 
-export const context = computed(() => server.value.card?.max_model_len ?? 0);
-export const isTooLong = computed(() => context.value > 0 && expectedTokens.value >= context.value);
+export const mayBeTooLong = computed(() => context.value > 0 && expectedTokens.value >= context.value);
+
+// Whether the documents alone leave no room for an answer. The rest of a conversation is the server's to judge.
+const isTooLong = computed(() => {
+  const asked = shown.value.filter(({role}) => role === "user").flatMap(({documents}) => documents);
+  return context.value > 0 && documentTokens([...asked, ...draft.value.documents]) >= context.value;
+});
 
 // ---- what other tabs do
 
 const channel = new BroadcastChannel("triforce");
-const answersHere = new Set();  // ids of turns whose answer this tab receives
+const growingHere = new Map();  // answers that this tab receives, by the id of their turn
+let isOutdated = false;  // another tab changed the open conversation while an answer came
 
 channel.onmessage = async ({data}) => {
-  if (data.asks && answersHere.has(data.asks)) channel.postMessage({owns: data.asks});
-  if (!data.changed) return;
-  await refreshList();
-  if (data.changed === conversation.value.id && !activity.value) await open(data.changed);
+  if (data.asks && growingHere.has(data.asks)) channel.postMessage({owns: data.asks});
+  if (data.removed !== undefined) {
+    if (data.removed === null || answeringConversation.value === data.removed) await ended();
+    if (data.removed === null || data.removed === openId.value) startNew();
+    await refreshList();
+  }
+  if (data.changed) {
+    await refreshList();
+    if (data.changed === openId.value) await reopen();
+  }
 };
+
+async function reopen() {
+  isOutdated = isBusy.value;
+  if (isOutdated) return;
+  const id = openId.value, loaded = await loadTurns(id), kept = await store.read("conversations", id);
+  if (!kept || id !== openId.value || isBusy.value) return;
+  conversation.value = {...kept, draft: conversation.value.draft};
+  turns.value = loaded;
+}
 
 function isOwnedElsewhere(turn) {
   return new Promise(resolve => {
     const replies = new BroadcastChannel("triforce");
-    const end = owned => { replies.close(); resolve(owned); };
+    const end = owned => {
+      replies.close();
+      resolve(owned);
+    };
     replies.onmessage = ({data}) => { if (data.owns === turn) end(true); };
     replies.postMessage({asks: turn});
-    setTimeout(end, ANSWER_WAIT, false);
+    setTimeout(end, REPLY_WAIT, false);
   });
 }
-
-const tellTabs = () => channel.postMessage({changed: conversation.value.id});
 
 // ---- conversations
 
 export async function refreshList() {
-  const kept = await store.readConversations();
-  list.value = kept.sort((a, b) => b.changed - a.changed);
+  list.value = (await store.readConversations()).sort((a, b) => b.changed - a.changed);
 }
 
-let saving = null;
+let pending = null;  // changes of the open conversation that are not stored yet: {id, changes, timer}
 
-function change(changes, isQuick = false) {
-  conversation.value = {...conversation.value, ...changes, changed: Date.now()};
-  clearTimeout(saving);
-  if (isQuick) saving = setTimeout(saveConversation, SAVE_PAUSE);
-  else return saveConversation();
+// Change fields of a conversation, on the page if it is the open one, and in the storage.
+async function changeConversation(id, changes) {
+  const stamped = {...changes, changed: Date.now()}, current = conversation.value;
+  if (id === current.id) conversation.value = {...current, ...stamped};
+  await store.update("conversations", id, kept => ({...(kept ?? current), ...stamped, id}));
+  await announce(id);
 }
 
-async function saveConversation() {
-  clearTimeout(saving);
-  saving = null;
-  const record = conversation.value;
-  await store.saveConversation(record);
-  if (location.hash !== "#/" + record.id) history.pushState(null, "", "#/" + record.id);
-  list.value = [record, ...list.value.filter(({id}) => id !== record.id)].sort((a, b) => b.changed - a.changed);
-  tellTabs();
+// Tell the address, the list and other tabs that a conversation has changed.
+async function announce(id) {
+  if (id === openId.value && location.hash !== "#/" + id) history.pushState(null, "", "#/" + id);
+  await refreshList();
+  channel.postMessage({changed: id});
 }
 
-export const flush = () => { if (saving) saveConversation(); };
+// Change fields that grow by letters: they are stored when the visitor pauses.
+function changeSoon(changes) {
+  conversation.value = {...conversation.value, ...changes};
+  clearTimeout(pending?.timer);
+  pending = {id: openId.value, changes: {...pending?.changes, ...changes}, timer: setTimeout(flush, SAVE_PAUSE)};
+}
+
+export function flush() {
+  if (!pending) return;
+  const {id, changes, timer} = pending;
+  clearTimeout(timer);
+  pending = null;
+  return changeConversation(id, changes);
+}
 
 function put(turn) {
-  turns.value = new Map(turns.value).set(turn.id, turn);
+  if (turn.conversation === openId.value) turns.value = new Map(turns.value).set(turn.id, turn);
 }
 
-export async function startNew() {
+export function startNew() {
   flush();
-  stop();
   conversation.value = blank();
   turns.value = new Map();
   error.value = "";
   if (location.hash.startsWith("#/")) history.pushState(null, "", location.pathname + location.search);
 }
 
+async function loadTurns(id) {
+  const kept = await store.readPart("turns", id);
+  return new Map(kept.map(turn => [turn.id, growingHere.get(turn.id)?.grown() ?? turn]));
+}
+
 export async function open(id) {
-  flush();
-  if (id !== conversation.value.id) stop();
-  const kept = await store.readConversation(id);
-  if (!kept) {
-    error.value = "This conversation is not in this browser's storage.";
-    return startNew();
+  isOpening.value = true;
+  try {
+    await flush();
+    const [kept, loaded] = await Promise.all([store.read("conversations", id), loadTurns(id)]);
+    if (!kept) {
+      history.replaceState(null, "", location.pathname + location.search);
+      startNew();
+      error.value = "This conversation is not in this browser's storage.";
+      return;
+    }
+    await flush();
+    conversation.value = kept;
+    turns.value = loaded;
+    error.value = "";
+    if (location.hash !== "#/" + id) history.pushState(null, "", "#/" + id);
+    for (const turn of loaded.values()) if (turn.role === "assistant" && turn.pieces.some(isRunning)) markInterrupted(turn.id);
+  } finally {
+    isOpening.value = false;
   }
-  const loaded = await store.readPart("turns", id);
-  conversation.value = kept;
-  turns.value = new Map(loaded.map(turn => [turn.id, turn]));
-  error.value = "";
-  if (location.hash !== "#/" + id) history.pushState(null, "", "#/" + id);
-  for (const turn of loaded) if (turn.role === "assistant" && turn.pieces.some(isOpen)) markInterrupted(turn);
 }
 
-// An answer that no tab receives any more was cut when its tab was closed or reloaded.
-async function markInterrupted(turn) {
-  if (answersHere.has(turn.id) || await isOwnedElsewhere(turn.id)) return;
-  const pieces = turn.pieces.map(piece => (isOpen(piece) ? {...piece, state: "interrupted"} : piece));
-  if (turns.value.get(turn.id) === turn) put({...turn, pieces});
-  await store.saveTurn({...turn, pieces});
+// An answer that no tab receives any more was cut when its tab was closed or loaded again.
+async function markInterrupted(id) {
+  if (growingHere.has(id) || await isOwnedElsewhere(id)) return;
+  await changePieces(id, piece => (isRunning(piece) ? {...piece, state: "interrupted"} : piece));
 }
 
-export const rename = (id, title) => edit(id, {title, isNamed: true});
-
-async function edit(id, changes) {
-  if (id === conversation.value.id) return change(changes);
-  const record = {...await store.readConversation(id), ...changes};
-  await store.saveConversation(record);
-  await refreshList();
+// Change the pieces of a stored turn, and show the turn.
+async function changePieces(id, change) {
+  let changed;
+  await store.update("turns", id, kept => (changed = kept && {...kept, pieces: kept.pieces.map(change)}));
+  if (changed) put(changed);
 }
+
+export const rename = (id, title) => changeConversation(id, {title});
 
 export async function remove(id) {
-  flush();
-  const record = await store.readConversation(id);
-  const parts = {turns: await store.readPart("turns", id), details: await store.readPart("details", id), documents: await store.readPart("documents", id)};
-  if (id === conversation.value.id) await startNew();
+  await flush();
+  if (answeringConversation.value === id) await ended();
+  const record = await store.read("conversations", id);
+  const [loaded, details, documents] = await Promise.all(["turns", "details", "documents"].map(table => store.readPart(table, id)));
+  if (id === openId.value) startNew();
   await store.removeConversation(id);
   await refreshList();
-  notice.value = {text: `“${record.title || "New conversation"}” is deleted.`, undo: async () => { await restore(record, parts); await open(id); }};
+  channel.postMessage({removed: id});
+  const undo = async () => {
+    await restore(record, {turns: loaded, details, documents});
+    await open(id);
+  };
+  notice.value = {text: `“${record.title || "New conversation"}” is deleted.`, undo};
 }
 
-export async function restore(record, {turns: restored, details, documents}) {
-  for (const document of documents) await store.saveDocument(document);
-  for (const turn of restored) await store.saveTurn(turn);
-  for (const detail of details) await store.saveDetails(detail);
-  await store.saveConversation(record);
+export async function restore(record, parts) {
+  for (const [table, records] of Object.entries(parts)) for (const part of records) await store.write(table, part);
+  await store.write("conversations", record);
   await refreshList();
 }
 
-export const removeAll = async () => {
-  await startNew();
+export async function removeAll() {
+  await ended();
+  startNew();
   await store.removeAll();
   await refreshList();
-};
+  channel.postMessage({removed: null});
+}
 
 // ---- the draft
 
-export const setDraft = changes => change({draft: {...draft.value, ...changes}}, true);
-export const setSystem = system => change({system}, true);
-export const setTools = tools => change({tools}, true);
+export const setDraft = changes => changeSoon({draft: {...draft.value, ...changes}});
+export const setSystem = system => changeSoon({system});
+export const setTools = tools => changeSoon({tools});
 
-export async function attach(document) {
-  await store.saveDocument({...document, conversation: conversation.value.id});
-  const {text, ...head} = document;
-  await change({draft: {...draft.value, documents: [...draft.value.documents, head]}});
+// Attach a document to the draft of the conversation in which its reading began.
+export async function attach(document, id) {
+  await store.write("documents", {...document, conversation: id});
+  const {text, skipped, ...head} = document;
+  await flush();
+  const attached = record => ({...record, draft: {...record.draft, documents: [...record.draft.documents, head]}});
+  const unstored = id === openId.value ? conversation.value : {...blank(), id};
+  await store.update("conversations", id, kept => attached(kept ?? unstored));
+  readingDocument.value = "";
+  if (id === openId.value) conversation.value = attached(conversation.value);
+  await announce(id);
 }
 
 export function detach(id) {
-  const before = draft.value.documents, removed = before.find(document => document.id === id), target = conversation.value.id;
-  setDraft({documents: before.filter(document => document.id !== id)});
-  notice.value = {
-    text: `${removed.name} is removed.`,
-    undo: () => { if (conversation.value.id === target) setDraft({documents: [...draft.value.documents, removed]}); },
-  };
+  const removed = draft.value.documents.find(document => document.id === id), target = openId.value;
+  setDraft({documents: draft.value.documents.filter(document => document.id !== id)});
+  const undo = () => { if (openId.value === target) setDraft({documents: [...draft.value.documents, removed]}); };
+  notice.value = {text: `${removed.name} is removed.`, undo};
 }
 
 // ---- answers
@@ -196,88 +257,131 @@ export function toolsOf(text) {
 }
 
 function freeze() {
-  const {card} = server.value;
-  return {...frozenSettings(card), chats: card.triforce.chats, system: conversation.value.system, tools: toolsOf(conversation.value.tools)};
+  const {card} = server.value, {system, tools} = conversation.value;
+  return {...frozenSettings(card), chats: card.triforce.chats, system, tools: toolsOf(tools)};
 }
 
-// Return why no answer can be asked for now, or an empty text.
+// Return why nothing can be asked for now, or an empty text.
 export const hindrance = computed(() => {
   if (server.value.state === "locked") return "Unlock the server with its key first.";
   if (!server.value.card) return "The server has not answered yet.";
-  if (isTooLong.value) return "too long";
-  settings.value;
-  const [fault] = faults();
+  const [fault] = faults.value;
   if (fault) return fault;
   try { toolsOf(conversation.value.tools); } catch (fault) { return fault.message; }
   return "";
 });
 
+// Return why the draft cannot be sent now, or an empty text.
+export const draftHindrance = computed(() => {
+  if (hindrance.value) return hindrance.value;
+  if (readingDocument.value) return "A document is being read.";
+  if (isTooLong.value) return `This is too long: the documents have ${documentTokens(draft.value.documents).toLocaleString("en")} tokens here, and the model's context holds ${context.value.toLocaleString("en")} with the answer. Attach less.`;
+  return isOpening.value ? "The conversation is being opened." : "";
+});
+
 // Do one thing at a time: what runs can be stopped, and nothing else begins until it has ended.
 export async function exclusively(work) {
   if (activity.value) return;
-  activity.value = {kind: "", turn: null, piece: 0, step: "", done: 0, total: 0, left: null, marks: [], abort: new AbortController()};
-  try { await work(); } finally { activity.value = null; }
+  const idle = {kind: "", turn: null, step: "", done: 0, total: 0, left: null, marks: []};
+  activity.value = {...idle, conversation: openId.value, abort: new AbortController()};
+  try {
+    await work();
+  } finally {
+    activity.value = null;
+    if (isOutdated) await reopen();
+  }
+}
+
+export const stop = () => activity.value?.abort.abort();
+
+// Stop what runs, and wait until it has been saved.
+function ended() {
+  stop();
+  return new Promise(resolve => {
+    const dispose = isBusy.subscribe(busy => {
+      if (busy) return;
+      resolve();
+      queueMicrotask(() => dispose());
+    });
+  });
 }
 
 // Tell what runs now, and return the signal that stops it.
-export function begin(kind, turn, index, step) {
-  activity.value = {...activity.value, kind, turn: turn.id, piece: index, step, done: 0, total: 0, left: null, marks: []};
+export function begin(kind, turn, step) {
+  activity.value = {...activity.value, kind, turn: turn.id, step, done: 0, total: 0, left: null, marks: []};
   return activity.value.abort.signal;
 }
 
-export const send = () => exclusively(async () => {
-  if (hindrance.value) return;
-  const {text, documents} = draft.value;
-  if (!text.trim() && !documents.length) return;
-  const parent = shown.value.at(-1)?.id ?? null, frozen = freeze();
-  const turn = {id: newId(), conversation: conversation.value.id, parent, role: "user", created: Date.now(), text: text.trim(), documents};
-  const title = conversation.value.title || titleOf(text || documents[0].name);
-  await add(turn, {title, draft: {text: "", documents: []}});
-  await answer(turn.id, frozen);
-});
+// Show progress, and the time left at the pace of the last few seconds. total: 0 where the end is not known.
+export function progress(step, done, total) {
+  const running = activity.value, now = performance.now();
+  const marks = [...(running.step === step ? running.marks : []).filter(mark => now - mark.now < RECENT), {now, done}];
+  const pace = (done - marks[0].done) / (now - marks[0].now);
+  activity.value = {...running, step, done, total, marks, left: pace > 0 && total ? (total - done) / pace / 1000 : null};
+}
 
-export const sendEdited = (edited, text) => exclusively(async () => {
-  const frozen = freeze(), turn = {...edited, id: newId(), created: Date.now(), text: text.trim()};
-  await add(turn);
-  await answer(turn.id, frozen);
-});
+// A turn comes later than all turns before it, also where the clock was set back.
+function newTurn(parent, role, fields) {
+  const latest = Math.max(0, ...Array.from(turns.value.values(), ({created}) => created));
+  return {id: newId(), conversation: openId.value, parent, role, created: Math.max(Date.now(), latest + 1), ...fields};
+}
 
-export const sendResults = (parent, results) => exclusively(async () => {
-  const frozen = freeze(), turn = {id: newId(), conversation: conversation.value.id, parent, role: "tool", created: Date.now(), results};
-  await add(turn);
-  await answer(turn.id, frozen);
-});
-
-export const regenerate = turn => exclusively(() => answer(turn.parent, freeze()));
-
+// Add a turn, and show the branch that ends in it. changes: of its conversation.
 async function add(turn, changes = {}) {
   put(turn);
-  await store.saveTurn(turn);
+  await store.write("turns", turn);
   const {[turn.parent ?? "root"]: earlier, ...choices} = conversation.value.choices;  // the latest branch is shown
-  await change({...changes, choices});
+  await changeConversation(turn.conversation, {...changes, ...(turn.conversation === openId.value ? {choices} : {})});
 }
 
-// Show the branch that begins some steps from a turn.
-export function choose(turn, step) {
-  const siblings = children(turns.value, turn.parent), place = siblings.findIndex(({id}) => id === turn.id);
-  return change({choices: {...conversation.value.choices, [turn.parent ?? "root"]: siblings[place + step].id}});
+// Ask: add a turn of the visitor and the answer to it. Return whether this has begun.
+function request(parent, role, fields, changes) {
+  if (activity.value || hindrance.value) return false;
+  const frozen = freeze(), turn = newTurn(parent, role, fields), answer = newTurn(turn.id, "assistant", {created: turn.created + 1, pieces: [newPiece(frozen)]});
+  exclusively(async () => {
+    await add(turn, changes);
+    await add(answer);
+    await receive(answer, 0);
+  });
+  return true;
 }
 
-const newPiece = frozen => ({state: "running", text: "", thoughts: "", calls: [], frozen, error: "", figures: null, fingerprint: "", model: "", proof: null});
-
-async function answer(parent, frozen) {
-  const turn = {id: newId(), conversation: conversation.value.id, parent, role: "assistant", created: Date.now(), pieces: [newPiece(frozen)]};
-  await add(turn);
-  await receive(turn, 0);
+export function send() {
+  const {text, documents} = draft.value;
+  if (draftHindrance.value || (!text.trim() && !documents.length)) return false;
+  clearTimeout(pending?.timer);
+  pending = null;
+  const question = server.value.card.triforce.chats ? text.trim() : text;  // a text is continued where it ends
+  const title = conversation.value.title || titleOf(text || documents[0].name);
+  return request(shown.value.at(-1)?.id ?? null, "user", {text: question, documents}, {title, draft: {text: "", documents: []}});
 }
+
+export const sendEdited = (edited, text) => request(edited.parent, "user", {text: text.trim(), documents: edited.documents});
+export const sendResults = (answer, results) => request(answer.id, "tool", {results});
+
+export const regenerate = turn => exclusively(async () => {
+  if (hindrance.value) return;
+  const answer = newTurn(turn.parent, "assistant", {pieces: [newPiece(freeze())]});
+  await add(answer);
+  await receive(answer, 0);
+});
 
 // Continue an answer that ended at its limit or was cut. A piece without text is asked for again.
 export const goOn = turn => exclusively(async () => {
-  const kept = turn.pieces.filter(piece => piece.text || piece.thoughts);
-  const longer = {...turn, pieces: [...kept, newPiece(freeze())]};
+  if (hindrance.value) return;
+  const pieces = [...turn.pieces.filter(piece => piece.text), newPiece(freeze())];
+  const longer = {...turn, pieces};
   put(longer);
-  await receive(longer, kept.length);
+  await receive(longer, pieces.length - 1);
 });
+
+// Show the branch that begins some steps from a turn.
+export function choose(turn, step) {
+  const siblings = siblingsOf(turns.value).get(turn.parent), place = siblings.findIndex(({id}) => id === turn.id);
+  return changeConversation(turn.conversation, {choices: {...conversation.value.choices, [turn.parent ?? "root"]: siblings[place + step].id}});
+}
+
+const newPiece = frozen => ({state: "running", text: "", thoughts: "", calls: [], frozen, error: "", figures: null, fingerprint: "", model: "", proof: null});
 
 // Return the turns behind which a piece stands: its turn's ancestors, and the pieces before it.
 export function lineBefore(turn, index) {
@@ -287,76 +391,80 @@ export function lineBefore(turn, index) {
 
 const withPiece = (turn, index, changes) => ({...turn, pieces: turn.pieces.map((piece, i) => (i === index ? {...piece, ...changes} : piece))});
 
-// Show progress, and the time left at the pace of the last few seconds.
-export function progress(step, done, total) {
-  const running = activity.value;
-  if (!running) return;
-  const now = performance.now(), before = running.step === step ? running.marks : [];
-  const marks = [...before.filter(mark => now - mark.now < RECENT), {now, done}];
-  const pace = (done - marks[0].done) / (now - marks[0].now);
-  activity.value = {...running, step, done, total, marks, left: pace > 0 ? (total - done) / pace / 1000 : null};
-}
-
-export const stop = () => activity.value?.abort.abort();
-
-function details(turn, index, growth, before) {
-  const pieces = [...before];
-  pieces[index] = {ids: Uint32Array.from(growth.ids), runs: growth.runs, lines: growth.lines};
-  return {id: turn.id, conversation: turn.conversation, pieces};
-}
-
-async function receive(turn, index) {
-  const signal = begin("answer", turn, index, "Waiting for the server");
-  const owner = conversation.value.id, {frozen} = turn.pieces[index];
-  const before = (await store.readDetails(turn.id))?.pieces.slice(0, index) ?? [];
-  let painted = -PAINT_PAUSE, timer = null, growth = null, latest = turn;
-  const show = changes => {
-    latest = withPiece(latest, index, changes);
-    if (conversation.value.id === owner) put(latest);
-  };
-  const save = async () => {
-    clearTimeout(timer);
-    timer = null;
-    if (growth && latest.pieces[index].state === "running") latest = withPiece(latest, index, shownPart(growth));
-    await store.saveTurn(latest);
-    if (growth) await store.saveDetails(details(latest, index, growth, before));
-  };
-  answersHere.add(turn.id);
-  try {
-    await save();
-    const line = lineBefore(turn, index);
-    const onProgress = ({processed, total, queue_place: place}) =>
-      progress(place ? `Waiting behind ${place} other${place === 1 ? "" : "s"}` : "Reading the conversation", processed, total);
-    for await (growth of stream(await requestOf(line, frozen), signal, onProgress)) {
-      const now = performance.now();
-      if (now - painted >= PAINT_PAUSE && growth.tokens) {
-        painted = now;
-        progress("Answering", growth.tokens, frozen.fields.max_tokens);
-        show(shownPart(growth));
-      }
-      timer ??= setTimeout(save, SAVE_PAUSE);
-    }
-    show({...shownPart(growth), state: growth.finish === "length" ? "limit" : "finished"});
-  } catch (fault) {
-    const state = fault.name === "AbortError" ? "stopped" : growth?.tokens ? "interrupted" : "failed";
-    show({...(growth ? shownPart(growth) : {}), state, error: state === "stopped" ? "" : fault.message});
-  } finally {
-    answersHere.delete(turn.id);
+// A piece that grows: it is shown at most every PAINT_PAUSE and stored at most every SAVE_PAUSE.
+class GrowingPiece {
+  constructor(turn, index) {
+    Object.assign(this, {turn, index, growth: null, timer: null, paintTime: -PAINT_PAUSE});
   }
-  await save();
-  if (latest.pieces[index].fingerprint && latest.pieces[index].fingerprint !== server.value.card?.triforce.system_fingerprint) look();
-  tellTabs();
+
+  change(changes) {
+    this.turn = withPiece(this.turn, this.index, {...(this.growth ? grownFields(this.growth) : {}), ...changes});
+    put(this.turn);
+  }
+
+  // Return the turn with all text that has come.
+  grown() {
+    const isRunningPiece = this.growth && isRunning(this.turn.pieces[this.index]);
+    return isRunningPiece ? withPiece(this.turn, this.index, grownFields(this.growth)) : this.turn;
+  }
+
+  grow(growth) {
+    this.growth = growth;
+    this.timer ??= setTimeout(() => this.save(), SAVE_PAUSE);
+    const now = performance.now();
+    if (!growth.tokens || now - this.paintTime < Math.max(PAINT_PAUSE, PAINT_SHARE * paintCost.milliseconds)) return;
+    this.paintTime = now;
+    progress("Answering", growth.tokens, 0);  // where an answer ends is not known before
+    this.change({});
+  }
+
+  // The details go first: a turn in the storage never has more text than its tokens.
+  async save() {
+    clearTimeout(this.timer);
+    this.timer = null;
+    const {growth, index} = this;
+    if (growth) {
+      const part = {ids: Uint32Array.from(growth.ids), runs: growth.runs, lines: growth.lines};
+      this.turn = this.grown();
+      const saved = this.turn;
+      await store.update("details", saved.id, kept => {
+        const pieces = Array.from({length: index}, (_, i) => kept?.pieces[i] ?? NO_DETAILS);
+        return {id: saved.id, conversation: saved.conversation, pieces: [...pieces, part]};
+      });
+    }
+    await store.write("turns", this.turn);
+  }
 }
 
-const shownPart = growth => ({
+const NO_DETAILS = {ids: new Uint32Array(), runs: [], lines: []};
+
+const grownFields = growth => ({
   text: growth.text, thoughts: growth.thoughts, calls: [...growth.calls], figures: growth.figures, fingerprint: growth.fingerprint, model: growth.model,
 });
 
-// Store the result of a check with its piece.
-export async function setProof(turn, index, proof) {
-  const changed = withPiece(turns.value.get(turn.id) ?? turn, index, {proof});
-  if (turns.value.has(turn.id)) put(changed);
-  await store.saveTurn(changed);
+async function receive(turn, index) {
+  const signal = begin("answer", turn, "Waiting for the server"), growing = new GrowingPiece(turn, index);
+  const line = lineBefore(turn, index), {frozen} = turn.pieces[index];
+  const onProgress = ({processed, total, queue_place: place}) =>
+    progress(place ? `Waiting behind ${place} other${place === 1 ? "" : "s"}` : "Reading the conversation", processed, total);
+  growingHere.set(turn.id, growing);
+  try {
+    await growing.save();
+    for await (const growth of stream(await requestOf(line, frozen), signal, onProgress)) growing.grow(growth);
+    growing.change({state: growing.growth.finish === "length" ? "limit" : "finished"});
+  } catch (fault) {
+    const state = fault.name === "AbortError" ? "stopped" : growing.growth?.tokens ? "interrupted" : "failed";
+    growing.change({state, error: state === "stopped" ? "" : fault.message});
+  }
+  await growing.save();
+  growingHere.delete(turn.id);
+  const {fingerprint} = growing.turn.pieces[index];
+  if (fingerprint && fingerprint !== server.value.card?.triforce.system_fingerprint) look();
+  channel.postMessage({changed: turn.conversation});
 }
+
+// Store the result of a check with its piece. A check that came to no verdict leaves an earlier one.
+export const setProof = (turn, index, proof) => changePieces(turn.id, (piece, i) =>
+  (i === index && (proof.figures || !piece.proof?.figures) ? {...piece, proof} : piece));
 
 export const copyOf = turn => (turn.role === "user" ? turn.text : answerText(turn) || callsOf(turn).map(({name, arguments: given}) => `${name}(${given})`).join("\n"));

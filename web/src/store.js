@@ -1,88 +1,102 @@
-// Conversations in the browser's own storage (IndexedDB), or in memory where the visitor or the browser wants no storage.
-// Records: a conversation; its turns; details of a turn's pieces, which only its panel reads; documents with their text.
+// Conversations in the browser's own storage (IndexedDB). Records that it does not take, or that the visitor does not
+// want to be kept, are in memory; every read sees both, and a record in memory is the newer one.
+// Tables: conversations; their turns; details of a turn's pieces, which only its panel reads; documents with their text.
 import {openDB} from "idb";
 import {signal} from "@preact/signals";
 import {visitorStorage} from "./browser_storage.js";
 
 const NAME = "triforce", VERSION = 1, SWITCH = "triforce.keep";
 const PARTS = ["turns", "details", "documents"];  // each of their records names its conversation
-
-class MemoryTables {
-  constructor() { this.tables = Object.fromEntries(["conversations", ...PARTS].map(name => [name, new Map()])); }
-  async get(table, id) { return this.tables[table].get(id); }
-  async all(table) { return [...this.tables[table].values()]; }
-  async of(table, conversation) { return (await this.all(table)).filter(record => record.conversation === conversation); }
-  async put(table, record) { this.tables[table].set(record.id, record); }
-  async remove(table, id) { this.tables[table].delete(id); }
-  async clear() { for (const table of Object.values(this.tables)) table.clear(); }
-}
-
-class BrowserTables {
-  static async open() {
-    const upgrade = database => {
-      database.createObjectStore("conversations", {keyPath: "id"});
-      for (const name of PARTS) database.createObjectStore(name, {keyPath: "id"}).createIndex("conversation", "conversation");
-    };
-    const tables = new BrowserTables();
-    tables.database = await openDB(NAME, VERSION, {upgrade, blocking: () => tables.database.close()});
-    return tables;
-  }
-  get(table, id) { return this.database.get(table, id); }
-  all(table) { return this.database.getAll(table); }
-  of(table, conversation) { return this.database.getAllFromIndex(table, "conversation", conversation); }
-  put(table, record) { return this.database.put(table, record); }
-  remove(table, id) { return this.database.delete(table, id); }
-  async clear() { for (const table of ["conversations", ...PARTS]) await this.database.clear(table); }
-}
+const TABLES = ["conversations", ...PARTS];
+const FULL = "The browser's storage is full: what is new lasts until the page is closed. Delete or export conversations.";
+const REFUSED = "This browser keeps nothing for this page: conversations last until the page is closed.";
 
 export const keeps = signal(visitorStorage.get(SWITCH) !== "off");
-export const storageFault = signal("");  // why this browser keeps nothing, or an empty text
+export const storageFault = signal("");  // why the browser keeps nothing that is new, or an empty text
 
-const memory = new MemoryTables();
+const memory = Object.fromEntries(TABLES.map(table => [table, new Map()]));
 let opened = null;
 
-async function tables() {
-  if (!keeps.value) return memory;
-  opened ??= BrowserTables.open().catch(() => {
-    storageFault.value = "This browser keeps nothing for this page: conversations last until the page is closed.";
-    return memory;
+// Return the database, or null where the browser refuses it.
+function database() {
+  const upgrade = created => {
+    created.createObjectStore("conversations", {keyPath: "id"});
+    for (const table of PARTS) created.createObjectStore(table, {keyPath: "id"}).createIndex("conversation", "conversation");
+  };
+  opened ??= (async () => openDB(NAME, VERSION, {upgrade}))().catch(() => {
+    storageFault.value = REFUSED;
+    return null;
   });
   return opened;
 }
 
-export function setKeeping(on) {
-  visitorStorage.set(SWITCH, on ? "on" : "off");
-  keeps.value = on;
+export async function read(table, id) {
+  return memory[table].get(id) ?? (await database())?.get(table, id);
 }
 
-async function put(table, record) {
-  const kept = await tables();
+async function overlaid(table, kept, isWanted) {
+  const records = new Map((kept ?? []).map(record => [record.id, record]));
+  for (const record of memory[table].values()) if (isWanted(record)) records.set(record.id, record);
+  return [...records.values()];
+}
+
+export async function readConversations() {
+  return overlaid("conversations", await (await database())?.getAll("conversations"), () => true);
+}
+
+export async function readPart(table, conversation) {
+  const kept = await (await database())?.getAllFromIndex(table, "conversation", conversation);
+  return overlaid(table, kept, record => record.conversation === conversation);
+}
+
+// Change a record in one transaction, so that changes of two tabs to one record are both kept.
+// change: from the record, or undefined where there is none, to the new record; undefined for no change.
+export async function update(table, id, change) {
+  const held = memory[table].get(id);
+  if (held || !keeps.value) {
+    const changed = change(held ?? await (await database())?.get(table, id));
+    if (changed) memory[table].set(id, changed);
+    if (!keeps.value || !changed) return;
+  }
+  const base = await database();
+  let changed;
   try {
-    await kept.put(table, record);
+    if (!base) throw new DOMException(REFUSED, "NotFoundError");
+    const transaction = base.transaction(table, "readwrite");
+    changed = memory[table].get(id) ?? change(await transaction.store.get(id));
+    if (changed) transaction.store.put(changed).catch(() => {});  // the transaction fails with it
+    await transaction.done;
+    memory[table].delete(id);
   } catch (error) {
-    storageFault.value = error.name === "QuotaExceededError"
-      ? "The browser's storage is full: what is new lasts until the page is closed. Delete or export conversations."
-      : "The browser did not store this conversation: what is new lasts until the page is closed.";
-    await memory.put(table, record);
+    if (base) storageFault.value = FULL;
+    changed ??= change(await base?.get(table, id));
+    if (changed) memory[table].set(id, changed);
   }
 }
 
-const get = async (table, id) => await (await tables()).get(table, id) ?? memory.get(table, id);
+export const write = (table, record) => update(table, record.id, () => record);
 
-export const saveConversation = record => put("conversations", record);
-export const saveTurn = record => put("turns", record);
-export const saveDetails = record => put("details", record);
-export const saveDocument = record => put("documents", record);
-export const readDetails = id => get("details", id);
-export const readDocument = id => get("documents", id);
-export const readConversation = id => get("conversations", id);
-export const readConversations = async () => (await tables()).all("conversations");
-export const readPart = async (table, conversation) => (await tables()).of(table, conversation);
-
-export async function removeConversation(id) {
-  const kept = await tables();
-  for (const name of PARTS) for (const record of await kept.of(name, id)) await kept.remove(name, record.id);
-  await kept.remove("conversations", id);
+// Keep new records from now on, with those in memory, or keep none.
+export async function setKeeping(on) {
+  visitorStorage.set(SWITCH, on ? "on" : "off");
+  keeps.value = on;
+  if (!on) return;
+  for (const table of TABLES) for (const record of [...memory[table].values()]) await write(table, record);
 }
 
-export const removeAll = async () => (await tables()).clear();
+async function remove(table, id) {
+  memory[table].delete(id);
+  await (await database())?.delete(table, id);
+}
+
+export async function removeConversation(id) {
+  for (const table of PARTS) for (const record of await readPart(table, id)) await remove(table, record.id);
+  await remove("conversations", id);
+}
+
+export async function removeAll() {
+  for (const table of TABLES) {
+    memory[table].clear();
+    await (await database())?.clear(table);
+  }
+}

@@ -16,7 +16,7 @@ export const TierName = ({name}) => <span class={`tier ${Object.hasOwn(TIERS, na
 export function TierTable({figures}) {
   const tiers = figures.tiers.filter((tier, i) => tier.proposed || i === figures.tiers.length - 1), last = tiers.length - 1;
   return <div class="scroll" tabindex="0" role="group" aria-label="Tokens by tier"><table>
-    <caption>Tokens by tier</caption>
+    <caption>Tokens by tier. A tier also passes on what the tier below proposed, so it may propose more tokens than are named after it.</caption>
     <thead><tr><th scope="col">Tier</th><th scope="col">In the text</th><th scope="col">Proposed</th><th scope="col">Accepted</th></tr></thead>
     <tbody>{tiers.map((tier, i) => <tr key={tier.name}>
       <th scope="row"><TierName name={tier.name} /></th>
@@ -64,7 +64,7 @@ export function ReadMap({lines, tokens}) {
   if (lines.every(line => line.every(percent => percent === 100))) return <p class="soft">The retrieval tier read the whole text, as the text is within its budget.</p>;
   const latest = lines.at(-1), mean = Math.round(latest.reduce((a, b) => a + b) / latest.length);
   return <figure>
-    <figcaption>Parts that the retrieval tier read: {mean} % of {formatCount(tokens)} tokens for an average attention head</figcaption>
+    <figcaption class="soft">Parts that the retrieval tier read, a row for each verification, the latest at the bottom: {mean} % of {formatCount(tokens)} tokens for an average attention head</figcaption>
     <canvas ref={canvas} class="map" width={PARTS} height={lines.length} role="img" aria-label={`Heads of the retrieval tier see ${mean} % of ${formatCount(tokens)} tokens on average`} />
     <p class="ends soft"><span>start of the text</span><span>latest token</span></p>
     <p class="key soft"><span>no head</span><span class="ramp" /><span>all heads</span></p>

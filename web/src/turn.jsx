@@ -4,18 +4,21 @@ import {useSignal} from "@preact/signals";
 import {useEffect, useRef} from "preact/hooks";
 import {answerText, callsOf, thoughtsOf} from "./conversation.js";
 import {DocumentChips} from "./document_chips.jsx";
-import {CopyButton, Markdown} from "./markdown.jsx";
+import {CopyButton} from "./copy_button.jsx";
+import {Markdown} from "./markdown.jsx";
 import {check, price, rateOf, sentences, uncheckable} from "./proof.js";
 import {server} from "./server.js";
-import {activeAnswer, activeCheck, activity, choose, copyOf, goOn, hindrance, isBusy, regenerate, sendEdited, sendResults, stop} from "./state.js";
-import {readDetails} from "./store.js";
+import {activeAnswer, activeCheck, activity, choose, copyOf, goOn, hindrance, isBusy, regenerate, sendEdited, sendResults} from "./state.js";
+import {read} from "./store.js";
 import {ReadMap, TierTable, TierText} from "./tiers.jsx";
 import {counted, formatCount, formatRate, formatSeconds} from "./words.js";
 
 // A turn is rendered again only if its record or its place has changed.
 export class Turn extends Component {
   shouldComponentUpdate(next) { return ["turn", "isLast", "place", "count"].some(name => next[name] !== this.props[name]); }
-  render({turn, isLast, place, count}) {
+  componentDidCatch() { this.setState({isBroken: true}); }
+  render({turn, isLast, place, count}, {isBroken}) {
+    if (isBroken) return <li class="turn fault">This turn cannot be shown.</li>;
     const branches = count > 1 && <Branches turn={turn} place={place} count={count} />;
     if (turn.role === "user") return <Question turn={turn} branches={branches} />;
     if (turn.role === "tool") return <Results turn={turn} />;
@@ -36,7 +39,7 @@ function Question({turn, branches}) {
     {isEdited.value ? <Editor turn={turn} onEnd={() => { isEdited.value = false; }} /> : <p class="plain">{turn.text}</p>}
     <div class="acts">
       {branches}
-      <CopyButton text={() => copyOf(turn)} label="Copy the question" />
+      <CopyButton text={() => copyOf(turn)} label="Copy the question" short="Copy" />
       {!isEdited.value && <button type="button" class="quiet" disabled={isBusy.value} onClick={() => { isEdited.value = true; }}>Edit</button>}
     </div>
   </li>;
@@ -47,18 +50,21 @@ function Editor({turn, onEnd}) {
   useEffect(() => area.current.focus(), []);
   const submit = event => {
     event.preventDefault();
-    onEnd();
-    sendEdited(turn, area.current.value);
+    if (sendEdited(turn, area.current.value)) onEnd();
   };
   const onKey = event => {
+    if (event.isComposing) return;
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) submit(event);
-    if (event.key === "Escape") onEnd();
+    if (event.key === "Escape") {
+      event.preventDefault();
+      onEnd();
+    }
   };
   return <form onSubmit={submit}>
     <textarea ref={area} aria-label="Question, edited" rows="4" defaultValue={turn.text} onKeyDown={onKey} />
     <div class="line end">
       <button type="button" onClick={onEnd}>Cancel</button>
-      <button type="submit" class="main">Ask as a new branch</button>
+      <button type="submit" class="main" disabled={isBusy.value || Boolean(hindrance.value)}>Ask as a new branch</button>
     </div>
   </form>;
 }
@@ -77,6 +83,7 @@ const ENDS = {
 function Answer({turn, isLast, branches}) {
   const last = turn.pieces.at(-1), text = answerText(turn), thoughts = thoughtsOf(turn), calls = callsOf(turn);
   const isRunning = last.state === "running", isHere = isRunning && activeAnswer.value === turn.id;
+  const checked = isRunning ? [] : turn.pieces.map((piece, index) => ({piece, index})).filter(({piece}) => piece.figures?.tokens);
   const isCut = ["limit", "stopped", "interrupted", "failed"].includes(last.state);
   const isFull = last.figures && server.value.card && last.figures.promptTokens + last.figures.tokens >= server.value.card.max_model_len;
   return <li class="turn answer" aria-label="Answer" aria-busy={isRunning}>
@@ -85,16 +92,19 @@ function Answer({turn, isLast, branches}) {
     {calls.map(call => <Call key={call.id} call={call} />)}
     {isHere && <Progress />}
     {isRunning && !isHere && <p class="soft">Another tab receives this answer.</p>}
-    {!isRunning && <p class={last.state === "failed" ? "fault" : "soft ending"}>{ENDS[last.state](last)}</p>}
-    {last.figures?.tokens > 0 && <Figures figures={last.figures} />}
+    {(!isRunning || last.figures?.tokens > 0) && <p class="soft">
+      {!isRunning && <span class={last.state === "failed" ? "fault" : "ending"}>{ENDS[last.state](last)}</span>}
+      {last.figures?.tokens > 0 && <Figures pieces={turn.pieces} />}
+    </p>}
     {!isRunning && <div class="acts">
       {branches}
-      {text && <CopyButton text={() => copyOf(turn)} label="Copy the answer" />}
+      {text && <CopyButton text={() => copyOf(turn)} label="Copy the answer" short="Copy" />}
       {isCut && isLast && !isFull && <button type="button" disabled={isBusy.value || Boolean(hindrance.value)} onClick={() => goOn(turn)}>{text ? "Go on" : "Try again"}</button>}
-      <button type="button" class="quiet" disabled={isBusy.value} onClick={() => regenerate(turn)}>Regenerate</button>
+      <button type="button" class="quiet" disabled={isBusy.value || Boolean(hindrance.value)} onClick={() => regenerate(turn)}>Regenerate</button>
+      {checked.length > 0 && <CheckButton turn={turn} pieces={checked} />}
     </div>}
     {calls.length > 0 && isLast && !isRunning && <CallForm turn={turn} calls={calls} />}
-    {!isRunning && last.figures?.tokens > 0 && <Proof turn={turn} />}
+    {checked.length > 0 && <Proof turn={turn} pieces={checked} />}
   </li>;
 }
 
@@ -111,57 +121,59 @@ function prettyJson(text) {
 function CallForm({turn, calls}) {
   const submit = event => {
     event.preventDefault();
-    sendResults(turn.id, calls.map(({id, name}, i) => ({id, name, text: event.target.elements[`result-${i}`].value})));
+    sendResults(turn, calls.map(({id, name}, i) => ({id, name, text: event.target.elements[`result-${i}`].value})));
   };
   return <form class="card" onSubmit={submit} aria-label="Results of calls">
     {calls.map(({id, name}, i) => <p key={id}><label for={`result-${id}`}>Result of {name}</label><textarea id={`result-${id}`} name={`result-${i}`} rows="2" /></p>)}
-    <div class="line end"><button type="submit" class="main">Send the results</button></div>
+    <div class="line end"><button type="submit" class="main" disabled={isBusy.value || Boolean(hindrance.value)}>Send the results</button></div>
   </form>;
 }
 
-export function Progress() {
-  const {step, done, total, left, kind} = activity.value;
+function Progress() {
+  const {step, done, total, left} = activity.value;
   return <div class="going">
     <p role="status">{step}</p>
-    <div class="line">
-      <progress max="1" value={total ? done / total : undefined} aria-label={step} />
-      <button type="button" onClick={stop}>Stop</button>
-    </div>
-    <p class="soft">{total > 0 && `${formatCount(done)} of ${kind === "answer" && step === "Answering" ? "at most " : ""}${counted(total, "token")}`}{left !== null && `, about ${formatSeconds(left)} left`}</p>
+    <progress max="1" value={total ? done / total : undefined} aria-label={step} />
+    <p class="soft">{total > 0 ? `${formatCount(done)} of ${counted(total, "token")}` : done > 0 && counted(done, "token")}{left !== null && `, about ${formatSeconds(left)} left`}</p>
   </div>;
 }
 
-function Figures({figures}) {
-  const {tokens, cachedTokens, promptTokens, firstToken} = figures;
-  return <p class="soft figures">
-    {counted(tokens, "token")}{rateOf(figures) > 0 && `, ${formatRate(rateOf(figures))} per second`}.
+function Figures({pieces}) {
+  const {figures} = pieces.at(-1), {tokens, cachedTokens, promptTokens, firstToken} = figures;
+  const total = pieces.reduce((sum, piece) => sum + (piece.figures?.tokens ?? 0), 0);
+  return <span class="figures">
+    {" "}{counted(tokens, "token")}{total > tokens && ` in this part, ${formatCount(total)} in all`}{rateOf(figures) > 0 && `, ${formatRate(rateOf(figures))} per second`}.
     {" "}First token after {formatSeconds(firstToken)}: {cachedTokens ? `${formatCount(cachedTokens)} of ${counted(promptTokens, "token")} of the conversation were read before` : `${counted(promptTokens, "token")} read`}.
-  </p>;
+  </span>;
 }
 
-function Proof({turn}) {
-  const pieces = turn.pieces.map((piece, index) => ({piece, index})).filter(({piece}) => piece.figures?.tokens);
-  const isHere = activeCheck.value === turn.id;
-  const reasons = pieces.map(({piece}) => uncheckable(piece)), seconds = pieces.reduce((sum, {piece}) => sum + price(piece), 0);
-  const canCheck = reasons.some(reason => !reason);
+// pieces: those that have tokens, each with its place in the turn.
+function CheckButton({turn, pieces}) {
+  const reasons = pieces.map(({piece}) => uncheckable(piece)), canCheck = reasons.some(reason => !reason);
+  const seconds = formatSeconds(pieces.reduce((sum, {piece}) => sum + price(piece), 0)), isChecked = pieces.some(({piece}) => piece.proof);
+  return <>
+    <button type="button" disabled={isBusy.value || !canCheck} onClick={() => check(turn)}>{isChecked ? "Check again" : "Check against plain decoding"}</button>
+    <span class="soft price">{!canCheck ? reasons[0] : isChecked ? `takes ${seconds}` : `generates it again plainly, in at most about ${seconds}`}</span>
+  </>;
+}
+
+function Proof({turn, pieces}) {
+  const proven = pieces.filter(({piece}) => piece.proof), lastProven = proven.at(-1);
   return <div class="proof">
-    {pieces.filter(({piece}) => piece.proof).map(({piece, index}) => <Verdict key={index} piece={piece} part={pieces.length > 1 ? index + 1 : 0} />)}
-    {isHere ? <Progress /> : <div class="acts">
-      <button type="button" disabled={isBusy.value || !canCheck} onClick={() => check(turn)}>{pieces.some(({piece}) => piece.proof) ? "Check again" : "Check against plain decoding"}</button>
-      <span class="soft">{canCheck ? `This generates the same by plain decoding: ${formatSeconds(seconds)} at most, as far as can be told.` : reasons[0]}</span>
-    </div>}
+    {proven.map(({piece, index}) => <Verdict key={index} piece={piece} part={pieces.length > 1 ? index + 1 : 0} hasReason={index === lastProven.index} />)}
+    {activeCheck.value === turn.id && <Progress />}
     <Details turn={turn} />
   </div>;
 }
 
 const STYLES = {identical: "same", differs: "other", unchecked: ""};
 
-function Verdict({piece, part}) {
+function Verdict({piece, part, hasReason}) {
   const {headline, facts, why} = sentences(piece);
   return <div class="verdict" role="status">
     <p class={`headline ${STYLES[piece.proof.state]}`}>{part ? `Part ${part}: ` : ""}{headline}</p>
     <p>{facts}</p>
-    {why && <p class="soft">{why}</p>}
+    {why && (hasReason || piece.proof.state === "differs") && <p class="soft">{why}</p>}
     {piece.proof.state === "differs" && <details><summary>Text of plain decoding</summary><p class="plain">{piece.proof.text}</p></details>}
   </div>;
 }
@@ -169,7 +181,7 @@ function Verdict({piece, part}) {
 // What the tiers did. The details are read from the storage when the visitor opens them.
 function Details({turn}) {
   const kept = useSignal(null);
-  const onToggle = async event => { kept.value = event.currentTarget.open ? (await readDetails(turn.id))?.pieces ?? [] : null; };
+  const onToggle = async event => { kept.value = event.currentTarget.open ? (await read("details", turn.id))?.pieces ?? [] : null; };
   return <details class="details" onToggle={onToggle}>
     <summary>How it was made</summary>
     {kept.value && turn.pieces.map((piece, i) => piece.figures?.tokens > 0 && <div key={i}>

@@ -3,7 +3,7 @@ import {useEffect} from "preact/hooks";
 import {signal} from "@preact/signals";
 import {documentOf, sampleText, watchedDocuments, watchedText} from "./documents.js";
 import {server} from "./server.js";
-import {attach, draft, error, setDraft} from "./state.js";
+import {attach, draft, error, openId, setDraft} from "./state.js";
 import {TierName} from "./tiers.jsx";
 import {formatCount} from "./words.js";
 
@@ -15,6 +15,7 @@ const ABOUT = 'CUTTING FROM "THE DAILYGRAPH,"';  // the chapter in question begi
 
 const STEPS = {
   draft: "A small model proposes the next tokens.",
+  ngram: "The next tokens are copied from earlier in the conversation.",
   retrieval: "The model corrects the proposals, reading only the parts of the conversation that matter now.",
   full: "The model reads everything, once for several tokens, and accepts only the tokens of plain decoding.",
 };
@@ -25,10 +26,11 @@ const isLoading = signal(false);
 async function attachSample(length, chats) {
   if (isLoading.value) return;
   isLoading.value = true;
+  const target = openId.value;
   try {
     const whole = await sampleText(), book = chats ? whole.slice(whole.indexOf(ABOUT)) : whole;
     const {tokens} = await documentOf("", book.slice(0, PROBE));
-    await attach(await documentOf("Dracula", book.slice(0, book.lastIndexOf(" ", length * PROBE / tokens))));
+    await attach(await documentOf("Dracula", book.slice(0, book.lastIndexOf(" ", length * PROBE / tokens))), target);
     if (chats && !draft.value.text) setDraft({text: QUESTION});
     document.getElementById("composer")?.focus();
   } catch (fault) { error.value = fault.message; }
@@ -36,12 +38,14 @@ async function attachSample(length, chats) {
 }
 
 async function attachWatched({id, name}) {
-  try { await attach(await documentOf(name, await watchedText(id))); } catch (fault) { error.value = fault.message; }
+  const target = openId.value;
+  try { await attach(await documentOf(name, await watchedText(id)), target); } catch (fault) { error.value = fault.message; }
 }
 
 export function Welcome() {
   const {card, state} = server.value;
   useEffect(() => { if (state === "up") watchedDocuments().then(documents => { watched.value = documents; }).catch(() => {}); }, [state, card?.id]);
+  const modes = card?.triforce.modes ?? [];
   const chats = card?.triforce.chats ?? true;
   const lengths = card ? LENGTHS.filter(length => length * 1.1 + ROOM < card.max_model_len) : [];
   return <section class="welcome">
@@ -59,7 +63,7 @@ export function Welcome() {
     {!chats && <p class="soft">This model has no chat template, so it continues the text that it is given.</p>}
     <h2>How it works</h2>
     <ul class="how">
-      {Object.entries(STEPS).map(([tier, step]) => <li key={tier}><TierName name={tier} /> {step}</li>)}
+      {Object.entries(STEPS).filter(([tier]) => tier !== (modes.includes("draft") ? "ngram" : "draft")).map(([tier, step]) => <li key={tier}><TierName name={tier} /> {step}</li>)}
     </ul>
   </section>;
 }

@@ -54,7 +54,7 @@ def test_browser_folder_is_one_document(page: Page, tmp_path: Path) -> None:
     page.locator("#folder").set_input_files(tmp_path / "code")
     expect(chips(page)).to_contain_text("code")
     page.get_by_role("button", name="code").first.click()
-    expect(page.locator("dialog")).to_contain_text("2 files, without code/c.png, which are no text")
+    expect(page.locator("dialog")).to_contain_text("2 files, 1 skipped, as they are not text: code/c.png")
     expect(page.locator("dialog pre")).to_have_text("--- code/a.py ---\na = 1\n--- code/sub/b.py ---\nb = 2\n")
 
 
@@ -122,7 +122,7 @@ def test_browser_large_file_is_refused_before_it_is_read(page: Page, tmp_path: P
 
 def test_browser_document_that_cannot_fit_switches_the_run_off(page: Page) -> None:
     drop(page, {"long.txt": "the cat sat on the mat " * 900})
-    expect(page.locator("#room")).to_contain_text("This is too long: about")
+    expect(page.locator("#room")).to_contain_text("This is too long: the documents have")
     assert "fault" in (page.locator("#room").get_attribute("class") or "")
     expect(page.get_by_role("button", name="Ask", exact=True)).to_be_disabled()
     composer(page).fill("what?")

@@ -15,6 +15,7 @@ from tests.helpers.pdf_files import pdf
 from tests.helpers.server_process import KEY
 
 ENTER = "\ue007"
+CHECK_BUTTON = "[...document.querySelectorAll('.acts button')].find(button => /^Check/.test(button.textContent))"
 
 
 @pytest.fixture
@@ -42,7 +43,8 @@ def test_firefox_converses_and_checks(tab: Firefox) -> None:
     tab.type("#composer", "the cat", ENTER)
     tab.wait("document.querySelector('.ending') !== null")
     tab.wait("document.querySelector('.answer .markdown') !== null")  # its policy lets the renderer run
-    tab.run("[...document.querySelectorAll('.proof button')][0].click()")
+    tab.wait(f"({CHECK_BUTTON})?.disabled === false")
+    tab.run(f"{CHECK_BUTTON}.click()")
     headline = tab.wait("document.querySelector('.headline')?.textContent")
     assert headline.startswith("Identical to plain decoding")
     tab.reload()

@@ -161,7 +161,7 @@ def test_browser_keyboard_alone_suffices(page: Page) -> None:
         assert name == "BODY" or outline == "solid", name
         if name == "Settings":
             break
-    assert {"Ask", "Attach files", "Attach a folder", "New conversation", "Runs", "Settings"} <= set(visited)
+    assert {"Ask", "+ Files", "+ Folder", "New conversation", "Runs", "Settings"} <= set(visited)
     page.keyboard.press("Enter")
     expect(page.get_by_role("dialog")).to_be_visible()
     page.keyboard.press("Escape")
@@ -169,6 +169,7 @@ def test_browser_keyboard_alone_suffices(page: Page) -> None:
     assert page.evaluate("document.activeElement.textContent") == "Settings"  # the focus goes back
     page.keyboard.press("Control+Enter")
     expect(page.locator(".ending")).to_have_count(1)
+    expect(page.get_by_role("button", name="Check against plain decoding")).to_be_enabled()
     page.get_by_role("button", name="Check against plain decoding").focus()
     page.keyboard.press("Enter")
     expect(page.locator(".headline")).to_contain_text("Identical")

@@ -8,7 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.helpers.page_browser import answer_with, ask, check, composer, drop, expect, finish, piece, unlock, usage
+from tests.helpers.page_browser import (
+    answer_with,
+    ask,
+    check,
+    composer,
+    drop,
+    expect,
+    finish,
+    hold_streams,
+    piece,
+    send,
+    unlock,
+    usage,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -43,6 +56,33 @@ def test_browser_conversations_are_listed_and_opened(page: Page) -> None:
     page.reload()
     expect(page.locator(".question .plain")).to_have_text("the second question")
     expect(titles(page)).to_have_count(2)
+
+
+def test_browser_answer_goes_on_behind_another_conversation(page: Page) -> None:
+    hold_streams(page, 8)
+    send(page, "a slow question")
+    expect(page.locator(".figures")).to_be_visible()
+    new(page)
+    expect(page.locator(".side")).to_contain_text("is answering")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    titles(page).first.click()
+    expect(page.locator(".figures")).to_be_visible()
+    expect(page.locator(".going")).to_be_visible()
+    new(page)
+    page.get_by_role("button", name="Stop").click()
+    titles(page).first.click()
+    expect(page.locator(".ending")).to_have_text("You stopped this answer.")
+
+
+def test_browser_running_conversation_is_deleted_for_good(page: Page) -> None:
+    hold_streams(page, 8)
+    send(page, "a slow question")
+    expect(page.locator(".figures")).to_be_visible()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(titles(page)).to_have_count(0)
+    page.wait_for_timeout(800)  # longer than the pause of saving
+    page.reload()
+    expect(titles(page)).to_have_count(0)
 
 
 def test_browser_draft_is_kept(page: Page) -> None:
@@ -114,13 +154,13 @@ def test_browser_export_and_import_round_trip(page: Page, tmp_path: Path) -> Non
     check(page.locator(".answer"))
     expect(page.locator(".headline")).to_contain_text("Identical to plain decoding")
     page.locator("#import").set_input_files(file)
-    expect(titles(page)).to_have_count(2)  # a second import is a second conversation
+    expect(titles(page)).to_have_text(["what sat? (imported)", "what sat?"])
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data: "no JSON", "is no JSON file"),
+        (lambda data: "no JSON", "bad.json is no exported conversation, as it is no JSON."),
         (lambda data: {"format": "other"}, "its format is not triforce-conversation"),
         (lambda data: data | {"version": 9}, "its version is not 1"),
         (lambda data: data | {"turns": "x"}, "turns is no list"),
@@ -137,7 +177,7 @@ def test_browser_bad_import_is_refused(page: Page, tmp_path: Path, change: Any, 
     changed = change(json.loads(exported(page, tmp_path).read_text()))
     (tmp_path / "bad.json").write_text(changed if isinstance(changed, str) else json.dumps(changed))
     page.locator("#import").set_input_files(tmp_path / "bad.json")
-    expect(page.locator("main > .fault")).to_contain_text(message)
+    expect(page.locator(".side .fault")).to_contain_text(message)
     expect(titles(page)).to_have_count(1)
     expect(page.locator(".question .plain")).to_have_text("the cat")
 
