@@ -97,7 +97,7 @@ def main() -> None:
             expect(page.locator(".ending")).to_have_count(1, timeout=PATIENCE)
         with visit(browser, url, DESKTOP, "light") as page:
             save_screenshot(page, PICTURES / "page-first.png")
-            set_settings(page, mode="triforce", temperature="0", max_tokens="120")
+            set_settings(page, mode="ngram", temperature="0", max_tokens="120")
             begin(page, "4,000")
             expect(page.locator(".ending")).to_have_count(1, timeout=PATIENCE)
             ask(page, "Write a summary of what happened in the harbour.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, LocatorAssertions, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
-WAIT = 15_000  # milliseconds
+WAIT = 30_000  # milliseconds
 CHATS = "**/v1/chat/completions"
 MODELS = "**/v1/models"
 
@@ -110,7 +110,9 @@ def send(page: Page, question: str) -> None:
 def ask(page: Page, question: str) -> Locator:
     """Ask, wait for the end of the answer, and return its turn."""
     count = page.locator(".answer").count()
-    send(page, question)
+    composer(page).fill(question)
+    expect(page.locator(".ask button[type=submit]")).to_be_enabled()
+    page.keyboard.press("Enter")
     answer = page.locator(".answer").nth(count)
     expect(answer.locator(".ending, .fault")).to_have_count(1)
     expect(answer.get_by_role("button", name="Regenerate")).to_be_enabled()

@@ -5,7 +5,10 @@ import {DocumentChips} from "./document_chips.jsx";
 import {documentOf, groupsOf, groupsOfFiles, isLongPaste, readGroup} from "./documents.js";
 import {server} from "./server.js";
 import {chosenWords} from "./settings.js";
-import {attach, context, detach, draft, draftHindrance, error, expectedTokens, isBusy, isOpening, mayBeTooLong, openId, readingDocument, send, setDraft, stop} from "./state.js";
+import {isBusy, stop} from "./activity.js";
+import {draftHindrance, send} from "./answers.js";
+import {attach, detach, setDraft} from "./conversations.js";
+import {context, draft, error, expectedTokens, isOpening, mayBeTooLong, openId, readingDocument} from "./state.js";
 import {counted, formatCount} from "./words.js";
 
 const IME_KEY = 229;  // code of a key that an input method takes, in browsers that do not say isComposing

@@ -1,6 +1,7 @@
 // Files that leave the page and come back: exported conversations and tables of runs; and the clipboard.
 import {newId} from "./conversation.js";
-import {list, restore} from "./state.js";
+import {restore} from "./conversations.js";
+import {list} from "./state.js";
 import {read, readPart} from "./store.js";
 
 const FORMAT = "triforce-conversation", VERSION = 1;

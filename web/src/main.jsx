@@ -2,7 +2,10 @@
 import {render} from "preact";
 import {App} from "./app.jsx";
 import {look} from "./server.js";
-import {activity, conversation, flush, open, openDialog, openId, refreshList, send, startNew, stop} from "./state.js";
+import {activity, stop} from "./activity.js";
+import {send} from "./answers.js";
+import {flush, open, refreshList, startNew} from "./conversations.js";
+import {conversation, openDialog, openId} from "./state.js";
 import {keeps, storageFault} from "./store.js";
 
 const followAddress = () => {

@@ -1,7 +1,9 @@
 // The proof of an answer: the same request by plain decoding, compared by token ids; and the table of all runs.
 import {requestOf, stream} from "./run.js";
 import {server} from "./server.js";
-import {begin, exclusively, lineBefore, progress, setProof, shown} from "./state.js";
+import {begin, exclusively, progress} from "./activity.js";
+import {lineBefore, lineTo, setProof} from "./answers.js";
+import {shown} from "./state.js";
 import {read} from "./store.js";
 import {counted, formatCount, formatRate, formatShare} from "./words.js";
 
@@ -35,24 +37,25 @@ export function price({figures, proof}) {
 
 // Check the pieces of an answer one after another, each behind the tokens that it had then.
 export const check = turn => exclusively(async () => {
+  const line = lineTo(turn.parent);
   for (let index = 0; index < turn.pieces.length; index++) {
     const piece = turn.pieces[index];
     if (!piece.figures?.tokens) continue;
     const reason = uncheckable(piece);
     if (reason) await setProof(turn, index, {state: "unchecked", reason});
-    else if (!await checkPiece(turn, index)) return;
+    else if (!await checkPiece(turn, index, lineBefore(turn, index, line))) return;
   }
 });
 
 // Return whether the check came to an end.
-async function checkPiece(turn, index) {
+async function checkPiece(turn, index, line) {
   const piece = turn.pieces[index], {figures, frozen} = piece;
   const outer = begin("check", turn, "Plain decoding"), inner = new AbortController(), signal = AbortSignal.any([outer, inner.signal]);
   try {
     const kept = (await read("details", turn.id))?.pieces[index];
     if (kept?.ids.length !== figures.tokens) return unchecked(turn, index, "The tokens of this answer were not kept, so it cannot be checked.");
     const whole = piece.state === "finished", limit = whole ? frozen.fields.max_tokens : kept.ids.length;
-    const request = await requestOf(lineBefore(turn, index), frozen, {mode: "ar", max_tokens: limit});
+    const request = await requestOf(line, frozen, {mode: "ar", max_tokens: limit});
     let plain = null;
     for await (plain of stream(request, signal, ({processed, total}) => progress("Plain decoding: reading the conversation", processed, total))) {
       if (plain.fingerprint !== piece.fingerprint || plain.model !== piece.model) return unchecked(turn, index, CHANGED);

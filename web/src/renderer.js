@@ -35,8 +35,8 @@ const extensions = FORMULAS.map(({name, level, start, rule, isDisplay}) => ({
   name, level,
   start: source => source.match(start)?.index,
   tokenizer(source) {
-    const match = rule.exec(source);
-    if (match) return {type: name, raw: match[0], text: match.slice(1).find(Boolean).trim()};
+    const match = rule.exec(source), text = match?.slice(1).find(Boolean).trim();
+    if (text) return {type: name, raw: match[0], text};
   },
   renderer: ({text, raw}) => mathematics(text, isDisplay || /^(\$\$|\\\[)/.test(raw)),
 }));

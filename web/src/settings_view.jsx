@@ -2,7 +2,9 @@
 import {Dialog} from "./dialog.jsx";
 import {forgetKey, key, server} from "./server.js";
 import {fault, MODE_NAMES, MODES, NUMBERS, resetSettings, settings, setSetting} from "./settings.js";
-import {conversation, removeAll, setSystem, setTools, toolsOf} from "./state.js";
+import {toolsOf} from "./answers.js";
+import {removeAll, setSystem, setTools} from "./conversations.js";
+import {conversation} from "./state.js";
 import {keeps, setKeeping} from "./store.js";
 
 function Field({name, label, note, children, wrong = fault(name, settings.value[name] ?? "")}) {

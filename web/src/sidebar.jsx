@@ -1,7 +1,9 @@
 // The kept conversations: open, rename, export, import, delete.
 import {useSignal} from "@preact/signals";
 import {exportConversation, importConversation} from "./files.js";
-import {answeringConversation, list, notice, open, openId, remove, rename, startNew} from "./state.js";
+import {answeringConversation} from "./activity.js";
+import {open, remove, rename, startNew} from "./conversations.js";
+import {list, notice, openId} from "./state.js";
 import {keeps} from "./store.js";
 
 const shownTitle = record => record.title || (record.draft.text.trim() ? `Draft: ${record.draft.text.trim().slice(0, 40)}` : "Draft");

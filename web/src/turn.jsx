@@ -8,7 +8,9 @@ import {CopyButton} from "./copy_button.jsx";
 import {Markdown} from "./markdown.jsx";
 import {check, price, rateOf, sentences, uncheckable} from "./proof.js";
 import {server} from "./server.js";
-import {activeAnswer, activeCheck, activity, choose, copyOf, goOn, hindrance, isBusy, regenerate, sendEdited, sendResults} from "./state.js";
+import {activeAnswer, activeCheck, activity, isBusy} from "./activity.js";
+import {copyOf, goOn, hindrance, regenerate, sendEdited, sendResults} from "./answers.js";
+import {choose} from "./conversations.js";
 import {read} from "./store.js";
 import {ReadMap, TierTable, TierText} from "./tiers.jsx";
 import {counted, formatCount, formatRate, formatSeconds} from "./words.js";
@@ -147,7 +149,7 @@ function Figures({pieces}) {
   </span>;
 }
 
-// pieces: those that have tokens, each with its place in the turn.
+// pieces: pieces with tokens, each with its place in the turn.
 function CheckButton({turn, pieces}) {
   const reasons = pieces.map(({piece}) => uncheckable(piece)), canCheck = reasons.some(reason => !reason);
   const seconds = formatSeconds(pieces.reduce((sum, {piece}) => sum + price(piece), 0)), isChecked = pieces.some(({piece}) => piece.proof);

@@ -3,7 +3,8 @@ import {useEffect} from "preact/hooks";
 import {signal} from "@preact/signals";
 import {documentOf, sampleText, watchedDocuments, watchedText} from "./documents.js";
 import {server} from "./server.js";
-import {attach, draft, error, openId, setDraft} from "./state.js";
+import {attach, setDraft} from "./conversations.js";
+import {draft, error, openId} from "./state.js";
 import {TierName} from "./tiers.jsx";
 import {formatCount} from "./words.js";
 

@@ -15,6 +15,7 @@ from tests.helpers.page_browser import (
     check,
     close_dialog,
     composer,
+    drop,
     expect,
     finish,
     hold_streams,
@@ -281,3 +282,66 @@ def test_browser_model_without_template_continues(page: Page) -> None:
     expect(page.locator(".answer .ending")).to_have_count(1)
     check(page.locator(".answer"))
     expect(page.locator(".headline")).to_contain_text("Identical to plain decoding")
+
+
+def test_browser_edited_question_is_never_lost(page: Page) -> None:
+    """While nothing can be asked, the editor stays open with its text; Escape in it stops no answer."""
+    ask(page, "one")
+    page.locator(".question").get_by_role("button", name="Edit").click()
+    page.get_by_label("Question, edited").fill("one, better")
+    set_settings(page, temperature="hot")
+    expect(page.get_by_role("button", name="Ask as a new branch")).to_be_disabled()
+    page.get_by_label("Question, edited").press("Control+Enter")
+    expect(page.get_by_label("Question, edited")).to_have_value("one, better")
+    set_settings(page, temperature="0")
+    hold_streams(page, 3)
+    send(page, "two")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    page.get_by_label("Question, edited").press("Escape")
+    expect(page.get_by_label("Question, edited")).to_have_count(0)
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+
+
+def test_browser_regenerate_refuses_bad_settings(page: Page) -> None:
+    ask(page, "one")
+    set_settings(page, seed="x1")
+    expect(page.get_by_role("button", name="Regenerate")).to_be_disabled()
+    set_settings(page, seed="007")
+    with page.expect_request(CHATS) as sent:
+        page.get_by_role("button", name="Regenerate").click()
+    assert '"seed":7,' in (sent.value.post_data or "")
+
+
+def test_browser_thoughts_that_were_cut_are_asked_again(page: Page) -> None:
+    thinking = piece("", delta={"reasoning_content": "hm"}, ids=[1])
+    answer_with(page, [thinking, finish("length"), usage(20)])
+    answer = ask(page, "why?")
+    answer_with(page, [piece("because"), finish(), usage(20)])
+    answer.get_by_role("button", name="Try again").click()
+    expect(answer.locator(".markdown")).to_have_text("because")
+    expect(answer.locator(".thoughts")).to_have_count(0)
+
+
+def test_browser_text_is_continued_where_it_ends(page: Page) -> None:
+    change_card(page, chats=False)
+    composer(page).fill("Once upon a time \n\n")
+    with page.expect_request("**/v1/completions") as sent:
+        page.get_by_role("button", name="Continue").click()
+    assert sent.value.post_data_json["prompt"] == "Once upon a time \n\n"
+
+
+def test_browser_clock_that_was_set_back_shows_the_latest(page: Page) -> None:
+    ask(page, "one")
+    page.evaluate("() => { const now = Date.now; Date.now = () => now() - 1e9; }")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(page.locator(".answer .branches")).to_contain_text("2 of 2")
+
+
+def test_browser_question_waits_for_a_document(page: Page) -> None:
+    """A question is not sent without the document that is being read."""
+    page.route("**/tokenize", lambda route: None)
+    drop(page, {"a.txt": "text"})
+    expect(page.locator(".composer")).to_contain_text("Reading a.txt")
+    send(page, "what?")
+    expect(page.locator("#room")).to_have_text("A document is being read.")
+    assert page.locator(".question").count() == 0

@@ -201,3 +201,14 @@ def test_browser_hostile_markdown_is_harmless(page: Page) -> None:
     for start in range(0, TEXTS, 500):
         assert page.evaluate(INSPECT, texts[start : start + 500]) == []
     assert is_unharmed(page)
+
+
+@pytest.mark.parametrize("text", [">" * 2500, "- " * 2500, "1. " * 2500, "[" * 20_000, "\\[ " * 20_000, "$$ " * 20_000])
+def test_browser_deep_and_long_texts_are_shown(page: Page, text: str) -> None:
+    """Texts on which a Markdown parser could overflow its stack, or take forever."""
+    answer_with(page, [piece(text, ids=[1]), finish(), usage(20)])
+    answer = ask(page, "what?")
+    shown = answer.locator(".markdown").inner_text()
+    assert len(shown) > len(text) / 4
+    page.reload()
+    expect(page.locator(".answer .markdown")).to_be_visible()

@@ -304,3 +304,32 @@ def test_browser_broken_link_of_runs_is_harmless(page: Page, url: str) -> None:
         second_tab.goto(f"{url}/#runs={code}")
         expect(second_tab.get_by_role("dialog")).to_be_visible()
         second_tab.close()
+
+
+def test_browser_text_of_a_file_is_not_taken_for_its_tokens(page: Page, tmp_path: Path) -> None:
+    """An imported answer whose text was changed has the right tokens, and is not called identical."""
+    ask(page, "the cat sat on the mat")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export", exact=True).click()
+    data = json.loads(Path(download.value.path()).read_text())
+    forged = [turn for turn in data["turns"] if turn["role"] == "assistant"]
+    for changes, message in (({"text": "something else"}, "is not the text of its tokens"), ({}, "is not known here")):
+        (piece_of_answer,) = forged[0]["pieces"]
+        text = piece_of_answer["text"]
+        forged[0]["pieces"] = [piece_of_answer | changes]
+        (tmp_path / "forged.json").write_text(json.dumps(data))
+        forged[0]["pieces"] = [piece_of_answer | {"text": text}]
+        page.locator("#import").set_input_files(tmp_path / "forged.json")
+        expect(page.locator(".side .current")).to_contain_text("(imported)")
+        answer = page.locator(".answer")
+        check(answer)
+        expect(answer.locator(".verdict")).to_contain_text(message)
+        page.get_by_role("button", name="Delete", exact=True).click()
+
+
+@pytest.mark.parametrize("ids", [[], None])
+def test_browser_stream_without_an_end_gives_no_verdict(page: Page, ids: list[int] | None) -> None:
+    answer_with(page, [piece(TEXT), finish(), usage(500)], [piece(TEXT, ids=ids) if ids is not None else piece(TEXT)])
+    answer = ask(page, "the cat")
+    check(answer)
+    expect(answer.locator(".headline")).to_have_text("Not checked")

@@ -19,6 +19,7 @@ from tests.helpers.page_browser import (
     hold_streams,
     piece,
     send,
+    set_settings,
     unlock,
     usage,
 )
@@ -154,7 +155,8 @@ def test_browser_export_and_import_round_trip(page: Page, tmp_path: Path) -> Non
     check(page.locator(".answer"))
     expect(page.locator(".headline")).to_contain_text("Identical to plain decoding")
     page.locator("#import").set_input_files(file)
-    expect(titles(page)).to_have_text(["what sat? (imported)", "what sat?"])
+    expect(titles(page)).to_have_count(2)
+    assert sorted(titles(page).all_inner_texts()) == ["what sat?", "what sat? (imported)"]
 
 
 @pytest.mark.parametrize(
@@ -197,6 +199,68 @@ def test_browser_switch_keeps_nothing(page: Page) -> None:
     assert asked_first == ["beforeunload"]
     bases = page.evaluate("indexedDB.databases().then(all => all.length)")
     assert bases in (0, 1) and "secret" not in page.evaluate("JSON.stringify({...localStorage, ...sessionStorage})")
+
+
+def test_browser_switch_covers_what_was_kept_before(page: Page) -> None:
+    """Kept conversations stay open to questions while nothing new is kept, and are kept again with the switch."""
+    drop(page, {"book.txt": "the cat"})
+    expect(page.locator(".composer .documents li")).to_have_count(1)
+    ask(page, "one")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Keep conversations in this browser").uncheck()
+    page.keyboard.press("Escape")
+    ask(page, "two")
+    new(page)
+    titles(page).first.click()
+    expect(page.locator(".question .plain")).to_have_text(["one", "two"])
+    check(page.locator(".answer").first)
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Keep conversations in this browser").check()
+    page.keyboard.press("Escape")
+    ask(page, "three")
+    page.reload()
+    expect(page.locator(".question .plain")).to_have_text(["one", "two", "three"])
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Keep conversations in this browser").uncheck()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(titles(page)).to_have_count(0)
+    page.reload()
+    expect(titles(page)).to_have_count(0)
+
+
+def test_browser_deletion_reaches_other_tabs(page: Page, url: str) -> None:
+    ask(page, "from the first tab")
+    second_tab = page.context.new_page()
+    second_tab.goto(url)
+    unlock(second_tab)
+    titles(second_tab).first.click()
+    expect(second_tab.locator(".question")).to_have_count(1)
+    page.get_by_role("button", name="Delete", exact=True).click()
+    expect(second_tab.locator(".question")).to_have_count(0)
+    expect(titles(second_tab)).to_have_count(0)
+    second_tab.close()
+
+
+def test_browser_tabs_keep_each_others_changes(page: Page, url: str) -> None:
+    """A system prompt of one tab outlasts an answer of another."""
+    ask(page, "one")
+    second_tab = page.context.new_page()
+    second_tab.goto(url)
+    unlock(second_tab)
+    titles(second_tab).first.click()
+    expect(second_tab.locator(".question")).to_have_count(1)
+    hold_streams(page, 3)
+    send(page, "two")
+    expect(page.get_by_role("button", name="Stop")).to_be_visible()
+    set_settings(second_tab, system="be brief")
+    second_tab.wait_for_timeout(800)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator(".system")).to_contain_text("be brief")
+    page.reload()
+    expect(page.locator(".system")).to_contain_text("be brief")
+    expect(page.locator(".question .plain")).to_have_text(["one", "two"])
+    second_tab.close()
 
 
 def test_browser_all_conversations_are_deleted(page: Page) -> None:
