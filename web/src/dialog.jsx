@@ -1,9 +1,9 @@
 // A modal dialog with a title. Escape and its button close it, and the focus goes back to where it was.
-import {useEffect, useId, useRef} from "preact/hooks";
+import {useId, useLayoutEffect, useRef} from "preact/hooks";
 
 export function Dialog({title, onClose, children}) {
   const element = useRef(null), heading = useId();
-  useEffect(() => {
+  useLayoutEffect(() => {
     const before = document.activeElement;
     element.current.showModal();
     return () => before?.focus?.();

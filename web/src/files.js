@@ -25,10 +25,10 @@ export async function exportConversation(id) {
 class ImportError extends Error {}
 
 const need = (holds, what) => { if (!holds) throw new ImportError(`The file is no exported conversation: ${what}.`); };
-const text = (value, what) => { need(typeof value === "string", `${what} is no text`); return value; };
-const count = value => (Number.isFinite(value) && value >= 0 ? value : 0);
-const listed = (value, what) => { need(Array.isArray(value), `${what} is no list`); return value; };
-const plain = value => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
+const requiredText = (value, what) => { need(typeof value === "string", `${what} is no text`); return value; };
+const nonNegative = value => (Number.isFinite(value) && value >= 0 ? value : 0);
+const requiredList = (value, what) => { need(Array.isArray(value), `${what} is no list`); return value; };
+const objectOf = value => (value && typeof value === "object" && !Array.isArray(value) ? value : {});
 
 // Import a conversation under new ids. Only known fields of the expected types are taken. Raises ImportError.
 export async function importConversation(file) {
@@ -37,21 +37,21 @@ export async function importConversation(file) {
   need(given?.format === FORMAT, `its format is not ${FORMAT}`);
   need(given.version === VERSION, `its version is not ${VERSION}`);
   const ids = new Map(), renamed = id => (id === null ? null : ids.get(id) ?? ids.set(id, newId()).get(id));
-  const id = renamed(text(given.conversation?.id, "its id"));
-  const documents = listed(given.documents, "documents").map(document => ({
-    id: renamed(text(document?.id, "a document's id")), conversation: id, name: text(document.name, "a document's name"), text: text(document.text, "a document's text"),
-    note: typeof document.note === "string" ? document.note : "", skipped: [], tokens: count(document.tokens),
+  const id = renamed(requiredText(given.conversation?.id, "its id"));
+  const documents = requiredList(given.documents, "documents").map(document => ({
+    id: renamed(requiredText(document?.id, "a document's id")), conversation: id, name: requiredText(document.name, "a document's name"), text: requiredText(document.text, "a document's text"),
+    note: typeof document.note === "string" ? document.note : "", skipped: [], tokens: nonNegative(document.tokens),
   }));
   const head = ({text: dropped, conversation: owner, skipped, ...rest}) => rest;
   const known = new Map(documents.map(document => [document.id, head(document)]));
-  const attached = value => listed(value, "a turn's documents").map(document => known.get(renamed(document?.id))).filter(Boolean);
-  const turns = listed(given.turns, "turns").map(turn => {
-    const base = {id: renamed(text(turn?.id, "a turn's id")), conversation: id, parent: renamed(turn.parent === null ? null : text(turn.parent, "a turn's parent")), role: turn.role, created: count(turn.created)};
-    if (turn.role === "user") return {...base, text: text(turn.text, "a question"), documents: attached(turn.documents)};
-    if (turn.role === "tool") return {...base, results: listed(turn.results, "results").map(result => ({id: text(result?.id, "a result's id"), name: text(result.name, "a result's name"), text: text(result.text, "a result's text")}))};
+  const attached = value => requiredList(value, "a turn's documents").map(document => known.get(renamed(document?.id))).filter(Boolean);
+  const turns = requiredList(given.turns, "turns").map(turn => {
+    const base = {id: renamed(requiredText(turn?.id, "a turn's id")), conversation: id, parent: renamed(turn.parent === null ? null : requiredText(turn.parent, "a turn's parent")), role: turn.role, created: nonNegative(turn.created)};
+    if (turn.role === "user") return {...base, text: requiredText(turn.text, "a question"), documents: attached(turn.documents)};
+    if (turn.role === "tool") return {...base, results: requiredList(turn.results, "results").map(result => ({id: requiredText(result?.id, "a result's id"), name: requiredText(result.name, "a result's name"), text: requiredText(result.text, "a result's text")}))};
     need(turn.role === "assistant", "a turn has no known role");
     need(turn.pieces?.length > 0, "an answer has no piece");
-    return {...base, pieces: listed(turn.pieces, "an answer's pieces").map(importedPiece)};
+    return {...base, pieces: requiredList(turn.pieces, "an answer's pieces").map(importedPiece)};
   });
   const names = new Set(turns.map(turn => turn.id)), seen = new Set();
   need(names.size === turns.length, "two turns have one id");
@@ -60,19 +60,19 @@ export async function importConversation(file) {
     for (let at = turn, steps = 0; at && !seen.has(at.id); at = turns.find(({id: other}) => other === at.parent)) need(++steps <= turns.length, "turns follow each other in a circle");
     seen.add(turn.id);
   }
-  const details = listed(given.details, "details").filter(detail => ids.has(detail?.id)).map(detail => ({
+  const details = requiredList(given.details, "details").filter(detail => ids.has(detail?.id)).map(detail => ({
     id: renamed(detail.id), conversation: id,
-    pieces: listed(detail.pieces, "details' pieces").map(piece => ({
-      ids: Uint32Array.from(listed(piece?.ids, "token ids"), count),
-      runs: listed(piece.runs, "tiers").filter(run => Array.isArray(run) && typeof run[0] === "string").map(([tier, characters]) => [tier, count(characters)]),
-      lines: listed(piece.lines, "reads").filter(line => Array.isArray(line) && line.length).map(line => line.map(count)),
+    pieces: requiredList(detail.pieces, "details' pieces").map(piece => ({
+      ids: Uint32Array.from(requiredList(piece?.ids, "token ids"), nonNegative),
+      runs: requiredList(piece.runs, "tiers").filter(run => Array.isArray(run) && typeof run[0] === "string").map(([tier, characters]) => [tier, nonNegative(characters)]),
+      lines: requiredList(piece.lines, "reads").filter(line => Array.isArray(line) && line.length).map(line => line.map(nonNegative)),
     })),
   }));
-  const choices = Object.fromEntries(Object.entries(plain(given.conversation.choices)).filter(([, child]) => ids.has(child)).map(([parent, child]) => [parent === "root" ? parent : renamed(parent), renamed(child)]));
-  const draft = plain(given.conversation.draft);
+  const choices = Object.fromEntries(Object.entries(objectOf(given.conversation.choices)).filter(([, child]) => ids.has(child)).map(([parent, child]) => [parent === "root" ? parent : renamed(parent), renamed(child)]));
+  const draft = objectOf(given.conversation.draft);
   const conversation = {
-    id, title: importedTitle(text(given.conversation.title, "its title").slice(0, 200)), created: count(given.conversation.created), changed: Date.now(), choices,
-    system: text(given.conversation.system, "its system prompt"), tools: text(given.conversation.tools, "its functions"),
+    id, title: importedTitle(requiredText(given.conversation.title, "its title").slice(0, 200)), created: nonNegative(given.conversation.created), changed: Date.now(), choices,
+    system: requiredText(given.conversation.system, "its system prompt"), tools: requiredText(given.conversation.tools, "its functions"),
     draft: {text: typeof draft.text === "string" ? draft.text : "", documents: Array.isArray(draft.documents) ? attached(draft.documents) : []},
   };
   await restore(conversation, {turns, details, documents});
@@ -87,9 +87,9 @@ function importedFigures(given) {
   if (!given || typeof given !== "object") return null;
   const numbers = ["tokens", "seconds", "promptTokens", "cachedTokens", "repeated", "firstToken"];
   return {
-    ...Object.fromEntries(numbers.map(name => [name, count(given[name])])), promptDigest: String(given.promptDigest ?? ""),
-    tiers: (Array.isArray(given.tiers) ? given.tiers : []).map(tier => ({name: String(tier?.name ?? ""), proposed: count(tier?.proposed), accepted: count(tier?.accepted), passes: count(tier?.passes)})),
-    inText: Object.fromEntries(Object.entries(plain(given.inText)).map(([tier, tokens]) => [tier, count(tokens)])),
+    ...Object.fromEntries(numbers.map(name => [name, nonNegative(given[name])])), promptDigest: String(given.promptDigest ?? ""),
+    tiers: (Array.isArray(given.tiers) ? given.tiers : []).map(tier => ({name: String(tier?.name ?? ""), proposed: nonNegative(tier?.proposed), accepted: nonNegative(tier?.accepted), passes: nonNegative(tier?.passes)})),
+    inText: Object.fromEntries(Object.entries(objectOf(given.inText)).map(([tier, tokens]) => [tier, nonNegative(tokens)])),
   };
 }
 
@@ -97,19 +97,19 @@ function importedFigures(given) {
 function importedFields(given) {
   const numbers = ["temperature", "top_p", "min_p", "top_k", "repetition_penalty"].filter(name => Number.isFinite(given[name]));
   const stop = Array.isArray(given.stop) ? given.stop.filter(word => typeof word === "string") : [];
-  return {...Object.fromEntries(numbers.map(name => [name, given[name]])), max_tokens: Math.max(1, Math.round(count(given.max_tokens))), ...(stop.length ? {stop} : {})};
+  return {...Object.fromEntries(numbers.map(name => [name, given[name]])), max_tokens: Math.max(1, Math.round(nonNegative(given.max_tokens))), ...(stop.length ? {stop} : {})};
 }
 
 // A verdict is not imported: it is a fact only where it was found.
 function importedPiece(piece) {
-  const frozen = plain(piece?.frozen), figures = importedFigures(piece?.figures);
+  const frozen = objectOf(piece?.frozen), figures = importedFigures(piece?.figures);
   const known = STATES.includes(piece?.state) && (figures || piece.state !== "limit");
   return {
-    isImported: true, state: known ? piece.state : "interrupted", text: text(piece?.text, "an answer's text"), thoughts: text(piece.thoughts, "thoughts"),
-    calls: listed(piece.calls, "calls").map(call => ({id: text(call?.id, "a call's id"), name: text(call.name, "a call's name"), arguments: text(call.arguments, "a call's arguments")})),
+    isImported: true, state: known ? piece.state : "interrupted", text: requiredText(piece?.text, "an answer's text"), thoughts: requiredText(piece.thoughts, "thoughts"),
+    calls: requiredList(piece.calls, "calls").map(call => ({id: requiredText(call?.id, "a call's id"), name: requiredText(call.name, "a call's name"), arguments: requiredText(call.arguments, "a call's arguments")})),
     error: typeof piece.error === "string" ? piece.error : "", figures, fingerprint: String(piece.fingerprint ?? ""), model: String(piece.model ?? ""), proof: null,
     frozen: {
-      fields: importedFields(plain(frozen.fields)), seed: /^\d{1,19}$/.test(frozen.seed) ? String(BigInt(frozen.seed)) : "0", mode: String(frozen.mode ?? ""), thinking: String(frozen.thinking ?? ""),
+      fields: importedFields(objectOf(frozen.fields)), seed: /^\d{1,19}$/.test(frozen.seed) ? String(BigInt(frozen.seed)) : "0", mode: String(frozen.mode ?? ""), thinking: String(frozen.thinking ?? ""),
       chats: frozen.chats !== false, system: String(frozen.system ?? ""), tools: Array.isArray(frozen.tools) ? frozen.tools : [],
     },
   };

@@ -97,27 +97,34 @@ const callWords = calls => JSON.stringify(calls.map(({name, arguments: given}) =
 export function sentences(piece) {
   const {proof, figures} = piece;
   if (proof.state === "unchecked") return {headline: "Not checked", facts: proof.reason, why: ""};
+  const speed = comparisonOf(piece);
+  if (proof.state === "differs") {
+    const why = "The same text is promised where the kernels round a pass over several tokens like a pass over one token. Please report this.";
+    return {headline: `Differs from plain decoding at token ${formatCount(proof.at + 1)}`, facts: factsOf(piece, speed), why};
+  }
+  const addition = speed.loops ? ", but it repeats itself" : speed.isFaster ? `, ${formatRate(speed.times)} times as fast` : "";
+  const why = speed.loops ? warning(speed.repeated) : speed.isMeasured && !speed.isFaster ? reason(figures, piece.frozen, speed.isPlain) : "";
+  return {headline: `Identical to plain decoding${addition}`, facts: `Speculation changed no token. ${factsOf(piece, speed)}`, why};
+}
+
+function comparisonOf({figures, proof, isImported}) {
+  const isShort = Math.min(figures.tokens, proof.figures.tokens) < MIN_TOKENS, isMeasured = !isShort && !isImported;
   const times = rateOf(figures) / rateOf(proof.figures), isPlain = draftedShare(figures) < MIN_DRAFTED_SHARE;
-  const repeated = Math.max(figures.repeated, proof.figures.repeated), same = proof.state === "identical";
-  const isShort = Math.min(figures.tokens, proof.figures.tokens) < MIN_TOKENS;
-  const isMeasured = !isShort && !piece.isImported;
-  const loops = !isShort && repeated >= LOOP_SHARE, isFaster = isMeasured && !isPlain && times >= MIN_SPEEDUP;
-  const speed = loops ? ", but it repeats itself" : isFaster ? `, ${formatRate(times)} times as fast` : "";
-  return {
-    headline: same ? `Identical to plain decoding${speed}` : `Differs from plain decoding at token ${formatCount(proof.at + 1)}`,
-    facts: (same ? "Speculation changed no token. " : "") + (isShort ? "These are too few tokens to measure a speed." : piece.isImported ? "The speed of an imported answer is not known here." :
-      `${counted(figures.tokens, "token")} after a conversation of ${formatCount(figures.promptTokens)}: ` +
-      `${figures.seconds.toFixed(1)} s, ${formatRate(rateOf(figures))} per second; plain decoding: ${proof.figures.seconds.toFixed(1)} s, ${formatRate(rateOf(proof.figures))} per second.`),
-    why: !same ? "The same text is promised where the kernels round a pass over several tokens like a pass over one token. Please report this." :
-      !isMeasured ? "" : loops ? warning(repeated) : reason(times, piece, isPlain),
-  };
+  const repeated = Math.max(figures.repeated, proof.figures.repeated);
+  return {isShort, isMeasured, times, isPlain, repeated, loops: !isShort && repeated >= LOOP_SHARE, isFaster: isMeasured && !isPlain && times >= MIN_SPEEDUP};
+}
+
+function factsOf({figures, proof, isImported}, {isShort}) {
+  if (isShort) return "These are too few tokens to measure a speed.";
+  if (isImported) return "The speed of an imported answer is not known here.";
+  const speed = run => `${run.seconds.toFixed(1)} s, ${formatRate(rateOf(run))} per second`;
+  return `${counted(figures.tokens, "token")} after a conversation of ${formatCount(figures.promptTokens)}: ${speed(figures)}; plain decoding: ${speed(proof.figures)}.`;
 }
 
 const warning = share => `The text repeats itself (${formatShare(share)} of its runs of eight tokens), so the ratio of these speeds says little: a loop is easy to draft.`;
 
-function reason(times, {figures, frozen}, isPlain) {
+function reason(figures, frozen, isPlain) {
   const {pays, pays_from: from} = server.value.card?.triforce ?? {};
-  if (times >= MIN_SPEEDUP && !isPlain) return "";
   const chance = isPlain ? " This text was decoded plainly, and the difference in speed is chance." : "";
   if (from === null || from === undefined) return `Why not faster? ${pays ?? ""}${chance}`;
   if (figures.promptTokens < from) {
