@@ -19,7 +19,7 @@ async function read(data, port) {
     texts.push(await pageText(await pdf.getPage(page)));
   }
   const text = texts.join("\n\n");
-  return text.trim() ? {text} : {fault: "has no text: its pages are pictures."};
+  return text.trim() ? {text} : {fault: "has no text that can be read: its pages may be pictures."};
 }
 
 const FAULTS = {PasswordException: "is encrypted: save it without a password.", InvalidPDFException: "is no valid PDF file."};

@@ -98,7 +98,7 @@ def test_browser_files_are_read_by_what_they_are(page: Page, data: bytes, text: 
         ("a.txt", b"text\0text", "a.txt is no text"),
         ("a.txt", b"", "a.txt is empty."),
         ("a.pdf", b"%PDF-1.4\nnothing here", "a.pdf is no valid PDF file."),
-        ("a.pdf", pdf([""]), "a.pdf has no text: its pages are pictures."),
+        ("a.pdf", pdf([""]), "a.pdf has no text that can be read: its pages may be pictures."),
         ("<img src=x onerror=alert(1)>.txt", b"\0", "<img src=x onerror=alert(1)>.txt is no text"),
     ],
 )
