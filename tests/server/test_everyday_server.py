@@ -92,16 +92,19 @@ def test_drawn_seed_is_told_and_gives_the_text_again(app: ASGIApp, path: str, st
 
 
 def ended(response: httpx.Response, stream: bool) -> Any:
-    """Return the part of an answer that has the seed: a choice (a stream's last one), or a response."""
+    """Return the part of an answer that has the seed: a choice, of a stream with the whole text, or a response."""
     if not stream:
         answer = good(response)
         return answer["choices"][0] if "choices" in answer else answer
-    *_, last_chunk = events(response)
-    return last_chunk["choices"][0] if "choices" in last_chunk else last_chunk["response"]
+    chunks = events(response)
+    if "choices" not in chunks[-1]:
+        return chunks[-1]["response"]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return choices[-1] | {"text": "".join(choice.get("text") or "" for choice in choices)}
 
 
 def texts_of_answer(ended: Any) -> Any:
-    """Return the text of a choice or a response; of a stream it may be its last piece."""
+    """Return the text of a choice or a response."""
     if "output" in ended:
         return ended["output"][0]["content"][0]["text"]
     return ended.get("text", ended.get("message"))
