@@ -1,25 +1,32 @@
 // Answers: what can be asked for, the request that the draft becomes, and the piece that grows with its stream.
 import {computed} from "@preact/signals";
-import {activity, begin, exclusively, progress} from "./activity.js";
+import {begin, exclusively, isBusy, progress} from "./activity.js";
 import {ancestry, answerText, callsOf, isRunning, newId, titleOf} from "./conversation.js";
 import {changeConversation, changePieces, dropPending, SAVE_PAUSE, tellTabs} from "./conversations.js";
 import {requestOf, stream} from "./run.js";
 import {look, server} from "./server.js";
 import {faults, frozenSettings} from "./settings.js";
-import {context, conversation, documentTokens, draft, growingHere, isOpening, isTooLong, openId, paintCost, put, readingDocument, shown, turns} from "./state.js";
+import {attachedTokens, context, conversation, draft, growingHere, isOpening, isTooLong, openId, paintCost, put, readingDocument, shown, turns} from "./state.js";
 import * as store from "./store.js";
+import {formatCount} from "./words.js";
 
 const PAINT_PAUSE = 100;  // milliseconds between two repaints, as a repaint takes CPU time that the server may need
 const PAINT_SHARE = 5;  // a repaint takes at most this part of the time between two
 
 // Return the functions that the answer may call. Raises Error for text that is no list of them.
-export function toolsOf(text) {
+function toolsOf(text) {
   if (!text.trim()) return [];
   let listed;
   try { listed = JSON.parse(text); } catch (fault) { throw new Error(`The functions are no JSON: ${fault.message}.`); }
   if (!Array.isArray(listed)) throw new Error("The functions are no JSON list.");
   return listed.map(tool => (tool?.type === "function" ? tool : {type: "function", function: tool}));
 }
+
+// Why the functions of the conversation cannot be sent, or an empty text.
+export const toolFault = computed(() => {
+  try { toolsOf(conversation.value.tools); } catch (fault) { return fault.message; }
+  return "";
+});
 
 function freeze() {
   const {card} = server.value, {system, tools} = conversation.value;
@@ -32,15 +39,14 @@ export const hindrance = computed(() => {
   if (!server.value.card) return "The server has not answered yet.";
   const [fault] = faults.value;
   if (fault) return fault;
-  try { toolsOf(conversation.value.tools); } catch (fault) { return fault.message; }
-  return "";
+  return toolFault.value;
 });
 
 // Return why the draft cannot be sent now, or an empty text.
 export const draftHindrance = computed(() => {
   if (hindrance.value) return hindrance.value;
   if (readingDocument.value) return "A document is being read.";
-  if (isTooLong.value) return `This is too long: the documents have ${documentTokens(draft.value.documents).toLocaleString("en")} tokens here, and the model's context holds ${context.value.toLocaleString("en")} with the answer. Attach less.`;
+  if (isTooLong.value) return `This is too long: the documents have ${formatCount(attachedTokens.value)} tokens here, and the model's context holds ${formatCount(context.value)} with the answer. Attach less.`;
   return isOpening.value ? "The conversation is being opened." : "";
 });
 
@@ -60,7 +66,7 @@ async function add(turn, changes = {}) {
 
 // Ask: add a turn of the visitor and the answer to it. Return whether this has begun.
 function request(parent, role, fields, changes) {
-  if (activity.value || hindrance.value) return false;
+  if (isBusy.value || hindrance.value) return false;
   const turn = newTurn(parent, role, fields), answer = newTurn(turn.id, "assistant", {created: turn.created + 1, pieces: [newPiece(freeze())]});
   const line = [...lineTo(parent), turn];
   exclusively(async () => {
@@ -71,16 +77,21 @@ function request(parent, role, fields, changes) {
   return true;
 }
 
-export function send() {
-  const {text, documents} = draft.value;
-  if (draftHindrance.value || (!text.trim() && !documents.length)) return false;
-  dropPending();
-  const question = server.value.card.triforce.chats ? text.trim() : text;  // a text is continued where it ends
-  const title = conversation.value.title || titleOf(text || documents[0].name);
-  return request(shown.value.at(-1)?.id ?? null, "user", {text: question, documents}, {title, draft: {text: "", documents: []}});
+// Ask a question about documents. A model without a chat template continues the text where it ends.
+function question(parent, text, documents, changes) {
+  if (hindrance.value || (!text.trim() && !documents.length)) return false;
+  return request(parent, "user", {text: server.value.card.triforce.chats ? text.trim() : text, documents}, changes);
 }
 
-export const sendEdited = (edited, text) => request(edited.parent, "user", {text: text.trim(), documents: edited.documents});
+export function send() {
+  const {text, documents} = draft.value;
+  if (draftHindrance.value || isBusy.value || (!text.trim() && !documents.length)) return false;
+  dropPending();
+  const title = conversation.value.title || titleOf(text || documents[0].name);
+  return question(shown.value.at(-1)?.id ?? null, text, documents, {title, draft: {text: "", documents: []}});
+}
+
+export const sendEdited = (edited, text) => question(edited.parent, text, edited.documents);
 export const sendResults = (answer, results) => request(answer.id, "tool", {results});
 
 export const regenerate = turn => exclusively(async () => {

@@ -8,7 +8,7 @@ import {chosenWords} from "./settings.js";
 import {isBusy, stop} from "./activity.js";
 import {draftHindrance, send} from "./answers.js";
 import {attach, detach, setDraft} from "./conversations.js";
-import {context, draft, error, expectedTokens, isOpening, mayBeTooLong, openId, readingDocument} from "./state.js";
+import {context, draft, error, expectedTokens, isOpening, isTooLong, mayBeTooLong, openId, readingDocument} from "./state.js";
 import {counted, formatCount} from "./words.js";
 
 const IME_KEY = 229;  // code of a key that an input method takes, in browsers that do not say isComposing
@@ -103,7 +103,7 @@ export function Composer({notice}) {
 // How much of the context is used, and what that means for the speed.
 function Room() {
   const {card} = server.value, total = expectedTokens.value;
-  if (draftHindrance.value) return <p id="room" class={draftHindrance.value.startsWith("This is too long") ? "fault" : "soft"} role="status">{draftHindrance.value}</p>;
+  if (draftHindrance.value) return <p id="room" class={isTooLong.value ? "fault" : "soft"} role="status">{draftHindrance.value}</p>;
   if (!card || !total) return <p id="room" class="soft" />;
   if (mayBeTooLong.value) {
     return <p id="room" class="fault" role="status">This may be too long: about {counted(total, "token")}, and the model's context holds {formatCount(context.value)} with the answer.</p>;

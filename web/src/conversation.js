@@ -38,10 +38,13 @@ export const thoughtsOf = turn => turn.pieces.map(piece => piece.thoughts).join(
 export const callsOf = turn => turn.pieces.flatMap(piece => piece.calls);
 export const isRunning = piece => piece.state === "running";
 
-// Documents stand in front of the question. Several are told apart as `triforce chat --file FOLDER` does it.
+// Return several texts as one, told apart as `triforce chat --file FOLDER` does it.
+export const joined = files => files.map(({name, text}) => `--- ${name} ---\n${text}\n`).join("");
+
+// Documents stand in front of the question.
 function withDocuments(question, documents) {
   if (!documents.length) return question;
-  const text = documents.length === 1 ? documents[0].text : documents.map(({name, text}) => `--- ${name} ---\n${text}\n`).join("");
+  const text = documents.length === 1 ? documents[0].text : joined(documents);
   return question ? `${text}\n\n${question}` : text;
 }
 

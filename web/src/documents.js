@@ -1,7 +1,7 @@
 // Documents: what a file is, its text, and why it cannot be read.
 import {addressOf, ask, tokenCount} from "./server.js";
 import {counted, formatBytes, formatCount} from "./words.js";
-import {newId} from "./conversation.js";
+import {joined, newId} from "./conversation.js";
 
 const MOST_CHARACTERS_PER_TOKEN = 32;  // a text with more characters per token of the context is refused before it is read
 const MAX_PDF_BYTES = 100e6, MAX_FILES = 2000, PASTED_CHARACTERS = 4000;
@@ -16,7 +16,7 @@ const KINDS = [  // of files that are no text, by their first bytes
 class DocumentError extends Error {}
 
 // Return text of bytes in UTF-8 or UTF-16, or else in Windows-1252, which contains the letters of Latin-1. Raises DocumentError.
-export function decode(bytes, name) {
+function decode(bytes, name) {
   const head = String.fromCharCode(...bytes.subarray(0, 8)), kind = KINDS.find(([magic]) => head.startsWith(magic));
   if (head.startsWith("\xff\xfe")) return new TextDecoder("utf-16le").decode(bytes);
   if (head.startsWith("\xfe\xff")) return new TextDecoder("utf-16be").decode(bytes);
@@ -110,10 +110,9 @@ export async function readGroup({name, isFolder, files}, context, onProgress) {
   }
   if (!texts.some(({text}) => text.trim())) throw new DocumentError(isFolder ? `${name} has no file with text.` : `${name} is empty.`);
   texts.sort((a, b) => (a.name < b.name ? -1 : 1));
-  const text = isFolder ? texts.map(({name, text}) => `--- ${name} ---\n${text}\n`).join("") : texts[0].text;
-  if (!isFolder) return documentOf(name, text);
+  if (!isFolder) return documentOf(name, texts[0].text);
   const note = counted(texts.length, "file") + (skipped.length ? `, ${formatCount(skipped.length)} skipped` : "");
-  return documentOf(name, text, {note, skipped});
+  return documentOf(name, joined(texts), {note, skipped});
 }
 
 // Return a document with its number of tokens.

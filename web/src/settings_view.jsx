@@ -2,7 +2,7 @@
 import {Dialog} from "./dialog.jsx";
 import {forgetKey, key, server} from "./server.js";
 import {fault, MODE_NAMES, MODES, NUMBERS, resetSettings, settings, setSetting} from "./settings.js";
-import {toolsOf} from "./answers.js";
+import {toolFault} from "./answers.js";
 import {removeAll, setSystem, setTools} from "./conversations.js";
 import {conversation} from "./state.js";
 import {keeps, setKeeping} from "./store.js";
@@ -17,9 +17,6 @@ function Field({name, label, note, children, wrong = fault(name, settings.value[
 
 const onInput = name => event => setSetting(name, event.target.value);
 
-function toolFault() {
-  try { toolsOf(conversation.value.tools); return ""; } catch (wrong) { return wrong.message; }
-}
 
 export function Settings({onClose}) {
   const {card} = server.value, chosen = settings.value, defaults = card?.triforce.defaults ?? {};
@@ -47,7 +44,7 @@ export function Settings({onClose}) {
     <h3>This conversation</h3>
     <Field name="system" label="System prompt" note="Instructions in front of the conversation. A change makes the server read the conversation again." wrong="">{attributes =>
       <textarea {...attributes} rows="3" value={conversation.value.system} onInput={event => setSystem(event.target.value)} />}</Field>
-    <Field name="tools" label="Functions" note="A JSON list of functions that the model may call. The page calls nothing: you write their results." wrong={toolFault()}>{attributes =>
+    <Field name="tools" label="Functions" note="A JSON list of functions that the model may call. The page calls nothing: you write their results." wrong={toolFault.value}>{attributes =>
       <textarea {...attributes} rows="3" spellcheck={false} value={conversation.value.tools} onInput={event => setTools(event.target.value)} />}</Field>
     <h3>Privacy</h3>
     <label class="check"><input type="checkbox" checked={keeps.value} onChange={event => setKeeping(event.target.checked)} /> Keep conversations in this browser</label>

@@ -20,7 +20,7 @@ export const shown = computed(() => branch(turns.value, conversation.value.choic
 export const draft = computed(() => conversation.value.draft);
 export const context = computed(() => server.value.card?.max_model_len ?? 0);
 
-export const documentTokens = documents => documents.reduce((sum, {tokens}) => sum + tokens, 0);
+const documentTokens = documents => documents.reduce((sum, {tokens}) => sum + tokens, 0);
 
 // Tokens of the shown branch with the draft: as the server counted them, and by an estimate behind that.
 export const expectedTokens = computed(() => {
@@ -36,11 +36,14 @@ export const expectedTokens = computed(() => {
 
 export const mayBeTooLong = computed(() => context.value > 0 && expectedTokens.value >= context.value);
 
-// Whether the documents alone leave no room for an answer. The rest of a conversation is the server's to judge.
-export const isTooLong = computed(() => {
+// Tokens of the documents of the shown branch and of the draft.
+export const attachedTokens = computed(() => {
   const asked = shown.value.filter(({role}) => role === "user").flatMap(({documents}) => documents);
-  return context.value > 0 && documentTokens([...asked, ...draft.value.documents]) >= context.value;
+  return documentTokens([...asked, ...draft.value.documents]);
 });
+
+// Whether the documents alone leave no room for an answer. The rest of a conversation is the server's to judge.
+export const isTooLong = computed(() => context.value > 0 && attachedTokens.value >= context.value);
 
 // Answers that this tab receives, by the id of their turn.
 export const growingHere = new Map();

@@ -2,7 +2,7 @@
 import {useEffect} from "preact/hooks";
 import {signal} from "@preact/signals";
 import {documentOf, sampleText, watchedDocuments, watchedText} from "./documents.js";
-import {server} from "./server.js";
+import {server, tokenCount} from "./server.js";
 import {attach, setDraft} from "./conversations.js";
 import {draft, error, openId} from "./state.js";
 import {TierName} from "./tiers.jsx";
@@ -30,7 +30,7 @@ async function attachSample(length, chats) {
   const target = openId.value;
   try {
     const whole = await sampleText(), book = chats ? whole.slice(whole.indexOf(ABOUT)) : whole;
-    const {tokens} = await documentOf("", book.slice(0, PROBE));
+    const tokens = await tokenCount({prompt: book.slice(0, PROBE)});
     await attach(await documentOf("Dracula", book.slice(0, book.lastIndexOf(" ", length * PROBE / tokens))), target);
     if (chats && !draft.value.text) setDraft({text: QUESTION});
     document.getElementById("composer")?.focus();
