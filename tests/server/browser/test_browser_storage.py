@@ -36,6 +36,22 @@ def new(page: Page) -> None:
     page.get_by_role("button", name="New conversation").click()
 
 
+def beside(page: Page, url: str) -> Page:
+    """Return a second tab of the same visitor, with the key."""
+    second_tab = page.context.new_page()
+    second_tab.goto(url)
+    unlock(second_tab)
+    return second_tab
+
+
+def keep(page: Page, on: bool) -> None:
+    """Choose in the settings whether conversations are kept."""
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Keep conversations in this browser").set_checked(on)
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+
+
 def exported(page: Page, folder: Path) -> Path:
     with page.expect_download() as download:
         page.get_by_role("button", name="Export", exact=True).click()
@@ -185,9 +201,7 @@ def test_browser_bad_import_is_refused(page: Page, tmp_path: Path, change: Any, 
 
 
 def test_browser_switch_keeps_nothing(page: Page) -> None:
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Keep conversations in this browser").uncheck()
-    page.keyboard.press("Escape")
+    keep(page, False)
     expect(page.locator(".side")).to_contain_text("Conversations are not kept")
     answer_with(page, [piece("kept nowhere"), finish(), usage(20)])
     ask(page, "a secret question")
@@ -206,23 +220,17 @@ def test_browser_switch_covers_what_was_kept_before(page: Page) -> None:
     drop(page, {"book.txt": "the cat"})
     expect(page.locator(".composer .documents li")).to_have_count(1)
     ask(page, "one")
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Keep conversations in this browser").uncheck()
-    page.keyboard.press("Escape")
+    keep(page, False)
     ask(page, "two")
     new(page)
     titles(page).first.click()
     expect(page.locator(".question .plain")).to_have_text(["one", "two"])
     check(page.locator(".answer").first)
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Keep conversations in this browser").check()
-    page.keyboard.press("Escape")
+    keep(page, True)
     ask(page, "three")
     page.reload()
     expect(page.locator(".question .plain")).to_have_text(["one", "two", "three"])
-    page.get_by_role("button", name="Settings").click()
-    page.get_by_label("Keep conversations in this browser").uncheck()
-    page.keyboard.press("Escape")
+    keep(page, False)
     page.get_by_role("button", name="Delete", exact=True).click()
     expect(titles(page)).to_have_count(0)
     page.reload()
@@ -231,9 +239,7 @@ def test_browser_switch_covers_what_was_kept_before(page: Page) -> None:
 
 def test_browser_deletion_reaches_other_tabs(page: Page, url: str) -> None:
     ask(page, "from the first tab")
-    second_tab = page.context.new_page()
-    second_tab.goto(url)
-    unlock(second_tab)
+    second_tab = beside(page, url)
     titles(second_tab).first.click()
     expect(second_tab.locator(".question")).to_have_count(1)
     page.get_by_role("button", name="Delete", exact=True).click()
@@ -245,9 +251,7 @@ def test_browser_deletion_reaches_other_tabs(page: Page, url: str) -> None:
 def test_browser_tabs_keep_each_others_changes(page: Page, url: str) -> None:
     """A system prompt of one tab outlasts an answer of another."""
     ask(page, "one")
-    second_tab = page.context.new_page()
-    second_tab.goto(url)
-    unlock(second_tab)
+    second_tab = beside(page, url)
     titles(second_tab).first.click()
     expect(second_tab.locator(".question")).to_have_count(1)
     hold_streams(page, 3)
@@ -277,9 +281,7 @@ def test_browser_all_conversations_are_deleted(page: Page) -> None:
 
 def test_browser_tabs_see_each_other(page: Page, url: str) -> None:
     ask(page, "from the first tab")
-    second_tab = page.context.new_page()
-    second_tab.goto(url)
-    unlock(second_tab)
+    second_tab = beside(page, url)
     expect(titles(second_tab)).to_have_text("from the first tab")
     titles(second_tab).first.click()
     ask(page, "a second question")
