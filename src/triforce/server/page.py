@@ -9,6 +9,7 @@ import asyncio
 import gzip
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from functools import cached_property
 from hashlib import sha256
 from pathlib import Path
@@ -28,13 +29,28 @@ _SAMPLE = Path(__file__).parents[1] / "assets" / "dracula.txt"
 class WebFile:
     """A static file with an ETag, which is sent compressed where the client takes that."""
 
-    def __init__(self, name: str, media_type: str, policy: str) -> None:
-        """policy: its Content-Security-Policy."""
-        self.content = (_WEB / name).read_bytes()
+    def __init__(self, name: str, media_type: str, policy: Callable[[], str]) -> None:
+        """policy: returns its Content-Security-Policy. The file is read at its first request, not at the start."""
+        self._name = name
         self.media_type = media_type
-        self._digest = sha256(self.content).hexdigest()[:32]
-        self._headers = {
-            "Content-Security-Policy": policy,
+        self._policy = policy
+
+    @cached_property
+    def content(self) -> bytes:
+        return (_WEB / self._name).read_bytes()
+
+    @cached_property
+    def compressed(self) -> bytes:
+        return gzip.compress(self.content, mtime=0)
+
+    @cached_property
+    def _digest(self) -> str:
+        return sha256(self.content).hexdigest()[:32]
+
+    @cached_property
+    def _headers(self) -> dict[str, str]:
+        return {
+            "Content-Security-Policy": self._policy(),
             "Cache-Control": "no-cache",
             "Cross-Origin-Opener-Policy": "same-origin",
             "Cross-Origin-Resource-Policy": "same-origin",
@@ -42,10 +58,6 @@ class WebFile:
             "Vary": "Accept-Encoding",
             "X-Content-Type-Options": "nosniff",
         }
-
-    @cached_property
-    def compressed(self) -> bytes:
-        return gzip.compress(self.content, mtime=0)
 
     async def response(self, request: Request) -> Response:
         """Return the file, or status 304 to a client that has it."""
@@ -68,8 +80,8 @@ def _hash(text: bytes) -> str:
     return f"'sha256-{b64encode(sha256(text).digest()).decode()}'"
 
 
-def _page() -> WebFile:
-    """Return the page. Its policy allows its own script and style, and the renderer's script, by their hashes.
+def _page_policy() -> str:
+    """Return the page's policy. It allows the page's own script and style, and the renderer's script, by their hashes.
 
     The style and the script are inlined, so the first view is one request. The renderer becomes an inline script when
     the page needs it: hashes hold for inline scripts only. A worker reads PDF files; it has a policy of its own.
@@ -78,21 +90,24 @@ def _page() -> WebFile:
     renderer = (_WEB / "renderer.js").read_bytes().rstrip()
     hashes = {tag: [_hash(text) for text in re.findall(rf"<{tag}>(.*?)</{tag}>".encode(), html, re.DOTALL)]
               for tag in ("script", "style")}  # fmt: skip
-    policy = (
+    return (
         f"default-src 'none'; script-src {' '.join(hashes['script'])} {_hash(renderer)}; "
         f"style-src {' '.join(hashes['style'])}; worker-src 'self'; connect-src 'self'; img-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
-    return WebFile("page.html", "text/html; charset=utf-8", policy)
 
 
-_CLOSED = "default-src 'none'; frame-ancestors 'none'"
+def _closed_policy() -> str:
+    """Return the policy of a file that loads nothing."""
+    return "default-src 'none'; frame-ancestors 'none'"
+
+
 _JAVASCRIPT = "text/javascript; charset=utf-8"
 FILES = {
-    "/": _page(),
-    "/page/renderer.js": WebFile("renderer.js", _JAVASCRIPT, _CLOSED),
-    "/page/pdf.js": WebFile("pdf.js", _JAVASCRIPT, _CLOSED),
-    "/page/licences.txt": WebFile("licences.txt", "text/plain; charset=utf-8", _CLOSED),
+    "/": WebFile("page.html", "text/html; charset=utf-8", _page_policy),
+    "/page/renderer.js": WebFile("renderer.js", _JAVASCRIPT, _closed_policy),
+    "/page/pdf.js": WebFile("pdf.js", _JAVASCRIPT, _closed_policy),
+    "/page/licences.txt": WebFile("licences.txt", "text/plain; charset=utf-8", _closed_policy),
 }
 """Files by path. They need no key, as a browser sends none for them, and they contain nothing about the model."""
 for _path, _file in FILES.items():
