@@ -90,9 +90,9 @@ std::vector<Attention> attention_calls(const std::vector<const Pages*>& memory, 
 }
 
 Decoder::Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-                 std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations)
+                 std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations, InputCodes codes)
     : layers_(std::move(layers)), head_(std::move(head)), embedding_(std::move(embedding)),
-      rotations_(std::move(rotations)) {
+      rotations_(std::move(rotations)), codes_(codes) {
     require(!layers_.empty(), "a decoder has at least one layer");
     require(rotations_.size() == layers_.size() && *std::min_element(rotations_.begin(), rotations_.end()) >= 0,
             "each layer has a rotation");
@@ -167,7 +167,7 @@ double Decoder::forward(const std::vector<const Pages*>& memory, const ForwardBa
                 attend(attention[i]);
         }
         if (output_needed) {
-            const int64_t experts = layers_[i]->finish(a.x, N, a.attn_out);
+            const int64_t experts = layers_[i]->finish(a.x, N, a.attn_out, codes_);
             touched += experts, mixtures += experts > 0;
         }
         keep_state(batch, i + 1, a.x, N * first.hidden());

@@ -65,9 +65,10 @@ void locate(const Places& at, const ForwardBatch& batch, const Attention& call);
 
 class Decoder {
   public:
-    /// rotations: index of each layer's rotation in the tables of a pass. Throws std::invalid_argument.
+    /// rotations: index of each layer's rotation in the tables of a pass. codes: see `DecoderLayer::finish`. Throws
+    /// std::invalid_argument.
     Decoder(std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-            std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations);
+            std::shared_ptr<Embedding> embedding, std::vector<int64_t> rotations, InputCodes codes);
 
     const std::vector<std::shared_ptr<DecoderLayer>>& layers() const { return layers_; }
     const LmHead& head() const { return *head_; }
@@ -83,6 +84,7 @@ class Decoder {
     std::shared_ptr<LmHead> head_;
     std::shared_ptr<Embedding> embedding_;
     std::vector<int64_t> rotations_;
+    InputCodes codes_;
 };
 
 }  // namespace triforce

@@ -115,29 +115,30 @@ GatedMlp::GatedMlp(const GateWeights& w, const LayerSettings& s)
         up_.emplace(std::vector{w.up}, s.bits);
 }
 
-void GatedMlp::forward(const float* x, int64_t rows, void* gated) const {
+void GatedMlp::forward(const float* x, int64_t rows, void* gated, InputCodes codes) const {
     Scratch scratch;
     const int64_t input_stride = round_up(hidden(), block_size);
     void* normed = scratch.take<char>(rows * input_stride * size_of(type()));
     norm_(x, rows, type(), normed);
     Linear products[2]{};
-    project(normed, rows, gated, scratch, products);
+    project(normed, rows, gated, codes, scratch, products);
     multiply(products, this->products());
     activate(products, gated);
 }
 
-void GatedMlp::project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const {
+void GatedMlp::project(const void* normed, int64_t rows, void* gated, InputCodes codes, Scratch& scratch,
+                       Linear* products) const {
     const int64_t input_stride = round_up(hidden(), block_size), gated_stride = stride();
     if (!up_) {
         *products = {gate_.weights(), normed, input_stride, rows, or_null(bias_),
-                     Epilogue::gate, gated, gated_stride, activation_};
+                     Epilogue::gate, gated, gated_stride, activation_, codes};
         return;
     }
     const auto product = [&](const Matrix& matrix, const Floats& bias) {
         Weights weights = matrix.weights();
         weights.outputs = gated_stride;  // outputs beyond are zeros, as the next matrix needs
         return Linear{weights, normed, input_stride, rows, or_null(bias), Epilogue::store,
-                      scratch.take<float>(rows * gated_stride), gated_stride};
+                      scratch.take<float>(rows * gated_stride), gated_stride, activation_, codes};
     };
     products[0] = product(gate_, bias_), products[1] = product(*up_, up_bias_);
 }
@@ -176,31 +177,33 @@ size_t DecoderLayer::bytes() const {
     return QkvProjections::bytes() + o_.bytes() + mlp;
 }
 
-int64_t DecoderLayer::finish(float* x, int64_t rows, const void* attn_out) const {
+int64_t DecoderLayer::finish(float* x, int64_t rows, const void* attn_out, InputCodes codes) const {
     Scratch scratch;
-    add(o_, o_bias_, attn_out, q_size(), rows, attn_out_norm_, x);
+    add(o_, o_bias_, attn_out, q_size(), rows, attn_out_norm_, codes, x);
     if (experts_) {
         float* sum = scratch.take<float>(rows * hidden());
-        const int64_t touched = experts_->forward(x, rows, sum);
+        const int64_t touched = experts_->forward(x, rows, sum, codes);
         add(sum, rows, mlp_out_norm_, x);
         return touched;
     }
     void* gated = scratch.take<char>(rows * gate_->stride() * size_of(type()));
-    gate_->forward(x, rows, gated);
-    add(*down_, down_bias_, gated, gate_->stride(), rows, mlp_out_norm_, x);
+    gate_->forward(x, rows, gated, codes);
+    add(*down_, down_bias_, gated, gate_->stride(), rows, mlp_out_norm_, InputCodes::int16, x);
     return 0;
 }
 
 /// Adds the product of `matrix` and rows of `from`, `stride` numbers apart, to x. The product is first normed, if there
 /// is a norm, and multiplied by residual_scale.
 void DecoderLayer::add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows,
-                       const Norm& norm, float* x) const {
+                       const Norm& norm, InputCodes codes, float* x) const {
     const int64_t C = hidden();
-    if (!norm && residual_scale_ == 1)
-        return multiply({{matrix.weights(), from, stride, rows, or_null(bias), Epilogue::add, x, C}});
+    Linear product{matrix.weights(), from, stride, rows, or_null(bias), Epilogue::add, x, C};
+    product.input_codes = codes;
+    if (!norm && residual_scale_ == 1) return multiply({product});
     Scratch scratch;
     float* part = scratch.take<float>(rows * C);
-    multiply({{matrix.weights(), from, stride, rows, or_null(bias), Epilogue::store, part, C}});
+    product.epilogue = Epilogue::store, product.y = part;
+    multiply({product});
     add(part, rows, norm, x);
 }
 

@@ -103,12 +103,13 @@ class GatedMlp {
     size_t bytes() const { return gate_.bytes() + (up_ ? up_->bytes() : 0); }
 
     /// Writes `gated` (rows, stride) of `type()`, for x (rows, hidden).
-    void forward(const float* x, int64_t rows, void* gated) const;
+    void forward(const float* x, int64_t rows, void* gated, InputCodes codes) const;
 
     /// `forward` for normed rows (rows, hidden rounded up to 16), in two steps, so that one job can also compute other
     /// products. `project` lists the `products()` products; `activate` applies the activation to their results.
     int64_t products() const { return up_ ? 2 : 1; }
-    void project(const void* normed, int64_t rows, void* gated, Scratch& scratch, Linear* products) const;
+    void project(const void* normed, int64_t rows, void* gated, InputCodes codes, Scratch& scratch,
+                 Linear* products) const;
     void activate(const Linear* products, void* gated) const;
 
   private:
@@ -129,13 +130,13 @@ class DecoderLayer : public QkvProjections {
     size_t bytes() const;
 
     /// x += o(attn_out), then x += mlp(norm(x)). Both summands are first normed, if the model family does so, and
-    /// multiplied by residual_scale. `attn_out` (rows, q_size) is of the weights' type. Returns
-    /// `ExpertChoices::touched`; 0 without experts.
-    int64_t finish(float* x, int64_t rows, const void* attn_out) const;
+    /// multiplied by residual_scale. `attn_out` (rows, q_size) is of the weights' type. codes: of the inputs of o, gate
+    /// and up projection; the others lose more by int8. Returns `ExpertChoices::touched`; 0 without experts.
+    int64_t finish(float* x, int64_t rows, const void* attn_out, InputCodes codes) const;
 
   private:
     void add(const Matrix& matrix, const Floats& bias, const void* from, int64_t stride, int64_t rows, const Norm& norm,
-             float* x) const;
+             InputCodes codes, float* x) const;
     void add(const float* part, int64_t rows, const Norm& norm, float* x) const;
 
     Matrix o_;

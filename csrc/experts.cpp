@@ -149,15 +149,15 @@ ExpertChoices Experts::choose(const float* normed, int64_t rows) const {
     return choices;
 }
 
-int64_t Experts::forward(const float* x, int64_t rows, float* sum) const {
+int64_t Experts::forward(const float* x, int64_t rows, float* sum, InputCodes codes) const {
     Scratch scratch;
     void* gated = scratch.take<char>(rows * per_row() * gated_stride() * size_of(type()));
-    const ExpertChoices choices = gate(x, rows, gated);
+    const ExpertChoices choices = gate(x, rows, gated, codes);
     down(choices, gated, rows, sum);
     return choices.touched();
 }
 
-ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated) const {
+ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated, InputCodes codes) const {
     Scratch scratch;
     const int64_t size = size_of(type()), stride = round_up(hidden(), block_size), row_bytes = stride * size;
     float* normed = scratch.take<float>(rows * stride);
@@ -179,7 +179,7 @@ ExpertChoices Experts::gate(const float* x, int64_t rows, void* gated) const {
             for (int64_t i = 0; i < row_count; i++)
                 std::copy_n(rounded + chosen[i].row * row_bytes, row_bytes, from + i * row_bytes);
         }
-        gates_[expert].project(from, row_count, to(before), scratch, products + count);
+        gates_[expert].project(from, row_count, to(before), codes, scratch, products + count);
         count += gates_[expert].products();
     });
     multiply(products, count);

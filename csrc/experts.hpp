@@ -72,12 +72,12 @@ class Experts {
     size_t bytes() const;
 
     /// Writes the weighted sum of the chosen experts' outputs to `sum` (rows, outputs). The matrices of an expert are
-    /// read once for all rows that have chosen it. Returns `ExpertChoices::touched`.
-    int64_t forward(const float* x, int64_t rows, float* sum) const;
+    /// read once for all rows that have chosen it. codes: of the inputs of gate and up projections. Returns `ExpertChoices::touched`.
+    int64_t forward(const float* x, int64_t rows, float* sum, InputCodes codes) const;
 
     /// `forward` in two halves. `gated` is of the weights' type, expert after expert: `gate` writes
     /// (rows * per_row, gated_stride), `down` reads (rows * per_row, down_stride).
-    ExpertChoices gate(const float* x, int64_t rows, void* gated) const;
+    ExpertChoices gate(const float* x, int64_t rows, void* gated, InputCodes codes) const;
     void down(const ExpertChoices& choices, const void* gated, int64_t rows, float* sum) const;
 
   private:

@@ -33,9 +33,9 @@ void run_chunk(const Linear& l, const Grid& grid, int64_t chunk) {
     linear_kernels().run(l, top, bottom, first, std::min(first + grid.chunk_blocks, l.weights.blocks));
 }
 
-Rounding rounding(const Weights& weights) {
-    const bool widen = weights.rounding() == Rounding::none && weights.type == Type::bf16 && !linear_kernels().pairs;
-    return widen ? Rounding::widen : weights.rounding();
+Rounding rounding(const Linear& l) {
+    const bool widen = l.rounding() == Rounding::none && l.weights.type == Type::bf16 && !linear_kernels().pairs;
+    return widen ? Rounding::widen : l.rounding();
 }
 
 constexpr int64_t rows_at_once = 8;                  // rows of a rounding chunk: a few microseconds of work
@@ -51,10 +51,10 @@ struct RoundedRows {
     bool suit(const Linear& l) const {
         return product.x == l.x && product.rows == l.rows && product.x_stride == l.x_stride &&
                product.weights.type == l.weights.type && product.weights.inputs == l.weights.inputs &&
-               rounding == triforce::rounding(l.weights);
+               rounding == triforce::rounding(l);
     }
     int64_t stride() const {
-        return rounding == Rounding::widen ? widened_stride(product.weights) : rounded_stride(product.weights);
+        return product.rounded_stride() / (rounding == Rounding::widen ? static_cast<int64_t>(sizeof(float)) : 1);
     }
     int64_t jobs() const { return (product.rows + rows_at_once - 1) / rows_at_once; }
     void round(int64_t job) const {
@@ -86,11 +86,11 @@ void multiply(const Linear* products, int64_t count) {
     for (int64_t i = 0; i < count; i++) blocks += products[i].weights.blocks;
     for (int64_t i = 0; i < count; i++) {
         Linear l = products[i];
-        if (rounding(l.weights) != Rounding::none) {
+        if (rounding(l) != Rounding::none) {
             RoundedRows* shared_rows = std::find_if(rounded, rounded + rounded_count,
                                             [&](const RoundedRows& each) { return each.suit(l); });
             if (shared_rows == rounded + rounded_count) {
-                *shared_rows = {l, rounding(l.weights), scratch.take<int8_t>(l.rows * rounded_stride(l.weights)), jobs};
+                *shared_rows = {l, rounding(l), scratch.take<int8_t>(l.rows * l.rounded_stride()), jobs};
                 rounded_count++, jobs += shared_rows->jobs(), numbers += l.rows * l.weights.inputs;
             }
             l.x = shared_rows->rows, l.x_stride = shared_rows->stride();

@@ -16,7 +16,7 @@ namespace triforce {
 constexpr int block_size = 16;   // outputs of a block: one register of floats
 constexpr int linear_rows = 96;  // most rows of one kernel call
 
-enum class Rounding : int { none, widen, by_row, by_group };
+enum class Rounding : int { none, widen, by_row, by_group, by_group_int8 };
 
 /// Packed weights, owned by a Matrix: blocks of 16 outputs. A block has inputs ascending, for bf16 in pairs:
 /// [blocks][inputs / 2][16][2]; for float and half: [blocks][inputs][16]. Missing outputs and inputs are zeros.
@@ -38,8 +38,9 @@ struct Weights {
     Type numbers = type;  // type of the weights, unless they are int8 or have a format
 
     /// How a product rounds or widens its input. Products with the same rounding share the rounded input.
-    Rounding rounding() const {
-        if (format != Format::none) return Rounding::by_group;
+    Rounding rounding(InputCodes codes = InputCodes::int16) const {
+        if (format != Format::none)
+            return codes == InputCodes::int8 ? Rounding::by_group_int8 : Rounding::by_group;
         if (scales) return Rounding::by_row;
         return type == Type::bf16 && numbers != Type::bf16 ? Rounding::widen : Rounding::none;
     }
@@ -67,6 +68,15 @@ struct Linear {
     void* y;  // store, add: float (rows, y_stride); gate: of weights.type, written up to a multiple of 16
     int64_t y_stride;
     Activation activation = Activation::silu;
+    InputCodes input_codes = InputCodes::int16;  // of weights with a format
+
+    Rounding rounding() const { return weights.rounding(input_codes); }
+    /// Bytes of a rounded or widened row.
+    int64_t rounded_stride() const {
+        if (weights.format != Format::none) return grouped_stride(weights.inputs, input_codes);
+        if (weights.scales) return weights.inputs + block_size;
+        return round_up(weights.inputs, block_size) * static_cast<int64_t>(sizeof(float));
+    }
 };
 
 struct LinearKernels {
@@ -94,15 +104,6 @@ struct PointwiseKernels {
     void (*rms)(const float* x, int64_t n, const float* weight, float eps, Type type, void* y);
 };
 TF_KERNEL_TABLE(PointwiseKernels, pointwise_kernels)
-
-/// Numbers of a widened row.
-constexpr int64_t widened_stride(const Weights& weights) { return round_up(weights.inputs, block_size); }
-
-/// Bytes of a rounded or widened row.
-constexpr int64_t rounded_stride(const Weights& weights) {
-    if (weights.format != Format::none) return grouped_stride(weights.inputs);
-    return weights.scales ? weights.inputs + block_size : widened_stride(weights) * static_cast<int64_t>(sizeof(float));
-}
 
 /// Computes products in one job of the thread pool, after a job that rounds their inputs if necessary. Products of the
 /// same rows of x share one rounding.

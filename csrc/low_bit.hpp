@@ -1,9 +1,9 @@
 // Weights of 4 to 8 bits with a scale for each group of 32 inputs, as GGUF files have them.
 //
 // A weight is scale * code, or scale * code + minimum. Products use these numbers without rounding them again. The
-// input of a product is rounded to int16 with a scale for each group, from that row alone. The error of an input is at
-// most about 1 / 65534 of the largest input of its group. Sums of a group are exact integers; one chain of floats goes
-// over the groups, ascending.
+// input of a product is rounded to int16, or to int8, with a scale for each group, from that row alone. The error of an
+// input is at most about 1 / 65534, or 1 / 254, of the largest input of its group. Sums of a group are exact integers;
+// one chain of floats goes over the groups, ascending.
 #pragma once
 
 #include <cstdint>
@@ -83,9 +83,13 @@ struct GroupInput {
     int32_t negated_half_sum;  // negated sum of the first half of the codes
 };
 
-/// Bytes of a rounded row: codes of 16 bits, then a GroupInput for each group.
-constexpr int64_t grouped_stride(int64_t inputs) {
-    return 2 * inputs + inputs / group_size * static_cast<int64_t>(sizeof(GroupInput));
+/// The numbers to which products with grouped weights round their inputs.
+enum class InputCodes : int { int16, int8 };
+
+/// Bytes of a rounded row: codes, then a GroupInput for each group.
+constexpr int64_t grouped_stride(int64_t inputs, InputCodes codes) {
+    const int64_t code_bytes = codes == InputCodes::int8 ? 1 : 2;
+    return code_bytes * inputs + inputs / group_size * static_cast<int64_t>(sizeof(GroupInput));
 }
 
 /// The format of a GGUF type such as "Q4_K"; `none` if there is no kernel for it.

@@ -186,7 +186,7 @@ void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
     });
 }
 
-void Matrix::linear(const void* x, int64_t rows, float* y) const {
+void Matrix::linear(const void* x, int64_t rows, float* y, InputCodes codes) const {
     Scratch scratch;
     if (inputs_ != weights_.inputs) {  // the kernel would read beyond a row
         const size_t size = size_of(type());
@@ -197,7 +197,7 @@ void Matrix::linear(const void* x, int64_t rows, float* y) const {
                         inputs_ * size);
         x = padded;
     }
-    multiply({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs()}});
+    multiply({{weights_, x, weights_.inputs, rows, nullptr, Epilogue::store, y, outputs(), Activation::silu, codes}});
 }
 
 void Matrix::rows(const int64_t* ids, int64_t count, float* out) const {

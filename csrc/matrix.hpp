@@ -46,7 +46,7 @@ class Matrix {
     size_t bytes() const { return memory_.size(); }
 
     /// y = x W^T, x (rows, inputs) and y (rows, outputs).
-    void linear(const void* x, int64_t rows, float* y) const;
+    void linear(const void* x, int64_t rows, float* y, InputCodes codes) const;
 
     /// Unpacks rows `ids` as floats, (count, inputs). A head serves as a tied embedding this way.
     void rows(const int64_t* ids, int64_t count, float* out) const;

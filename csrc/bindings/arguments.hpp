@@ -40,4 +40,7 @@ inline std::optional<Tensor> optional_tensor(const char* name, nanobind::handle 
 /// std::invalid_argument.
 WeightSource weight(const char* name, WeightArg object);
 
+/// The rounding of products' inputs, as Python says it.
+constexpr InputCodes input_codes(bool int8_inputs) { return int8_inputs ? InputCodes::int8 : InputCodes::int16; }
+
 }  // namespace triforce

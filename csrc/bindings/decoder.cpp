@@ -96,8 +96,9 @@ double forward(const Decoder& decoder, const std::vector<const Pages*>& memory, 
 }
 
 void init(Decoder* self, std::vector<std::shared_ptr<DecoderLayer>> layers, std::shared_ptr<LmHead> head,
-          std::shared_ptr<Embedding> embedding, Ints rotations) {
-    new (self) Decoder(std::move(layers), std::move(head), std::move(embedding), std::move(rotations));
+          std::shared_ptr<Embedding> embedding, Ints rotations, bool int8_inputs) {
+    new (self) Decoder(std::move(layers), std::move(head), std::move(embedding), std::move(rotations),
+                       input_codes(int8_inputs));
 }
 
 void init_view(ViewArg* self, int64_t layers, TensorArg lists, Ints starts, int64_t sinks, int64_t window, Ints coarse,
@@ -179,8 +180,10 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", &init_view, nb::kw_only(), "layers"_a, "lists"_a, "starts"_a, "sinks"_a = 0, "window"_a = 0,
              "coarse"_a = Ints(), "search"_a = std::tuple<Ints, Ints, Ints>());
     nb::class_<Decoder>(m, "Decoder",
-                        "A decoder. rotations: index of each layer's rotation in the tables of a pass.")
-        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a, nb::kw_only(), "rotations"_a)
+                        "A decoder. rotations: index of each layer's rotation in the tables of a pass. int8_inputs: "
+                        "whether the inputs of o, gate and up projections are rounded to int8, see `Matrix.linear`.")
+        .def("__init__", &init, "layers"_a, "head"_a, "embedding"_a, nb::kw_only(), "rotations"_a,
+             "int8_inputs"_a = false)
         .def("forward", &forward, nb::kw_only(), "memory"_a, "ids"_a, "positions"_a, "counts"_a, "cos"_a, "sin"_a,
              "views"_a, "at"_a.none(), "logits"_a, "queries"_a = nb::none(), "mass"_a = nb::none(), "first_layer"_a = 0,
              "last_layer"_a = -1, "x"_a = nb::none(), "exact"_a = false, "keep"_a = 0,

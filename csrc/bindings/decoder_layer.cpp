@@ -64,12 +64,12 @@ void qkv(const QkvProjections& layer, TensorArg x_object, TensorArg q_object, Te
     layer.qkv(from, x[0], q, k, v);
 }
 
-int64_t finish(const DecoderLayer& layer, TensorArg x_object, TensorArg attn_out_object) {
+int64_t finish(const DecoderLayer& layer, TensorArg x_object, TensorArg attn_out_object, bool int8_inputs) {
     const Tensor x = tensor("x", x_object), attn_out = tensor("attn_out", attn_out_object);
     float* stream = x.as<float>({-1, layer.hidden()});
     attn_out.expect(layer.type(), {x[0], layer.q_size()});
     const nb::gil_scoped_release released;
-    return layer.finish(stream, x[0], attn_out.data);
+    return layer.finish(stream, x[0], attn_out.data, input_codes(int8_inputs));
 }
 
 void init_mlp(GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, TensorArg gate_bias, TensorArg up_bias,
@@ -81,12 +81,12 @@ void init_mlp(GatedMlp* self, TensorArg norm, WeightArg gate, WeightArg up, Tens
                         settings);
 }
 
-void gated_mlp(const GatedMlp& mlp, TensorArg x_object, TensorArg gated_object) {
+void gated_mlp(const GatedMlp& mlp, TensorArg x_object, TensorArg gated_object, bool int8_inputs) {
     const Tensor x = tensor("x", x_object), gated = tensor("gated", gated_object);
     const float* from = x.as<float>({-1, mlp.hidden()});
     gated.expect(mlp.type(), {x[0], mlp.stride()});
     const nb::gil_scoped_release released;
-    mlp.forward(from, x[0], gated.data);
+    mlp.forward(from, x[0], gated.data, input_codes(int8_inputs));
 }
 
 void init_norm(Norm* self, TensorArg weight, float eps) {
@@ -122,7 +122,7 @@ void bind_mlp(nb::module_& m) {
              "gate_bias"_a = nb::none(), "up_bias"_a = nb::none(), nb::kw_only(), "eps"_a, "bits"_a = 0,
              "activation"_a = "silu")
         .def_prop_ro("stride", &GatedMlp::stride, "Outputs, rounded up to a multiple of 16.")
-        .def("forward", &gated_mlp, "x"_a, "gated"_a,
+        .def("forward", &gated_mlp, "x"_a, "gated"_a, nb::kw_only(), "int8_inputs"_a = false,
              "Norm x (rows, hidden) float32. Write the activation of its gate and up projection to `gated` (rows, "
              "stride).");
 }
@@ -146,7 +146,7 @@ void bind_decoder_layer(nb::module_& m) {
              "experts"_a = nb::none(), "head_dim"_a, "eps"_a, "bits"_a = 0, "query_scale"_a = 1.0f,
              "residual_scale"_a = 1.0f, "activation"_a = "silu")
         .def_prop_ro("bytes", &DecoderLayer::bytes, "Size of the packed weights.")
-        .def("finish", &finish, "x"_a, "attn_out"_a,
+        .def("finish", &finish, "x"_a, "attn_out"_a, nb::kw_only(), "int8_inputs"_a = false,
              "Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) "
              "float32.\n\nReturns the number of distinct experts of the first 8 tokens; 0 without experts.");
     bind_mlp(m);

@@ -49,12 +49,12 @@ void init_experts(Experts* self, TensorArg post_norm, TensorArg router, const Ob
                        {chosen, sigmoid, renormalised, scale, groups, chosen_groups});
 }
 
-ExpertChoices gate_experts(const Experts& experts, TensorArg x_object, TensorArg gated_object) {
+ExpertChoices gate_experts(const Experts& experts, TensorArg x_object, TensorArg gated_object, bool int8_inputs) {
     const Tensor x = tensor("x", x_object), gated = tensor("gated", gated_object);
     const float* from = x.as<float>({-1, experts.hidden()});
     gated.expect(experts.type(), {x[0] * experts.per_row(), experts.gated_stride()});
     const nb::gil_scoped_release released;
-    return experts.gate(from, x[0], gated.data);
+    return experts.gate(from, x[0], gated.data, input_codes(int8_inputs));
 }
 
 void down_experts(const Experts& experts, const ExpertChoices& choices, TensorArg gated_object, TensorArg sum_object) {
@@ -81,7 +81,7 @@ void bind_experts(nb::module_& m) {
              "chosen"_a, "sigmoid"_a = false, "renormalised"_a = false, "scale"_a = 1.0, "groups"_a = 1,
              "chosen_groups"_a = 1)
         .def_prop_ro("stride", &Experts::gated_stride, "Outputs of a gate projection, rounded up to a multiple of 16.")
-        .def("gate", &gate_experts, "x"_a, "gated"_a,
+        .def("gate", &gate_experts, "x"_a, "gated"_a, nb::kw_only(), "int8_inputs"_a = false,
              "Choose K experts for each row of x (N, hidden) float32, including shared experts. Write the first half "
              "of each expert's MLP to `gated` (N * K, stride), expert after expert.")
         .def("down", &down_experts, "choices"_a, "gated"_a, "sum"_a,

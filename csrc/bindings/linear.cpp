@@ -14,12 +14,12 @@ using namespace nb::literals;
 namespace triforce {
 namespace {
 
-void linear(const Matrix& matrix, TensorArg x_object, TensorArg y_object) {
+void linear(const Matrix& matrix, TensorArg x_object, TensorArg y_object, bool int8_inputs) {
     const Tensor x = tensor("x", x_object), y = tensor("y", y_object);
     x.expect(matrix.type(), {-1, matrix.inputs()});
     float* out = y.as<float>({x[0], matrix.outputs()});
     const nb::gil_scoped_release released;
-    matrix.linear(x.data, x[0], out);
+    matrix.linear(x.data, x[0], out, input_codes(int8_inputs));
 }
 
 void rows(const Matrix& matrix, TensorArg ids_object, TensorArg out_object) {
@@ -74,9 +74,10 @@ void bind_linear(nb::module_& m) {
              [](Matrix* self, WeightArg from, int bits) { new (self) Matrix({weight("weight", from)}, bits); },
              "weight"_a, nb::kw_only(), "bits"_a = 0)
         .def_prop_ro("bytes", &Matrix::bytes, "Size of the packed weights.")
-        .def("linear", &linear, "x"_a, "y"_a,
+        .def("linear", &linear, "x"_a, "y"_a, nb::kw_only(), "int8_inputs"_a = false,
              "Write y = x W^T to y (rows, outputs) float32. x (rows, inputs) is of the type of the weights; for "
-             "weights of a GGUF type, of the type of their inputs.")
+             "weights of a GGUF type, of the type of their inputs. int8_inputs: whether inputs of weights with a scale "
+             "for each group are rounded to int8, not to int16.")
         .def("rows", &rows, "ids"_a, "out"_a,
              "Write rows `ids` (count) int64 of the weight to out (count, inputs) float32.");
     nb::class_<Embedding>(m, "Embedding",

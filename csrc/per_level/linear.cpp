@@ -87,7 +87,8 @@ void run_as(const Linear& l, int64_t top, int rows, int64_t first, int64_t last,
 
 void run(const Linear& l, int64_t top, int64_t bottom, int64_t first, int64_t last) {
     const bool narrow = l.weights.type == Type::bf16;
-    const auto sum = l.weights.format != Format::none    ? sum_low_bit
+    const bool int8_inputs = l.rounding() == Rounding::by_group_int8;
+    const auto sum = l.weights.format != Format::none    ? (int8_inputs ? sum_low_bit_int8 : sum_low_bit_int16)
                      : l.weights.scales                  ? sum_all<int8_t>
                      : l.weights.numbers == Type::bf16   ? sum_all<bf16>
                      : l.weights.numbers == Type::half   ? sum_half
@@ -104,13 +105,26 @@ void quantise_as(const Linear& l, int64_t row, int8_t* to) {
     __builtin_memcpy(to + l.weights.inputs, &scale, sizeof scale);
 }
 
-template <class T>
+/// Puts codes of half a group into the order of their layout. Returns their sum.
+int32_t arranged_sum(int16_t* codes) { return reorder(codes); }
+int32_t arranged_sum(const int8_t* codes) {
+    int32_t sum = 0;
+    for (int i = 0; i < group_size / 2; i++) sum += codes[i];
+    return sum;
+}
+
+template <class T, class In>
 void quantise_groups(const Linear& l, int64_t row, int8_t* to) {
     const T* x = static_cast<const T*>(l.x) + row * l.x_stride;
     const int64_t inputs = l.weights.inputs;
-    auto* codes = reinterpret_cast<int16_t*>(to);
+    In* codes = reinterpret_cast<In*>(to);
     auto* groups = reinterpret_cast<GroupInput*>(codes + inputs);
-    for (int64_t i = 0; i < inputs; i += group_size) groups[i / group_size] = quantise_group(x + i, codes + i);
+    for (int64_t i = 0; i < inputs; i += group_size, codes += group_size) {
+        const float scale = scale_of<In>(x + i, group_size);
+        quantise(x + i, group_size, scale, codes);
+        const int32_t half = arranged_sum(codes), all = half + arranged_sum(codes + group_size / 2);
+        groups[i / group_size] = {scale, scale * static_cast<float>(all), -all, -half};
+    }
 }
 
 void widen(const Linear& l, int64_t row, int8_t* to) {
@@ -123,13 +137,21 @@ void widen(const Linear& l, int64_t row, int8_t* to) {
     if (whole < inputs) store(wide + whole, load(rest));
 }
 
+template <class T>
+auto quantise_row(Rounding rounding) {
+    switch (rounding) {
+        case Rounding::by_group: return quantise_groups<T, int16_t>;
+        case Rounding::by_group_int8: return quantise_groups<T, int8_t>;
+        default: return quantise_as<T>;
+    }
+}
+
 void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
-    const bool narrow = l.weights.type == Type::bf16;
-    const Rounding rounding = l.weights.rounding();
-    const auto quantise_row = rounding == Rounding::by_group ? (narrow ? quantise_groups<bf16> : quantise_groups<float>)
-                              : rounding == Rounding::by_row ? (narrow ? quantise_as<bf16> : quantise_as<float>)
-                                                             : widen;
-    for (int64_t row = top; row < bottom; row++) quantise_row(l, row, rows + row * rounded_stride(l.weights));
+    const Rounding rounding = l.rounding();
+    const auto write = rounding <= Rounding::widen           ? widen
+                       : l.weights.type == Type::bf16 ? quantise_row<bf16>(rounding)
+                                                      : quantise_row<float>(rounding);
+    for (int64_t row = top; row < bottom; row++) write(l, row, rows + row * l.rounded_stride());
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Codes of a step, sums of a group and floats of outputs, in registers of the level: for low_bit_sum.hpp.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "../half.hpp"
@@ -8,8 +9,9 @@
 
 namespace triforce::TF_LEVEL {
 
-// A register has 16-bit words for `lanes` outputs, two adjacent words each. Sixteen outputs take `parts_of_a_block`
-// registers. `shifted` moves the bits of each word to the left, or to the right if `by` is negative.
+// A register of codes has 32 bits for each of `lanes` outputs: two words for inputs of int16, four bytes for inputs of
+// int8. Sixteen outputs take `parts_of_a_block` registers. `shifted` moves the bits of each word to the left, or to the
+// right if `by` is negative.
 #if TF_SIMD_AVX512
 
 constexpr int lanes = 16;
@@ -23,9 +25,9 @@ struct Row {
     __m512 v;
 };
 TF_INLINE Codes load_codes(const uint8_t* from) { return {_mm512_loadu_si512(from)}; }
-TF_INLINE Codes broadcast(const int16_t* pair) {
+TF_INLINE Codes broadcast(const void* inputs) {
     int32_t x;
-    __builtin_memcpy(&x, pair, sizeof x);
+    __builtin_memcpy(&x, inputs, sizeof x);
     return {_mm512_set1_epi32(x)};
 }
 template <int by>
@@ -45,6 +47,25 @@ TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm512_add_epi32(x.v, y.v)}; 
 TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm512_sub_epi32(x.v, y.v)}; }
 TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm512_slli_epi32(x.v, by)}; }
 TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {dot2(sum.v, w.v, x.v)}; }
+TF_INLINE Codes flipped_signs(Codes x) { return {_mm512_xor_si512(x.v, _mm512_set1_epi8(-128))}; }
+#if TF_SIMD_AVX512VNNI
+TF_INLINE Ints dot4(Ints sum, Codes w, Codes x) { return {_mm512_dpbusd_epi32(sum.v, w.v, x.v)}; }
+#else
+struct PairSums {
+    __m512i v;
+};
+TF_INLINE PairSums no_pair_sums() { return {_mm512_setzero_si512()}; }
+TF_INLINE PairSums dot4(PairSums sum, Codes w, Codes x) {
+    sum.v = _mm512_add_epi16(sum.v, _mm512_maddubs_epi16(w.v, x.v));
+    asm("" : "+v"(sum.v));  // as in dot2
+    return sum;
+}
+TF_INLINE Ints ints(PairSums x) { return {_mm512_madd_epi16(x.v, _mm512_set1_epi16(1))}; }
+TF_INLINE Codes magnitudes(Codes x) { return {_mm512_abs_epi8(x.v)}; }
+TF_INLINE Codes times_sign(Codes x, Codes w) {
+    return {_mm512_mask_sub_epi8(x.v, _mm512_movepi8_mask(w.v), _mm512_setzero_si512(), x.v)};
+}
+#endif
 TF_INLINE Row load_row(const float* from) { return {_mm512_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm512_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm512_set1_ps(x)}; }
@@ -76,9 +97,9 @@ struct Row {
 TF_INLINE Codes load_codes(const uint8_t* from) {
     return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))};
 }
-TF_INLINE Codes broadcast(const int16_t* pair) {
+TF_INLINE Codes broadcast(const void* inputs) {
     int32_t x;
-    __builtin_memcpy(&x, pair, sizeof x);
+    __builtin_memcpy(&x, inputs, sizeof x);
     return {_mm256_set1_epi32(x)};
 }
 template <int by>
@@ -97,6 +118,23 @@ TF_INLINE Ints operator+(Ints x, Ints y) { return {_mm256_add_epi32(x.v, y.v)}; 
 TF_INLINE Ints operator-(Ints x, Ints y) { return {_mm256_sub_epi32(x.v, y.v)}; }
 TF_INLINE Ints shifted_left(Ints x, int by) { return {_mm256_slli_epi32(x.v, by)}; }
 TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) { return {dot2(sum.v, w.v, x.v)}; }
+TF_INLINE Codes flipped_signs(Codes x) { return {_mm256_xor_si256(x.v, _mm256_set1_epi8(-128))}; }
+#if TF_SIMD_AVXVNNI
+TF_INLINE Ints dot4(Ints sum, Codes w, Codes x) { return {_mm256_dpbusd_avx_epi32(sum.v, w.v, x.v)}; }
+#else
+struct PairSums {
+    __m256i v;
+};
+TF_INLINE PairSums no_pair_sums() { return {_mm256_setzero_si256()}; }
+TF_INLINE PairSums dot4(PairSums sum, Codes w, Codes x) {
+    sum.v = _mm256_add_epi16(sum.v, _mm256_maddubs_epi16(w.v, x.v));
+    asm("" : "+x"(sum.v));  // as in dot2
+    return sum;
+}
+TF_INLINE Ints ints(PairSums x) { return {_mm256_madd_epi16(x.v, _mm256_set1_epi16(1))}; }
+TF_INLINE Codes magnitudes(Codes x) { return {_mm256_abs_epi8(x.v)}; }
+TF_INLINE Codes times_sign(Codes x, Codes w) { return {_mm256_sign_epi8(x.v, w.v)}; }
+#endif
 TF_INLINE Row load_row(const float* from) { return {_mm256_loadu_ps(from)}; }
 TF_INLINE void store_row(float* to, Row x) { _mm256_storeu_ps(to, x.v); }
 TF_INLINE Row set1_row(float x) { return {_mm256_set1_ps(x)}; }
@@ -128,9 +166,9 @@ TF_INLINE Codes load_codes(const uint8_t* from) {
     std::memcpy(&x, from, sizeof x);
     return x;
 }
-TF_INLINE Codes broadcast(const int16_t* pair) {
+TF_INLINE Codes broadcast(const void* inputs) {
     Codes x;
-    for (int i = 0; i < 2 * lanes; i++) x.v[i] = static_cast<uint16_t>(pair[i % 2]);
+    for (int i = 0; i < lanes; i++) std::memcpy(x.v + 2 * i, inputs, 4);
     return x;
 }
 template <int by>
@@ -171,6 +209,15 @@ TF_INLINE Ints shifted_left(Ints x, int by) {
 }
 TF_INLINE Ints dot2(Ints sum, Codes w, Codes x) {
     for (int i = 0; i < 2 * lanes; i++) sum.v[i / 2] += static_cast<int16_t>(w.v[i]) * static_cast<int16_t>(x.v[i]);
+    return sum;
+}
+TF_INLINE Codes flipped_signs(Codes x) {
+    for (uint16_t& word : x.v) word ^= 0x8080;
+    return x;
+}
+TF_INLINE Ints dot4(Ints sum, Codes w, Codes x) {
+    for (int i = 0; i < 2 * lanes; i++)
+        sum.v[i / 2] += (w.v[i] & 255) * static_cast<int8_t>(x.v[i]) + (w.v[i] >> 8) * static_cast<int8_t>(x.v[i] >> 8);
     return sum;
 }
 TF_INLINE Row load_row(const float* from) { return load(from); }
@@ -218,6 +265,49 @@ TF_INLINE int32_t reorder(int16_t* words) {
 #endif
 
 constexpr int parts_of_a_block = 16 / lanes;
+
+// How a tile adds products of codes and inputs. `Sum` is the type of its partial sums. After `most_steps` steps they go
+// to sums of 32 bits, before they overflow.
+
+/// Words of two inputs, summed in 32 bits.
+struct WordSums {
+    typedef Ints Sum;
+    static constexpr int most_steps = 16;
+    static TF_INLINE Sum start(Ints sum) { return sum; }
+    static TF_INLINE Sum dot(Sum sum, Codes w, Codes x) { return dot2(sum, w, x); }
+    static TF_INLINE Ints total(Ints, Sum sum) { return sum; }
+};
+
+#if TF_SIMD_AVX512VNNI || TF_SIMD_AVXVNNI || !(TF_SIMD_AVX512 || TF_SIMD_AVX2)
+constexpr int signed_byte_offset = 128;  // makes signed codes of 8 bits unsigned
+/// Bytes of four inputs, summed in 32 bits.
+template <int>
+struct ByteSums {
+    typedef Ints Sum;
+    static constexpr int most_steps = 8;
+    static TF_INLINE Sum start(Ints sum) { return sum; }
+    static TF_INLINE Sum dot(Sum sum, Codes w, Codes x) { return dot4(sum, w, x); }
+    static TF_INLINE Ints total(Ints, Sum sum) { return sum; }
+};
+constexpr int byte_sum_bits(int) { return 0; }
+#else
+constexpr int signed_byte_offset = 0;
+/// Bytes of four inputs, summed in pairs in 16 bits. A pair's products are at most 2 * 127 * (2^bits - 1).
+template <int bits>
+struct ByteSums {
+    typedef PairSums Sum;
+    static constexpr int most_steps = bits == 8 ? 1 : 1 << (7 - bits);
+    static TF_INLINE Sum start(Ints) { return no_pair_sums(); }
+    static TF_INLINE Sum dot(Sum sum, Codes w, Codes x) {
+        if constexpr (bits == 8) return dot4(sum, magnitudes(w), times_sign(x, w));
+        return dot4(sum, w, x);
+    }
+    static TF_INLINE Ints total(Ints before, Sum sum) { return before + ints(sum); }
+};
+constexpr int byte_sum_bits(int bits) { return bits; }
+#endif
+template <class In, int bits>
+using TileSums = std::conditional_t<sizeof(In) == 2, WordSums, ByteSums<byte_sum_bits(bits)>>;
 
 /// Calls body with compile-time constants 0 to n - 1.
 template <int... i, class F>

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from typing import Protocol, cast
@@ -91,6 +92,15 @@ class Decoder:
         if self.unions:
             self._observe_experts(ids_BT, counts_B, output)
         return batch, output
+
+    def with_int8_inputs(self) -> Decoder:
+        """Return a decoder on the same weights with `ModelConfig.int8_inputs`, or this one if it gains nothing."""
+        model = dispatch.with_int8_inputs(self.model)
+        if model is self.model:
+            return self
+        twin = copy(self)
+        twin.model = model
+        return twin
 
     def run(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         """Run a pass that a view has described, without recording it in the view."""

@@ -200,6 +200,16 @@ def model(
     return ShardedModel(config, plain, ranks, dtype, forward) if ranks.count > 1 else plain
 
 
+def with_int8_inputs(model: ModelBackend) -> ModelBackend:
+    """Return a model on the same weights that rounds inputs to int8, or `model` itself where no kernel would do so."""
+    if native:
+        from triforce.backends.cpu.model import NativeModel
+
+        if isinstance(model, NativeModel) and model.reads_groups and not model.config.int8_inputs:
+            return model.with_int8_inputs()
+    return model
+
+
 def memory(
     config: ModelConfig,
     pages: int,

@@ -20,7 +20,7 @@ def first_token(task: dict[str, Any]) -> dict[str, float]:
     from triforce.llm import LLM
 
     import_end = time()
-    settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype")}
+    settings = {name: task[name] for name in ("mode", "device", "dtype", "kv_dtype", "weight_inputs")}
     llm = LLM(task["model"], task["draft"], **settings)
     load_end = time()
     prefill_end = 0.0

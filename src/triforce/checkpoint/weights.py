@@ -348,8 +348,8 @@ def _parts_of_rows(array: NDArray[Any]) -> Iterator[slice]:
 
 
 NOT_IN_FINGERPRINT = (
-    "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "attention_sink_logits_LH", "count", "chosen",
-    "renormalised", "biases",
+    "rope", "architecture", "context", "ranks", "kv_int8", "hadamard", "int8_inputs", "attention_sink_logits_LH",
+    "count", "chosen", "renormalised", "biases",
 )  # fmt: skip
 """Fields that enter the fingerprint in another way or change no result. Names from `count` on are of `Experts`."""
 
@@ -367,10 +367,11 @@ def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Return a digest of shapes, rotation, dtype, a sample and the bit sum of each weight; then the type of KV."""
+    """Return a digest of shapes, rotation, dtype, a sample and the bit sum of each weight, and types of KV and inputs."""
     digest = hashlib.sha256()
     # The context bounds the visible tokens, and changes results only through the rotation.
-    kv = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
+    types = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads
+    types += ", int8 inputs" * config.int8_inputs
     rope = config.rope
     digest.update(repr((fingerprint_facts(config), rope.scale, f"torch.{weights.dtype}")).encode())
     for weight in (rope.inv_freq_RF, *weights.tensors()):
@@ -386,11 +387,11 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
         if isinstance(weight, QuantizedWeight):
             digest.update(weight.kind.encode())
             weight.release()
-    return digest.hexdigest() + kv
+    return digest.hexdigest() + types
 
 
 def weights_fingerprint(fingerprint: str) -> str:
-    """Return a fingerprint without the type of KV."""
+    """Return a fingerprint without the types of KV and inputs."""
     return fingerprint.partition(",")[0]
 
 

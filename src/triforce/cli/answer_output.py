@@ -107,7 +107,8 @@ def report(output: RequestOutput) -> str:
         f"new {counted(output.completion_tokens, 'token')} in {output.decode_seconds:.2f} s: "
         f"{output.tokens_per_second:.1f} tokens/s",
         f"mode {output.mode}, coupling {output.coupling}, exactness {output.exactness}, KV {output.kv_dtype}, "
-        f"seed {output.outputs[0].seed}, ended by {ends}",
+        + "inputs int8, " * (output.weight_inputs == "int8")
+        + f"seed {output.outputs[0].seed}, ended by {ends}",
         f"{'tier':<10} {'proposed':>9} {'accepted':>9} {'':>6} {'passes':>7} {'seconds':>8}",
     ]
     for tier in output.tiers:

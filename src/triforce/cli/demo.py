@@ -57,7 +57,8 @@ def run(options: Namespace) -> int:
     require_balances()
     from triforce.llm import LLM
 
-    llm = LLM(model, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
+    placement = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "weight_inputs")}
+    llm = LLM(model, **placement)
     assert llm.tokenizer is not None, "both models have one"
     tasks = (
         _questions(llm.tokenizer)

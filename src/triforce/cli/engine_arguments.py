@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from triforce.llm import LLM
 
 DISK_CACHE = ("disk_cache", "disk_cache_size", "disk_cache_network")
-PLACEMENT = ("device", "dtype", "kv_dtype", "context")
+PLACEMENT = ("device", "dtype", "kv_dtype", "weight_inputs", "context")
 SPECULATION = (
     "mode", "coupling", "draft_tokens", "speculative_tokens", "retrieval_budget", "retrieval_chunk",
     "retrieval_policy", "retrieval_refresh", "searched_layers", "lower_tiers",

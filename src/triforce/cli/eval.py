@@ -87,7 +87,8 @@ def _subject(options: Namespace, texts: dict[str, str]) -> EvalContext:
 
     draft = draft_named(options)
     with loading(options):
-        llm = LLM(options.model, draft, device=options.device, dtype=options.dtype, kv_dtype=options.kv_dtype)
+        placement = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "weight_inputs")}
+        llm = LLM(options.model, draft, **placement)
     config = eval_config(llm.target.config.context, options.max_context)
     return EvalContext(llm, tokenize(llm, texts), config, options.quiet)
 

@@ -101,7 +101,7 @@ def as_json(output: RequestOutput, params: SamplingParams, ranks: int = 1) -> di
         | _fields(output, "prompt_tokens", "cached_tokens", "reread", "completion_tokens")
         | _fields(output, "prefill_seconds", "decode_seconds")
         | {"tokens_per_second": output.tokens_per_second, "tiers": _tiers(first_output), "plans": first_output.plans}
-        | {"kv": asdict(output.kv), "kv_dtype": output.kv_dtype}
+        | {"kv": asdict(output.kv), "kv_dtype": output.kv_dtype, "weight_inputs": output.weight_inputs}
     )
     if params.n > 1:
         json_object["choices"] = [_choice(completion) for completion in output.outputs]

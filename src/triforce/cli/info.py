@@ -19,7 +19,14 @@ from triforce.cli import answer_output
 from triforce.cli.bench.setup import machine
 from triforce.cli.machine_rates import measure_balances
 from triforce.eagle.head_files import read_eagle_head
-from triforce.engine.model_loader import ModelProfile, known_draft, resolve_device, resolve_dtype, with_kv_dtype
+from triforce.engine.model_loader import (
+    ModelProfile,
+    known_draft,
+    resolve_device,
+    resolve_dtype,
+    with_kv_dtype,
+    with_weight_inputs,
+)
 from triforce.engine.tier_builder import SpeculativeConfig
 from triforce.errors import printable
 from triforce.kvcache import OffloadConfig
@@ -42,6 +49,7 @@ def run(options: Namespace) -> int:
     config = model_config(hf_config, vocab_size=hf_config.vocab_size, context=options.context)
     dtype = resolve_dtype(options.dtype, device, config)
     config = with_kv_dtype(config, options.kv_dtype, dtype)
+    config = with_weight_inputs(config, options.weight_inputs, files, dtype, device)
     count = config.parameters
     weights = count * itemsize(dtype)
     precision = dtype

@@ -78,6 +78,7 @@ LOWER_TIERS = ("same", "int8", "int4")
 KV_OFFLOAD = ("none", "host", "file")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "int8")
+WEIGHT_INPUTS = ("int16", "int8")
 NO_DRAFT = "none"
 DISK_CACHE_SIZE = "20GiB"
 MODEL = "a Hugging Face folder or name, a GGUF file, user/repo:Q4_K_M on the hub, or smollm2"
@@ -205,6 +206,11 @@ def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> No
     add("--dtype", choices=DTYPES, default="auto", help=text)
     text = "of keys and values; int8 halves the bytes of KV, and changes the output (default: as --dtype)"
     add("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
+    text = (
+        "rounding of the inputs of products with packed weights; int8 is faster, and changes the output. Lower tiers "
+        "always take int8"
+    )
+    add("--weight-inputs", choices=WEIGHT_INPUTS, default="int16", help=described(text))
     if context:
         number(parser, "--context", "positions to use (default: all the model has)")
 

@@ -222,6 +222,8 @@ class Request:
     """Memory of the target's KV in this engine, in bytes, at the end of the request."""
     kv_dtype: str = ""
     """Name of the type of the target's keys and values, set at the end of the request."""
+    weight_inputs: str = ""
+    """Name of the type of the target's rounded inputs, set at the end of the request."""
     groups: list[SequenceGroup] = field(default_factory=list)
     """The sequences of the request, in groups. No group has more sequences than the engine has rows."""
     reread: str = ""
@@ -265,6 +267,7 @@ class Request:
             decode_seconds=sum(max(member.decode_seconds for member in group.sequences) for group in self.groups),
             kv=self.kv,
             kv_dtype=self.kv_dtype,
+            weight_inputs=self.weight_inputs,
             cached_tokens=self.groups[0].cached_prompt_tokens,
             reread=self.reread,
             prompt=self.text,
@@ -428,6 +431,7 @@ class Engine:
             self.cancel(request)
             request.kv = self.core.store.pool.bytes
             request.kv_dtype = self.core.store.pool.kv_dtype
+            request.weight_inputs = self.core.store.pool.config.weight_inputs
             self._set_reread(request)
             events.append((request, request.error or request.output()))
         return events

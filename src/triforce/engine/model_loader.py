@@ -41,6 +41,8 @@ from triforce.planner.pass_costs import TierWork
 DTYPES: tuple[DType, ...] = ("float32", "bfloat16", "float16")
 KV_DTYPES = ("auto", "bfloat16", "int8")
 """`auto` is the model's own dtype."""
+WEIGHT_INPUTS = ("int16", "int8")
+"""Numbers to which products with packed weights round their inputs, see `ModelConfig.int8_inputs`."""
 
 
 def resolve_device(device: object) -> str:
@@ -94,6 +96,26 @@ def with_kv_dtype(config: ModelConfig, kv_dtype: str, dtype: DType) -> ModelConf
     return replace(config, kv_int8=kv_dtype == "int8")
 
 
+def with_weight_inputs(
+    config: ModelConfig, weight_inputs: str, files: ModelFiles, dtype: DType, device: str
+) -> ModelConfig:
+    """Return the config with inputs of `weight_inputs`, one of `WEIGHT_INPUTS`.
+
+    Raises RequestError for int8 where no product reads packed weights by native kernels.
+    """
+    if weight_inputs not in WEIGHT_INPUTS:
+        names = ", ".join(WEIGHT_INPUTS)
+        raise RequestError(f"{argument('weight_inputs', weight_inputs)} is not known; choose from {names}")
+    int8 = weight_inputs == "int8"
+    packed = files.weight_bytes and dispatch.keeps_packed(config, dtype, device)
+    if int8 and not (packed and dispatch.suits_native(config.head_dim, dtype, device)):
+        raise RequestError(
+            f"{argument('weight_inputs', 'int8')} is for packed weights of a GGUF file on a CPU, and {files.path.name} "
+            f"has none there; use {argument('weight_inputs', 'int16')}"
+        )
+    return replace(config, int8_inputs=int8)
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """A model's files and how to read them, before any weight is read.
@@ -122,6 +144,7 @@ def locate_model(
     device: object,
     dtype: object,
     kv_dtype: str,
+    weight_inputs: str,
     context: int | None,
     shared_tokenizer: tuple[Path, Tokenizer | None] | None = None,
 ) -> ModelSource:
@@ -135,7 +158,9 @@ def locate_model(
     vocab_size = tokenizer.vocab_size if tokenizer else files.config.vocab_size
     config = model_config(files.config, vocab_size=vocab_size, context=context)
     precision = resolve_dtype(dtype, device_name, config)
-    return ModelSource(files, tokenizer, with_kv_dtype(config, kv_dtype, precision), precision, device_name)
+    config = with_kv_dtype(config, kv_dtype, precision)
+    config = with_weight_inputs(config, weight_inputs, files, precision, device_name)
+    return ModelSource(files, tokenizer, config, precision, device_name)
 
 
 def _tokenizer(files: ModelFiles, shared_tokenizer: tuple[Path, Tokenizer | None] | None) -> Tokenizer | None:
@@ -259,6 +284,7 @@ class ModelProfile:
         offload = self.speculation.offload
         names = [stamp(path) for path in (self.files.path, *self.draft_paths)]
         names += [kv_rows.kv_dtype(self.config, self.dtype), settings.lower_tiers, f"{self.ranks} ranks"]
+        names += ["int8 inputs"] * self.config.int8_inputs
         return costs_path([*names, *([] if offload.kind == "none" else [repr(offload)])], self.device, self.dtype)
 
     @property
@@ -309,7 +335,7 @@ class Checkpoint:
     decoder: Decoder
     """The model on its device: ids to logits."""
     lower_decoder: Decoder
-    """The decoder for lower tiers: `decoder` itself, or one whose weights have fewer bits."""
+    """The decoder for lower tiers: packed weights take int8 inputs; other weights may have fewer bits."""
     tokenizer: Tokenizer | None
     """None in a folder without a tokenizer."""
     fingerprint: str
@@ -397,6 +423,7 @@ def load_pair(
     device: str,
     dtype: str,
     kv_dtype: str,
+    weight_inputs: str,
     context: int | None,
     ranks: TPGroup,
 ) -> ModelPair:
@@ -408,7 +435,7 @@ def load_pair(
     model = SHIPPED[0] if model is None else model
     began = perf_counter()
     read = partial(load, device=device, dtype=dtype, kv_dtype=kv_dtype, bits=speculation.lower_bits)
-    target = read(model, context=context, ranks=ranks)
+    target = read(model, weight_inputs=weight_inputs, context=context, ranks=ranks)
     layers = target.config.layers
     if unknown := sorted(layer for layer in speculation.retrieval.searched_layers or () if layer >= layers):
         raise RequestError(f"{argument('searched_layers')} names layer {unknown[0]}; the model's are 0 to {layers - 1}")
@@ -438,6 +465,7 @@ def load(
     device: object = "auto",
     dtype: object = "auto",
     kv_dtype: str = "auto",
+    weight_inputs: str = "int16",
     context: int | None = None,
     bits: int = 0,
     ranks: TPGroup = ALONE,
@@ -454,8 +482,9 @@ def load(
     """
     shared_tokenizer = (target.path, target.tokenizer) if target else None
     source = locate_model(
-        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, context=context, shared_tokenizer=shared_tokenizer
-    )
+        name_or_path, device=device, dtype=dtype, kv_dtype=kv_dtype, weight_inputs=weight_inputs, context=context,
+        shared_tokenizer=shared_tokenizer,
+    )  # fmt: skip
     config = source.config.shard(ranks.count)
     if target:
         _require_no_windows(source.config, source.files.path)
@@ -468,7 +497,7 @@ def load(
         decoder = Decoder(config, weights, source.device, ranks=ranks)
         # Quantized weights stay as they are for lower tiers, so a second decoder of them would be the same.
         lower = Decoder(config, weights, source.device, bits, ranks) if bits and weights.has_numbers else decoder
-    return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
+    return Checkpoint(source.files, config, decoder, lower.with_int8_inputs(), source.tokenizer, identity)
 
 
 def _require_no_windows(config: ModelConfig, path: Path) -> None:

@@ -11,7 +11,16 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from triforce.eval import agreement, bits_per_byte, context_gain, copying, needles, positions, repetition
+from triforce.eval import (
+    agreement,
+    bits_per_byte,
+    context_gain,
+    copying,
+    needles,
+    positions,
+    repetition,
+    rounded_inputs,
+)
 from triforce.eval.context import EvalConfig, EvalContext, Text, encode_texts, eval_config, tokenize
 from triforce.eval.time_budget import ReadingForecast, TimeBudget, fit_config, measure_pace
 from triforce.tables import Table
@@ -40,6 +49,7 @@ MEASUREMENTS = {
     "needle": Measurement(needles.measure, needles.tables, needles.seconds),
     "copy": Measurement(copying.measure, copying.tables, copying.seconds),
     "agreement": Measurement(agreement.measure, agreement.tables, agreement.seconds),
+    "inputs": Measurement(rounded_inputs.measure, rounded_inputs.tables, rounded_inputs.seconds),
     "loops": Measurement(repetition.measure, repetition.tables, repetition.seconds),
 }
 

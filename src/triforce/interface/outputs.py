@@ -101,6 +101,7 @@ class RequestOutput:
     decode_seconds: float  # after the prefill
     kv: KVMemoryUsage = KVMemoryUsage()  # of the target
     kv_dtype: str = "bfloat16"  # of the target's keys and values
+    weight_inputs: str = "int16"  # rounding of the inputs of products with packed weights
     cached_tokens: int = 0
     """Prompt tokens whose KV was cached."""
     reread: str = ""

@@ -172,6 +172,11 @@ class ModelConfig:
     """
     hadamard: bool = True
     """Whether Hadamard matrices rotate heads of int8 KV before rounding (see `backends/torch/int8_rows.py`)."""
+    int8_inputs: bool = False
+    """Whether products with packed o, gate and up projections round their inputs to int8, in place of int16.
+
+    Rounding changes the target's distribution. Losslessness holds relative to the target with int8 inputs.
+    """
     positions: int = 0
     """Context limit in tokens that the checkpoint supports; 0: unknown."""
     attention_sink_logits_LH: NDArray[np.float32] | None = field(default=None, compare=False, repr=False)
@@ -255,6 +260,11 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Count of numbers in the keys and values of a token, over all layers and KV heads."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.ranks
+
+    @property
+    def weight_inputs(self) -> str:
+        """Name of the type to which products with packed weights round their inputs, in o, gate and up projections."""
+        return "int8" if self.int8_inputs else "int16"
 
     @property
     def row_size(self) -> int:

@@ -179,6 +179,14 @@ class Weights:
             yield from (part for part in layer.weights() if len(part.shape) == 2 and part is not layer.router_EC)
 
     @property
+    def has_groups(self) -> bool:
+        """Whether any product matrix has a scale for each group of inputs, as quantized GGUF types have."""
+        return any(
+            isinstance(weight, QuantizedWeight) and weight.kind not in NUMBER_TYPES
+            for weight in self.product_matrices()
+        )
+
+    @property
     def has_numbers(self) -> bool:
         """Whether any product matrix holds unquantized numbers, which kernels can round to fewer bits."""
         return any(

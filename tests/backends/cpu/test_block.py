@@ -241,7 +241,7 @@ def part(layer: Layer, D: int, heads: slice, output_rows: slice, mlp: slice) -> 
     cut = replace(layer, **{name: w[outputs.get(name, slice(None))] for name, w in weights.items()})
     config: Any = SimpleNamespace(
         norm_eps=EPS, head_dim=D, heads=heads.stop - heads.start, kv_heads=len(layer.k_proj_PC) // D,
-        architecture=Architecture(),
+        architecture=Architecture(), int8_inputs=False,
     )  # fmt: skip
     return NativeLayerShard(config, cut, bits=0)
 

@@ -19,19 +19,22 @@ if native is None:
 pytestmark = pytest.mark.usefixtures("level")
 
 GROUP = 32
+INPUTS = {"int16": 32767, "int8": 127}
+"""Largest code of an input, by the type of inputs."""
 DATA = Path(__file__).parents[3] / "docs" / "data" / "gguf_types.toml"
 
 
-def linear(weight: Blocks, x_NK: Tensor) -> Tensor:
+def linear(weight: Blocks, x_NK: Tensor, inputs: str = "int16") -> Tensor:
     y_NM = torch.full((len(x_NK), len(weight.blocks)), torch.nan)
-    native.Matrix(weight).linear(x_NK.to(torch.bfloat16 if weight.narrow else torch.float32), y_NM)
+    x_NK = x_NK.to(torch.bfloat16 if weight.narrow else torch.float32)
+    native.Matrix(weight).linear(x_NK, y_NM, int8_inputs=inputs == "int8")
     return y_NM
 
 
-def rounded(x_NK: Tensor) -> Tensor:
+def rounded(x_NK: Tensor, inputs: str = "int16") -> Tensor:
     """Return each group of a row as multiples of its scale, in float64."""
     x = x_NK.float().unflatten(1, (-1, GROUP))
-    scale = x.abs().amax(2, keepdim=True) / 32767
+    scale = x.abs().amax(2, keepdim=True) / INPUTS[inputs]
     return ((x * torch.where(scale > 0, 1 / scale, 0)).round().double() * scale.double()).flatten(1)
 
 
@@ -51,16 +54,17 @@ def test_low_bit_rows_equal_library(kind: str) -> None:
     assert torch.equal(out.double(), weight.weights_MK()[ids])
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
-def test_low_bit_product_error_within_bound(kind: str, narrow: bool) -> None:
+def test_low_bit_product_error_within_bound(kind: str, narrow: bool, inputs: str) -> None:
     """Sums of groups are exact, and each group adds at most four roundings to the chain of floats."""
     K = 3 * 256 if inputs_of_block(kind) > GROUP else 11 * GROUP
     for N in (1, 2, 5, 16, 100):
         weight, x_NK = random_blocks(kind, 70, K, narrow), normal(N, K, seed=N)
         x_NK = x_NK.bfloat16().float() if narrow else x_NK
-        w_MK, exact_NK = weight.weights_MK(), rounded(x_NK)
-        error = (linear(weight, x_NK) - exact_NK @ w_MK.T).abs()
+        w_MK, exact_NK = weight.weights_MK(), rounded(x_NK, inputs)
+        error = (linear(weight, x_NK, inputs) - exact_NK @ w_MK.T).abs()
         terms = exact_NK.abs() @ (w_MK.abs() + parts_that_cancel(weight)).T
         assert bool((error <= 4 * K / GROUP * 2.0**-24 * terms).all()), N
 
@@ -70,16 +74,17 @@ def parts_that_cancel(weight: Blocks) -> Tensor:
     return weight.weights_MK().abs().amax(1, keepdim=True)
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_low_bit_row_bits_independent_of_batch(kind: str) -> None:
+def test_low_bit_row_bits_independent_of_batch(kind: str, inputs: str) -> None:
     weight = random_blocks(kind, 100, 2560)
     x_NK = normal(230, 2560)
-    batch_output = linear(weight, x_NK)
+    batch_output = linear(weight, x_NK, inputs)
     for threads in (1, 2):
         native.set_threads(threads)
-        assert torch.equal(batch_output, linear(weight, x_NK))
+        assert torch.equal(batch_output, linear(weight, x_NK, inputs))
         for N in range(1, 20):
-            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N])), N
+            assert torch.equal(batch_output[N : 2 * N], linear(weight, x_NK[N : 2 * N], inputs)), N
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -91,8 +96,9 @@ def test_low_bit_part_of_outputs_has_bits_of_whole(kind: str) -> None:
     assert torch.equal(linear(weight, x_NK)[:, 32:80], linear(part, x_NK))
 
 
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
+def test_low_bit_extreme_codes_are_exact(kind: str, inputs: str) -> None:
     """All bits are set and inputs are at their largest: saturating words would show here."""
     weight = random_blocks(kind, 16, 512)
     blocks = weight.blocks.view(16, -1, weight.blocks.shape[1] // (512 // inputs_of_block(kind)))
@@ -102,7 +108,7 @@ def test_low_bit_extreme_codes_are_exact(kind: str) -> None:
         blocks[..., at : at + 2] = halves[..., at : at + 2]
     for sign in (1, -1):
         x_NK = torch.full((9, 512), 127.0 * sign)
-        error = (linear(weight, x_NK) - x_NK.double() @ weight.weights_MK().T).abs()
+        error = (linear(weight, x_NK, inputs) - x_NK.double() @ weight.weights_MK().T).abs()
         assert bool((error <= 64 * 2.0**-24 * 512 * 127 * 2 * parts_that_cancel(weight).T).all())
 
 

@@ -54,10 +54,11 @@ class Matrix:
     def bytes(self) -> int:
         """Size of the packed weights."""
 
-    def linear(self, x: numpy.typing.NDArray[Any], y: numpy.typing.NDArray[Any]) -> None:
+    def linear(self, x: numpy.typing.NDArray[Any], y: numpy.typing.NDArray[Any], *, int8_inputs: bool = False) -> None:
         """
         Write y = x W^T to y (rows, outputs) float32. x (rows, inputs) is of the type of the weights; for weights of a
-        GGUF type, of the type of their inputs.
+        GGUF type, of the type of their inputs. int8_inputs: whether inputs of weights with a scale for each group are
+        rounded to int8, not to int16.
         """
 
     def rows(self, ids: numpy.typing.NDArray[Any], out: numpy.typing.NDArray[Any]) -> None:
@@ -100,7 +101,7 @@ class Experts:
     def stride(self) -> int:
         """Outputs of a gate projection, rounded up to a multiple of 16."""
 
-    def gate(self, x: numpy.typing.NDArray[Any], gated: numpy.typing.NDArray[Any]) -> ExpertChoices:
+    def gate(self, x: numpy.typing.NDArray[Any], gated: numpy.typing.NDArray[Any], *, int8_inputs: bool = False) -> ExpertChoices:
         """
         Choose K experts for each row of x (N, hidden) float32, including shared experts. Write the first half of each
         expert's MLP to `gated` (N * K, stride), expert after expert.
@@ -133,7 +134,7 @@ class DecoderLayer(QkvProjections):
     def bytes(self) -> int:
         """Size of the packed weights."""
 
-    def finish(self, x: numpy.typing.NDArray[Any], attn_out: numpy.typing.NDArray[Any]) -> int:
+    def finish(self, x: numpy.typing.NDArray[Any], attn_out: numpy.typing.NDArray[Any], *, int8_inputs: bool = False) -> int:
         """
         Add the output projection of attention, `attn_out` (N, H * D), and then the MLP to x (N, C) float32.
 
@@ -149,7 +150,7 @@ class GatedMlp:
     def stride(self) -> int:
         """Outputs, rounded up to a multiple of 16."""
 
-    def forward(self, x: numpy.typing.NDArray[Any], gated: numpy.typing.NDArray[Any]) -> None:
+    def forward(self, x: numpy.typing.NDArray[Any], gated: numpy.typing.NDArray[Any], *, int8_inputs: bool = False) -> None:
         """
         Norm x (rows, hidden) float32. Write the activation of its gate and up projection to `gated` (rows, stride).
         """
@@ -349,10 +350,11 @@ class View:
 
 class Decoder:
     """
-    A decoder. rotations: index of each layer's rotation in the tables of a pass.
+    A decoder. rotations: index of each layer's rotation in the tables of a pass. int8_inputs: whether the inputs of o,
+    gate and up projections are rounded to int8, see `Matrix.linear`.
     """
 
-    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: Embedding, *, rotations: Sequence[int]) -> None: ...
+    def __init__(self, layers: Sequence[DecoderLayer], head: LmHead, embedding: Embedding, *, rotations: Sequence[int], int8_inputs: bool = False) -> None: ...
 
     def forward(self, *, memory: Sequence[Pages], ids: numpy.typing.NDArray[Any], positions: Sequence[int], counts: Sequence[int], cos: numpy.typing.NDArray[Any], sin: numpy.typing.NDArray[Any], views: Sequence[View], at: numpy.typing.NDArray[Any] | None, logits: numpy.typing.NDArray[Any], queries: numpy.typing.NDArray[Any] | None = None, mass: numpy.typing.NDArray[Any] | None = None, first_layer: int = 0, last_layer: int = -1, x: numpy.typing.NDArray[Any] | None = None, exact: bool = False, keep: int = 0, state_layers: Sequence[int] = [], states: numpy.typing.NDArray[Any] | None = None) -> float:
         """

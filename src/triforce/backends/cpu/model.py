@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from typing import TypeVar
 
@@ -122,10 +123,26 @@ def native_view(kv: NativeKV, layers: int, page_table: PageTable) -> _native.Vie
 class NativeModel(EmbeddingAndHead):
     def __init__(self, config: ModelConfig, weights: Weights, bits: int = 0) -> None:
         super().__init__(config, weights, bits)
+        self.reads_groups = bits == 4 or weights.has_groups
+        """Whether products round their inputs by groups, to int16 or to int8."""
         self.blocks = packed(NativeLayer, config, weights, bits)
-        self.decoder = _native.Decoder(
-            [block.native for block in self.blocks], self._head, self.embedding, rotations=config.rotations
-        )
+        self.decoder = self._decoder()
+
+    def _decoder(self) -> _native.Decoder:
+        return _native.Decoder(
+            [block.native for block in self.blocks], self._head, self.embedding, rotations=self.config.rotations,
+            int8_inputs=self.config.int8_inputs,
+        )  # fmt: skip
+
+    def with_int8_inputs(self) -> NativeModel:
+        """Return this model with `ModelConfig.int8_inputs`; both share their weights."""
+        twin = copy(self)
+        twin.config = replace(self.config, int8_inputs=True)
+        twin.blocks = [copy(block) for block in self.blocks]
+        for block in twin.blocks:
+            block.config = twin.config
+        twin.decoder = twin._decoder()
+        return twin
 
     def forward(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
         if not isinstance(kv, NativeKV):
@@ -201,7 +218,7 @@ class NativeLayer:
         return project(self.native, self.config, x_NC)
 
     def finish(self, x_NC: Array, attn_out_NQ: Array) -> int:
-        return self.native.finish(x_NC, rounded(attn_out_NQ, self.dtype))
+        return self.native.finish(x_NC, rounded(attn_out_NQ, self.dtype), int8_inputs=self.config.int8_inputs)
 
 
 def project(
@@ -266,7 +283,7 @@ class NativeLayerShard:
         self._q_norm, self._k_norm, self._attn_out_norm, self._mlp_out_norm = (
             None if norm_weight is None else _native.Norm(norm_weight, eps=eps) for norm_weight in norm_weights
         )
-        self._out = Product(layer.o_proj_CQ, layer.o_bias_C, bits)
+        self._out = Product(layer.o_proj_CQ, layer.o_bias_C, bits, config.int8_inputs)
         self._mlp = ExpertsShard(config, layer, bits) if layer.experts else MlpShard(config, layer, bits)
 
     def qkv(self, x_NC: Array, ranks: TPGroup) -> tuple[Array, ...]:
@@ -294,16 +311,17 @@ class NativeLayerShard:
 class Product:
     """Product with one rank's part of a matrix: some outputs, with their biases, from all inputs or some."""
 
-    def __init__(self, weight: Matrix, bias: Array | None, bits: int) -> None:
+    def __init__(self, weight: Matrix, bias: Array | None, bits: int, int8_inputs: bool = False) -> None:
         self._outputs: int = weight.shape[0]
         self.inputs: int = weight.shape[1]
         self._dtype = dtype_name(weight)
         self._native = _native.Matrix(weight, bits=bits)
+        self._int8_inputs = int8_inputs
         self._bias = None if bias is None else float32(bias)
 
     def __call__(self, x: Array) -> Array:
         y = np.empty((len(x), self._outputs), np.float32)
-        self._native.linear(np.ascontiguousarray(rounded(x, self._dtype)), y)
+        self._native.linear(np.ascontiguousarray(rounded(x, self._dtype)), y, int8_inputs=self._int8_inputs)
         return y if self._bias is None else y + self._bias
 
 
@@ -317,6 +335,7 @@ class MlpShard:
             layer.post_norm_C, gate_IC, up_IC, layer.gate_bias_I, layer.up_bias_I, eps=config.norm_eps, bits=bits,
             activation=config.architecture.activation,
         )  # fmt: skip
+        self._int8_inputs = config.int8_inputs
         self._gated = len(gate_IC)
         self._dtype = dtype_name(gate_IC)
         self._down = Product(down_CI, layer.down_bias_C, bits)
@@ -324,7 +343,7 @@ class MlpShard:
     def __call__(self, x_NC: Array, ranks: TPGroup) -> tuple[Array, int]:
         """Return this rank's outputs (N, some of C), and 0: no experts are read."""
         gated_NI = np.empty((len(x_NC), self._gate.stride), HOST_TYPES[self._dtype])
-        self._gate.forward(x_NC, gated_NI)
+        self._gate.forward(x_NC, gated_NI, int8_inputs=self._int8_inputs)
         return self._down(ranks.inputs(gated_NI[:, : self._gated], self._down.inputs)), 0
 
 
@@ -334,6 +353,7 @@ class ExpertsShard:
         first_expert = layer.experts[0]
         assert routing is not None
         self._native = experts(config, layer, bits)
+        self._int8_inputs = config.int8_inputs
         self._per_row = routing.active
         self._gated = len(first_expert.gate_proj_IC)
         self._dtype = dtype_name(first_expert.gate_proj_IC)
@@ -346,7 +366,7 @@ class ExpertsShard:
         Ranks exchange once for all experts.
         """
         gated_MI = np.empty((len(x_NC) * self._per_row, self._native.stride), HOST_TYPES[self._dtype])
-        choices = self._native.gate(x_NC, gated_MI)
+        choices = self._native.gate(x_NC, gated_MI, int8_inputs=self._int8_inputs)
         read_MI = ranks.inputs(gated_MI[:, : self._gated], self._inputs)
         sum_NC = np.empty((len(x_NC), self._outputs), np.float32)
         self._native.down(choices, np.pad(read_MI, ((0, 0), (0, -self._inputs % 16))), sum_NC)

@@ -20,7 +20,18 @@ from triforce.errors import RequestError, argument
 from triforce.llm import LLM
 
 AXES = ("contexts", "temperatures", "batches", "workloads", "couplings", "tokens")
-SETTINGS = ("model", "draft", "texts", "dtype", "kv_dtype", "modes", "lower_tiers", "retrieval_budget", *AXES)
+SETTINGS = (
+    "model",
+    "draft",
+    "texts",
+    "dtype",
+    "kv_dtype",
+    "weight_inputs",
+    "modes",
+    "lower_tiers",
+    "retrieval_budget",
+    *AXES,
+)
 """Settings that must be the same for an unfinished file to be continued."""
 
 

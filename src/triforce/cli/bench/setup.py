@@ -31,7 +31,9 @@ def load(options: Namespace) -> LLM:
     """Return the engine that the arguments describe; a setting that is missing or None has the engine's default."""
     draft = draft_named(options)
     settings = {
-        name: getattr(options, name, None) for name in ("device", "dtype", "kv_dtype", *SPECULATION) if name != "mode"
+        name: getattr(options, name, None)
+        for name in ("device", "dtype", "kv_dtype", "weight_inputs", *SPECULATION)
+        if name != "mode"
     }
     with loading(options):
         from triforce.llm import LLM

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 SETTINGS = (
     "model", "draft", "texts", "tokens", "top_p", "modes", "coupling", "lower_tiers", "dtype", "kv_dtype",
-    "draft_tokens", "speculative_tokens", "retrieval_budget", "searched_layers",
+    "weight_inputs", "draft_tokens", "speculative_tokens", "retrieval_budget", "searched_layers",
 )  # fmt: skip
 """Settings that must be the same for a file of rows to be continued."""
 

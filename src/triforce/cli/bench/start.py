@@ -53,7 +53,7 @@ def _task(options: Namespace, folder: Path) -> dict[str, Any]:
     if options.load_cache and not Path(options.load_cache).is_file():
         advice = "name one that `triforce generate --save-cache` has written"
         raise RequestError(f"--load-cache {options.load_cache}: there is no such file; {advice}")
-    task = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "load_cache")}
+    task = {name: getattr(options, name) for name in ("device", "dtype", "kv_dtype", "weight_inputs", "load_cache")}
     draft = draft_named(options)
     return task | {"model": model, "draft": draft, "prompt": _prompt(options, model)}
 
