@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <string_view>
+#include <type_traits>
 
 #include "half.hpp"
 
@@ -13,104 +14,121 @@ namespace {
 /// A block of a file, unpacked: codes in the order of inputs, and scales as packed memory has them.
 struct FileBlock {
     uint8_t codes[super_groups * group_size];
-    uint16_t scale, minimum;               // halves
-    int8_t small[2 * super_groups];        // scales of a super-block's groups, or of their halves
+    uint16_t scale, minimum = 0;             // halves
+    int8_t small[2 * super_groups];          // scales of a super-block's groups, or of their halves
     uint8_t small_minima[super_groups];
 };
 
-bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
-
-uint16_t half_at(const uint8_t* at) {
-    uint16_t bits;
-    std::memcpy(&bits, at, sizeof bits);
-    return bits;
+template <class Word>
+Word load(const uint8_t* from) {
+    Word word;
+    std::memcpy(&word, from, sizeof word);
+    return word;
 }
 
-/// Reads the codes of 32 inputs from 16 bytes: the lower nibbles come first.
-void nibbles(const uint8_t* from, uint8_t* codes) {
-    for (int i = 0; i < 16; i++) codes[i] = from[i] & 15, codes[i + 16] = from[i] >> 4;
+template <class Word>
+void store(Word word, void* to) {
+    std::memcpy(to, &word, sizeof word);
+}
+
+/// A word whose bytes all have the value `byte`.
+template <class Word>
+constexpr Word bytes_of(uint8_t byte) {
+    return byte * (static_cast<Word>(-1) / 255);
+}
+
+/// The fields of `mask` in the bytes of a word, `shift` bits lower than they are.
+template <class Word>
+Word fields(Word word, int shift, uint8_t mask) {
+    return word >> shift & bytes_of<Word>(mask);
+}
+
+bool is_finite(uint16_t half) { return (half & 0x7c00) != 0x7c00; }
+
+uint16_t half_at(const uint8_t* at) { return load<uint16_t>(at); }
+
+/// Reads the codes of `count` pairs of inputs from the nibbles of `count` bytes: the lower nibbles come first.
+void nibbles(const uint8_t* from, int count, uint8_t* codes) {
+    for (int i = 0; i < count; i += 8) {
+        const auto word = load<uint64_t>(from + i);
+        store(fields(word, 0, 15), codes + i), store(fields(word, 4, 15), codes + count + i);
+    }
 }
 
 /// Adds the fifth bits of 32 codes from 4 bytes.
 void fifth_bits(const uint8_t* from, uint8_t* codes) {
-    uint32_t bits;
-    std::memcpy(&bits, from, sizeof bits);
-    for (int i = 0; i < 32; i++) codes[i] |= (bits >> i & 1) << 4;
+    for (int i = 0; i < 4; i++) {
+        const uint64_t bits = from[i] * bytes_of<uint64_t>(1) & 0x8040201008040201;  // byte k has bit k alone
+        const uint64_t fifth = bits + bytes_of<uint64_t>(127);                       // its upper bit: whether it is set
+        store(load<uint64_t>(codes + 8 * i) | fields(fifth, 7, 1) << 4, codes + 8 * i);
+    }
+}
+
+/// Adds `count` upper bits of the codes of groups from 32 bytes: the lowest bits of a byte belong to the first group.
+void upper_bits(const uint8_t* from, int count, uint8_t* codes) {
+    for (int shift = 0; shift < 8; shift += count, codes += group_size)
+        for (int i = 0; i < group_size; i += 8) {
+            const uint64_t upper = fields(load<uint64_t>(from + i), shift, static_cast<uint8_t>((1 << count) - 1));
+            store(load<uint64_t>(codes + i) | upper << 4, codes + i);
+        }
 }
 
 /// Reads eight scales and eight minima of 6 bits from 12 bytes. The upper two bits of the last four scales and minima
 /// are the upper two bits of the first eight bytes.
 void six_bits(const uint8_t* from, FileBlock& block) {
-    for (int i = 0; i < 4; i++) {
-        block.small[i] = static_cast<int8_t>(from[i] & 63), block.small_minima[i] = from[i + 4] & 63;
-        block.small[i + 4] = static_cast<int8_t>((from[i + 8] & 15) | from[i] >> 6 << 4);
-        block.small_minima[i + 4] = static_cast<uint8_t>(from[i + 8] >> 4 | from[i + 4] >> 6 << 4);
-    }
-}
-
-/// Reads the codes of four pairs of groups. A pair lies in the nibbles of 32 bytes. `upper`, if any, has 32 bytes: bit
-/// g of byte i is the fifth bit of code i of group g.
-void pairs_of_groups(const uint8_t* from, const uint8_t* upper, uint8_t* codes) {
-    for (int g = 0; g < super_groups; g++)
-        for (int i = 0; i < group_size; i++) {
-            const int nibble = from[g / 2 * 32 + i] >> 4 * (g % 2) & 15;
-            codes[32 * g + i] = static_cast<uint8_t>(nibble | (upper ? (upper[i] >> g & 1) << 4 : 0));
-        }
-}
-
-/// Reads the 6-bit codes of two halves of 128 inputs. A half has four quarters: two in the lower nibbles of 64 bytes,
-/// then two in the upper nibbles. Quarter q has bits 2q and 2q + 1 of 32 more bytes as upper bits.
-void six_bit_codes(const uint8_t* lower, const uint8_t* upper, uint8_t* codes) {
-    for (int half = 0; half < 2; half++, lower += 64, upper += 32, codes += 128)
-        for (int q = 0; q < 4; q++)
-            for (int i = 0; i < 32; i++)
-                codes[32 * q + i] =
-                    static_cast<uint8_t>((lower[q % 2 * 32 + i] >> q / 2 * 4 & 15) | (upper[i] >> 2 * q & 3) << 4);
+    const auto scales = load<uint32_t>(from), minima = load<uint32_t>(from + 4), both = load<uint32_t>(from + 8);
+    store(fields(scales, 0, 63), block.small), store(fields(minima, 0, 63), block.small_minima);
+    store(fields(both, 0, 15) | fields(scales, 6, 3) << 4, block.small + 4);
+    store(fields(both, 4, 15) | fields(minima, 6, 3) << 4, block.small_minima + 4);
 }
 
 /// Reads a block of a file.
-FileBlock read(Format format, const uint8_t* from) {
-    FileBlock b{};
-    switch (format) {
-        case Format::q4_0: b.scale = half_at(from), nibbles(from + 2, b.codes); break;
-        case Format::q4_1: b.scale = half_at(from), b.minimum = half_at(from + 2), nibbles(from + 4, b.codes); break;
-        case Format::q5_0: b.scale = half_at(from), nibbles(from + 6, b.codes), fifth_bits(from + 2, b.codes); break;
-        case Format::q5_1:
-            b.scale = half_at(from), b.minimum = half_at(from + 2);
-            nibbles(from + 8, b.codes), fifth_bits(from + 4, b.codes);
-            break;
-        case Format::q8_0: b.scale = half_at(from), std::memcpy(b.codes, from + 2, group_size); break;
-        case Format::q4_k:
-        case Format::q5_k:
-            b.scale = half_at(from), b.minimum = half_at(from + 2), six_bits(from + 4, b);
-            if (format == Format::q4_k)
-                pairs_of_groups(from + 16, nullptr, b.codes);
-            else
-                pairs_of_groups(from + 48, from + 16, b.codes);
-            break;
-        case Format::q6_k:
-            six_bit_codes(from, from + 128, b.codes);
-            std::memcpy(b.small, from + 192, sizeof b.small), b.scale = half_at(from + 208);
-            break;
-        case Format::none: break;
+template <Format format>
+FileBlock read(const uint8_t* from) {
+    constexpr FormatParts f = parts(format);
+    FileBlock b;
+    if constexpr (format == Format::q6_k) {
+        for (int half = 0; half < 2; half++) {  // of 128 inputs; its upper bits are in 32 bytes behind all nibbles
+            nibbles(from + 64 * half, 64, b.codes + 128 * half);
+            upper_bits(from + 128 + 32 * half, 2, b.codes + 128 * half);
+        }
+        std::memcpy(b.small, from + 192, sizeof b.small), b.scale = half_at(from + 208);
+        return b;
+    }
+    b.scale = half_at(from), from += 2;
+    if constexpr (f.minimum()) b.minimum = half_at(from), from += 2;
+    if constexpr (f.super()) {
+        six_bits(from, b);
+        const uint8_t* lower = from + (f.bits == 5 ? 44 : 12);
+        for (int pair = 0; pair < 4; pair++) nibbles(lower + 32 * pair, 32, b.codes + 64 * pair);
+        if constexpr (f.bits == 5) upper_bits(from + 12, 1, b.codes);
+    } else if constexpr (f.bits == 8) {
+        std::memcpy(b.codes, from, group_size);
+    } else {
+        nibbles(from + (f.bits == 5 ? 4 : 0), 16, b.codes);
+        if constexpr (f.bits == 5) fifth_bits(from, b.codes);
     }
     return b;
 }
 
-/// Writes one output's codes of a group into the group's vectors.
-void put_codes(int bits, const uint8_t* codes, int lane, uint8_t* group) {
-    for (int step = 0; step < group_steps; step++)
-        for (int i = 0; i < 4; i++) {
-            const int at = 4 * lane + i, code = codes[4 * step + i];
-            if (bits == 8) {
-                group[step * vector_bytes + at] = static_cast<uint8_t>(code);
-                continue;
-            }
-            group[step / 2 * vector_bytes + at] |= static_cast<uint8_t>((code & 15) << 4 * (step % 2));
-            uint8_t* above = group + 4 * vector_bytes + at;
-            if (bits == 5) *above |= static_cast<uint8_t>(code >> 4 << step);
-            if (bits == 6) above[step / 4 * vector_bytes] |= static_cast<uint8_t>(code >> 4 << 2 * (step % 4));
-        }
+/// Writes one output's codes of a group into the group's vectors, whose words have the four codes of a step.
+template <int bits>
+void put_codes(const uint8_t* codes, int lane, uint8_t* group) {
+    uint32_t steps[group_steps];
+    std::memcpy(steps, codes, sizeof steps);
+    const auto put = [&](int vector, uint32_t word) { store(word, group + vector * vector_bytes + 4 * lane); };
+    if constexpr (bits == 8) {
+        for (int step = 0; step < group_steps; step++) put(step, steps[step]);
+        return;
+    }
+    for (int v = 0; v < 4; v++) put(v, fields(steps[2 * v], 0, 15) | fields(steps[2 * v + 1], 0, 15) << 4);
+    constexpr int above = bits - 4;  // upper bits of a code
+    for (int v = 0; v < above; v++) {
+        uint32_t word = 0;
+        for (int i = 0; i < 8 / above; i++)
+            word |= fields(steps[v * 8 / above + i], 4, (1 << above) - 1) << above * i;
+        put(4 + v, word);
+    }
 }
 
 /// The code of one output and input in a group's vectors.
@@ -124,7 +142,7 @@ int code_of(int bits, const uint8_t* group, int lane, int input) {
     return code;
 }
 
-void put_half(uint16_t half, int lane, uint8_t* to) { std::memcpy(to + 2 * lane, &half, sizeof half); }
+void put_half(uint16_t half, int lane, uint8_t* to) { store(half, to + 2 * lane); }
 float get_half(const uint8_t* from, int lane) { return half_to_float(half_at(from + 2 * lane)); }
 
 /// Writes one output's scales of a block beside the scales of the other outputs.
@@ -152,6 +170,54 @@ Affine affine(const FormatParts& f, const uint8_t* scales, int64_t group, int ha
     const uint8_t* small = block + (f.minimum() ? 64 : 32) + group % super_groups * 32 + lane;
     if (f.scales == Scales::super_half) return {d * static_cast<int8_t>(small[16 * half]), 0};
     return {d * small[0], -get_half(block + 32, lane) * small[16]};
+}
+
+/// Calls `body` with a format that is a constant of the compiler.
+template <class Body>
+auto with_constant(Format format, Body body) {
+    switch (format) {
+        case Format::q4_0: return body(std::integral_constant<Format, Format::q4_0>());
+        case Format::q4_1: return body(std::integral_constant<Format, Format::q4_1>());
+        case Format::q5_0: return body(std::integral_constant<Format, Format::q5_0>());
+        case Format::q5_1: return body(std::integral_constant<Format, Format::q5_1>());
+        case Format::q4_k: return body(std::integral_constant<Format, Format::q4_k>());
+        case Format::q5_k: return body(std::integral_constant<Format, Format::q5_k>());
+        case Format::q6_k: return body(std::integral_constant<Format, Format::q6_k>());
+        default: return body(std::integral_constant<Format, Format::q8_0>());
+    }
+}
+
+template <Format format>
+bool pack_rows(const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block) {
+    constexpr FormatParts f = parts(format);
+    constexpr int64_t groups = f.file_inputs() / group_size;
+    const int64_t blocks = inputs / f.file_inputs(), bytes = file_block_bytes(format);
+    uint8_t* scales = block + inputs / group_size * code_bytes(f);
+    bool finite = true;
+    for (int64_t b = 0; b < blocks; b++)
+        for (int lane = 0; lane < rows; lane++) {
+            const FileBlock from = read<format>(file + (lane * blocks + b) * bytes);
+            for (int64_t g = 0; g < groups; g++)
+                put_codes<f.bits>(from.codes + g * group_size, lane, block + (b * groups + g) * code_bytes(f));
+            put_scales(f, from, lane, scales + b * scale_bytes(f));
+            finite &= is_finite(from.scale) && is_finite(from.minimum);
+        }
+    return finite;
+}
+
+template <Format format>
+void unpack_row(const uint8_t* file, int64_t inputs, float* out) {
+    constexpr FormatParts f = parts(format);
+    uint8_t scales[64 + super_groups * 32];
+    for (int64_t i = 0; i < inputs; i += f.file_inputs(), file += file_block_bytes(format)) {
+        const FileBlock from = read<format>(file);
+        put_scales(f, from, 0, scales);
+        for (int64_t k = 0; k < f.file_inputs(); k++) {
+            const Affine a = affine(f, scales, k / group_size, static_cast<int>(k % group_size / 16), 0);
+            const int code = f.bits == 8 ? static_cast<int8_t>(from.codes[k]) : from.codes[k] - f.offset;
+            out[i + k] = a.scale * static_cast<float>(code) + a.minimum;
+        }
+    }
 }
 
 }  // namespace
@@ -183,33 +249,11 @@ void encode_q4_1(const float* weights, uint8_t* file) {
 }
 
 bool pack_block(Format format, const uint8_t* file, int64_t rows, int64_t inputs, uint8_t* block) {
-    const FormatParts f = parts(format);
-    const int64_t blocks = inputs / f.file_inputs(), groups = f.file_inputs() / group_size;
-    uint8_t* scales = block + inputs / group_size * code_bytes(f);
-    bool finite = true;
-    for (int64_t b = 0; b < blocks; b++)
-        for (int lane = 0; lane < rows; lane++) {
-            const FileBlock from = read(format, file + (lane * blocks + b) * file_block_bytes(format));
-            for (int64_t g = 0; g < groups; g++)
-                put_codes(f.bits, from.codes + g * group_size, lane, block + (b * groups + g) * code_bytes(f));
-            put_scales(f, from, lane, scales + b * scale_bytes(f));
-            finite &= is_finite(from.scale) && is_finite(from.minimum);
-        }
-    return finite;
+    return with_constant(format, [=](auto constant) { return pack_rows<constant()>(file, rows, inputs, block); });
 }
 
 void unpack_file_row(Format format, const uint8_t* file, int64_t inputs, float* out) {
-    const FormatParts f = parts(format);
-    uint8_t scales[64 + super_groups * 32];
-    for (int64_t i = 0; i < inputs; i += f.file_inputs(), file += file_block_bytes(format)) {
-        const FileBlock from = read(format, file);
-        put_scales(f, from, 0, scales);
-        for (int64_t k = 0; k < f.file_inputs(); k++) {
-            const Affine a = affine(f, scales, k / group_size, static_cast<int>(k % group_size / 16), 0);
-            const int code = f.bits == 8 ? static_cast<int8_t>(from.codes[k]) : from.codes[k] - f.offset;
-            out[i + k] = a.scale * static_cast<float>(code) + a.minimum;
-        }
-    }
+    with_constant(format, [=](auto constant) { unpack_row<constant()>(file, inputs, out); });
 }
 
 void unpack_output(Format format, const uint8_t* block, int lane, int64_t inputs, float* out) {

@@ -66,16 +66,19 @@ auto typed(Type type, const char* numbers, Body body) {
     return body(reinterpret_cast<const float*>(numbers));
 }
 
-/// Calls pack(type, rows, lanes, block) for each block. `rows` are the rows of the block's `lanes` outputs in their
-/// source, which is of `type`. Throws std::invalid_argument if a call returns that numbers are not finite.
+/// Zeroes each block of `bytes` bytes and calls pack(type, rows, lanes, block). `rows` are the rows of the block's
+/// `lanes` outputs in their source, which is of `type`. Throws std::invalid_argument if a call returns that numbers are
+/// not finite.
 template <class Pack>
-void pack_blocks(const Weights& weights, const std::vector<WeightSource>& interleaved, Pack pack) {
+void pack_blocks(const Weights& weights, const std::vector<WeightSource>& interleaved, int64_t bytes, Pack pack) {
     const int64_t count = static_cast<int64_t>(interleaved.size());
+    char* data = static_cast<char*>(const_cast<void*>(weights.data));
     std::atomic<const char*> broken{};
     parallel(weights.blocks, [&](int block) {
         const Tensor& source = interleaved[block % count].tensor;
         const int64_t row = block / count * block_size, lanes = std::min<int64_t>(block_size, source[0] - row);
         const char* rows = static_cast<const char*>(source.data) + row * source.row_bytes();
+        std::memset(data + block * bytes, 0, bytes);
         if (!pack(source.type, rows, lanes, block)) broken = source.name;
     });
     if (broken) throw std::invalid_argument(std::string(broken) + " holds NaN or Inf");
@@ -160,11 +163,13 @@ void Matrix::pack_numbers(const std::vector<WeightSource>& interleaved, bool int
             (std::string(interleaved[0].tensor.name) + " is too wide for int8").c_str());
     weights_.inputs = round_up(inputs_, int8 || weights_.rounding() == Rounding::widen ? block_size : 2);
     const int64_t rows = weights_.blocks * block_size;
-    const int64_t data = rows * weights_.inputs * (int8 ? 1 : size_of(weights_.numbers));
-    memory_ = Memory::in_slab(data + (int8 ? rows * sizeof(float) : 0));
+    const int64_t bytes = block_size * weights_.inputs * (int8 ? 1 : size_of(weights_.numbers));
+    const int64_t data = weights_.blocks * bytes, scales = int8 ? rows * sizeof(float) : 0;
+    memory_ = Memory::in_slab(data + scales);
     weights_.data = memory_.data();
     if (int8) weights_.scales = reinterpret_cast<const float*>(memory_.data() + data);
-    pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
+    std::memset(memory_.data() + data, 0, scales);
+    pack_blocks(weights_, interleaved, bytes, [&](Type type, const char* from, int64_t lanes, int64_t block) {
         return typed(type, from, [&](const auto* numbers) {
             return int8 ? pack_int8(weights_, numbers, lanes, inputs_, block)
                         : pack(weights_, numbers, lanes, inputs_, block);
@@ -176,7 +181,7 @@ void Matrix::pack_groups(const std::vector<WeightSource>& interleaved) {
     const int64_t bytes = block_bytes(parts(weights_.format), inputs_);
     memory_ = Memory::in_slab(weights_.blocks * bytes);
     weights_.data = memory_.data();
-    pack_blocks(weights_, interleaved, [&](Type type, const char* from, int64_t lanes, int64_t block) {
+    pack_blocks(weights_, interleaved, bytes, [&](Type type, const char* from, int64_t lanes, int64_t block) {
         std::vector<uint8_t> rounded;
         if (type != Type::u8)
             rounded = typed(type, from, [&](const auto* numbers) { return to_q4_1(numbers, lanes * inputs_); });

@@ -50,23 +50,28 @@ void prefer_huge_pages(void* data, size_t bytes) {
 #endif
 }
 
-Memory::Memory(size_t bytes) : size_(bytes) {
-    const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
-    const size_t allocated = round_up(bytes + cache_line, alignment);
-    data_ = allocate(allocated, alignment);
-    prefer_huge_pages(data(), bytes / huge_page * huge_page);  // the remainder would waste most of a huge page
+Memory::Memory(size_t bytes) : Memory(unset(bytes)) {
     // The thread that first writes a page decides the page's NUMA node. All threads write, so that pages lie near all
     // of them.
-    const size_t all = bytes + cache_line;
-    parallel((all + huge_page - 1) / huge_page, [&](int64_t page) {
-        std::memset(data() + page * huge_page, 0, std::min(huge_page, all - page * huge_page));
+    parallel((bytes + huge_page - 1) / huge_page, [&](int64_t page) {
+        std::memset(data() + page * huge_page, 0, std::min(huge_page, bytes - page * huge_page));
     });
-    guarded(data(), bytes);
+}
+
+Memory Memory::unset(size_t bytes) {
+    const size_t alignment = bytes >= huge_page ? huge_page : cache_line;
+    Memory memory;
+    memory.data_ = allocate(round_up(bytes + cache_line, alignment), alignment);
+    memory.size_ = bytes;
+    // The remainder would waste most of a huge page.
+    prefer_huge_pages(memory.data(), bytes / huge_page * huge_page);
+    guarded(memory.data(), bytes);
+    return memory;
 }
 
 Memory Memory::in_slab(size_t bytes) {
     const size_t size = round_up(bytes + cache_line, cache_line);
-    if (size >= huge_page || red_zone) return Memory(bytes);
+    if (size >= huge_page || red_zone) return unset(bytes);
     static std::mutex in_use;
     static std::weak_ptr<char> latest;
     static size_t used;
@@ -79,7 +84,6 @@ Memory Memory::in_slab(size_t bytes) {
     Memory memory;
     memory.data_ = {slab, slab.get() + used};
     memory.size_ = bytes;
-    std::memset(memory.data(), 0, size);
     used += size;
     return memory;
 }

@@ -34,14 +34,16 @@ class Memory {
     Memory(Memory&&) = default;
     Memory& operator=(Memory&&) = default;
     explicit Memory(size_t bytes);  // zeroed
-    /// Zeroed memory. If it is smaller than a huge page, it lies in a slab of huge pages that several memories share. A
-    /// slab is freed with its last memory.
+    /// Memory that is not zeroed. If it is smaller than a huge page, it lies in a slab of huge pages that several
+    /// memories share. A slab is freed with its last memory.
     static Memory in_slab(size_t bytes);
 
     char* data() const { return data_.get(); }
     size_t size() const { return size_; }
 
   private:
+    static Memory unset(size_t bytes);
+
     std::shared_ptr<char> data_;
     size_t size_ = 0;
 };

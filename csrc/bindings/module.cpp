@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -57,6 +58,38 @@ uint64_t read(TensorArg words_object) {
     return all;
 }
 
+constexpr int64_t chunk_numbers = 1 << 15;  // an int32 holds the sum of so many int16
+
+template <class Integer, class Sum>
+Sum sum_of(const char* bytes, int64_t count) {
+    Sum sum = 0;
+    for (int64_t i = 0; i < count; i++) {
+        Integer number;  // it may not be aligned
+        std::memcpy(&number, bytes + i * static_cast<int64_t>(sizeof number), sizeof number);
+        sum += number;
+    }
+    return sum;
+}
+
+/// Sums integers of `size` bytes, signed if they have several. The sum does not depend on its order.
+int64_t bit_sum(TensorArg bytes_object, int64_t size) {
+    const Tensor bytes = tensor("bytes", bytes_object);
+    const char* from = reinterpret_cast<const char*>(bytes.as<uint8_t>({-1}));
+    require(size == 1 || size == 2 || size == 4, "size must be 1, 2 or 4");
+    require(bytes[0] % size == 0, "bytes must be whole integers");
+    const nb::gil_scoped_release released;
+    const int64_t numbers = bytes[0] / size;
+    std::atomic<int64_t> total{};
+    parallel((numbers + chunk_numbers - 1) / chunk_numbers, [&](int64_t chunk) {
+        const int64_t begin = chunk * chunk_numbers, count = std::min(chunk_numbers, numbers - begin);
+        const char* at = from + begin * size;
+        total += size == 1   ? sum_of<uint8_t, int32_t>(at, count)
+                 : size == 2 ? sum_of<int16_t, int32_t>(at, count)
+                             : sum_of<int32_t, int64_t>(at, count);
+    });
+    return total;
+}
+
 /// Computes with all threads, on registers alone.
 int64_t compute(const std::string& numbers, int64_t rounds) {
     constexpr std::string_view names[] = {"float32", "bfloat16", "int16", "int8"};
@@ -95,6 +128,8 @@ NB_MODULE(_native, m) {
     bind_decoder(m);
     bind_eagle_head(m);
     m.def("read", &read, "words"_a, "Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.");
+    m.def("bit_sum", &bit_sum, "bytes"_a, "size"_a,
+          "Return the sum of bytes (N) uint8: of these numbers, or of the signed integers of `size` bytes, 2 or 4.");
     m.def("compute", &compute, "numbers"_a, "rounds"_a,
           "Multiply and add numbers of a type (float32, bfloat16, int16 or int8) in registers, as products do. Returns "
           "the number of operations.");

@@ -18,9 +18,10 @@ from safetensors.torch import save_file
 
 from tests.helpers.tiny_checkpoint import save, tiny_model
 from triforce.arrays import HOST_TYPES, float32, to_host
+from triforce.backends import dispatch
 from triforce.checkpoint import weight_files
 from triforce.checkpoint.weight_files import open_archives
-from triforce.checkpoint.weights import PART, SOURCE_DTYPES, all_finite, converted
+from triforce.checkpoint.weights import PART, SOURCE_DTYPES, all_finite, bit_sum, converted
 from triforce.errors import ModelError
 
 ROOT = Path(__file__).parents[2]
@@ -135,3 +136,18 @@ def change(folder: Path, function: Callable[[Any], Any]) -> None:
     tensors = load_file(folder / "model.safetensors")
     tensors["model.norm.weight"] = function(tensors["model.norm.weight"])
     save_file(tensors, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize("kernels", [None, dispatch.native])
+@pytest.mark.parametrize("dtype", [np.uint8, np.float16, np.uint16, np.float32])
+def test_bit_sum_is_that_of_whole_numbers(monkeypatch: pytest.MonkeyPatch, kernels: Any, dtype: type) -> None:
+    """Fingerprints of earlier versions have this sum: bytes count from 0, larger numbers have a sign."""
+    monkeypatch.setattr(dispatch, "native", kernels)
+    draw = np.random.default_rng(0)
+    size = np.dtype(dtype).itemsize
+    for count in (0, 1, 31, PART + 5, 3 * PART):
+        for begin in (0, 1):  # an address that is not aligned
+            data = draw.integers(128, 256, begin + count * size, np.uint8).tobytes()
+            expected = sum(int.from_bytes(data[i : i + size], "little") for i in range(begin, len(data), size))
+            expected -= count << 8 * size if size > 1 else 0  # all upper bits are set
+            assert bit_sum(np.frombuffer(data, dtype, count, begin)) == expected, (count, begin)

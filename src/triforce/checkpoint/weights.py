@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from triforce.arrays import HOST_TYPES, DType, dtype_name, float32, rounded
+from triforce.backends import dispatch
 from triforce.checkpoint.model_families import DENSE, LLAMA_NAMES, SHARED
 from triforce.checkpoint.weight_files import Archive, require_shape
 from triforce.distributed.group import ALONE, TPGroup, span
@@ -381,13 +382,21 @@ def fingerprint(config: ModelConfig, weights: Weights) -> str:
         sample_places = np.arange(sample_size) * (array.size - 1) // max(sample_size - 1, 1)
         numbers_N = array.reshape(-1)
         digest.update(float32(numbers_N[sample_places]).tobytes())
-        # In parts, as one sum would first take four times the array's memory.
-        bits_N = numbers_N.view(_BITS[array.itemsize])
-        digest.update(str(sum(int(bits_N[part].sum(dtype=np.int64)) for part in _parts_of_rows(bits_N))).encode())
+        digest.update(str(bit_sum(numbers_N)).encode())
         if isinstance(weight, QuantizedWeight):
             digest.update(weight.kind.encode())
             weight.release()
     return digest.hexdigest() + types
+
+
+def bit_sum(numbers_N: NDArray[Any]) -> int:
+    """Return the sum of the integers with the numbers' bits, signed if they have several bytes."""
+    size = numbers_N.itemsize
+    if dispatch.native is not None:
+        return int(dispatch.native.bit_sum(numbers_N.view(np.uint8), size))
+    # In parts, as one sum would first take four times the array's memory.
+    bits_N = numbers_N.view(_BITS[size])
+    return sum(int(bits_N[part].sum(dtype=np.int64)) for part in _parts_of_rows(bits_N))
 
 
 def weights_fingerprint(fingerprint: str) -> str:

@@ -48,10 +48,14 @@ def test_low_bit_bytes_are_as_documented() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_low_bit_rows_equal_library(kind: str) -> None:
-    weight = random_blocks(kind, 37, 512)
-    ids, out = torch.tensor([0, 36, 5, 18, 5]), torch.empty(5, 512)
-    native.Matrix(weight).rows(ids, out)
-    assert torch.equal(out.double(), weight.weights_MK()[ids])
+    """All outputs are read back, from the packed matrix and from the file; the last block may lack rows."""
+    for M, blocks in ((1, 1), (15, 3), (16, 2), (37, 5)):
+        K = blocks * inputs_of_block(kind)
+        weight = random_blocks(kind, M, K)
+        for table in (native.Matrix(weight), weight):
+            out = torch.empty(M, K)
+            native.Embedding(table).rows(torch.arange(M), out)
+            assert torch.equal(out.double(), weight.weights_MK()), (M, K)
 
 
 @pytest.mark.parametrize("inputs", INPUTS)

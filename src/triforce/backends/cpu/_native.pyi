@@ -424,6 +424,11 @@ def read(words: numpy.typing.NDArray[Any]) -> int:
     Read words (N) int64 at the bandwidth of memory. Returns their exclusive or.
     """
 
+def bit_sum(bytes: numpy.typing.NDArray[Any], size: int) -> int:
+    """
+    Return the sum of bytes (N) uint8: of these numbers, or of the signed integers of `size` bytes, 2 or 4.
+    """
+
 def compute(numbers: str, rounds: int) -> int:
     """
     Multiply and add numbers of a type (float32, bfloat16, int16 or int8) in registers, as products do. Returns the
