@@ -58,7 +58,7 @@ uint64_t read(TensorArg words_object) {
     return all;
 }
 
-constexpr int64_t chunk_numbers = 1 << 15;  // an int32 holds the sum of so many int16
+constexpr int64_t chunk_numbers = 1 << 15;  // an int32 holds the sum of this number of int16
 
 template <class Integer, class Sum>
 Sum sum_of(const char* bytes, int64_t count) {

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # Ctrl-C in an import ends with a traceback, so only modules that Python has loaded are imported
@@ -15,11 +16,12 @@ if TYPE_CHECKING:  # Ctrl-C in an import ends with a traceback, so only modules 
 
 def main() -> int:
     """Run the command of this process; return its exit code: 130 on Ctrl-C, from the first import on."""
+    began = time.perf_counter()
     signal.signal(signal.SIGINT, interrupt)
     try:
         from triforce.cli import main as run
 
-        return run()
+        return run(began=began)
     except KeyboardInterrupt:  # before the command has begun, or after it
         _leave(signal.SIGINT, None)
     finally:

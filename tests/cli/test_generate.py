@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.fake_llm import Characters, FakeLLM, Piece, answer
 from tests.helpers.tty import Tty
 from triforce.cli import main
-from triforce.cli.answer_output import Painter, report
+from triforce.cli.answer_output import Painter, report, split
 from triforce.cli.progress import Prefill
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.sampling_params import SamplingParams
@@ -229,6 +229,13 @@ def test_generate_colours_follow_held_back_text() -> None:
 
 def test_generate_stats_of_several_continuations() -> None:
     assert "draft              8         6    75%       4     0.10" in report(answer("héllo", n=2))
+
+
+def test_generate_tells_where_its_seconds_went(llm: type[FakeLLM], capsys: pytest.CaptureFixture[str]) -> None:
+    """The answer's own seconds stand beside those of the start."""
+    assert main(["generate", "-p", "a"]) == 0
+    assert ", weights 1.25, prompt " in capsys.readouterr().err
+    assert split(2.0, 1.5, answer("a")).startswith("seconds: imports and engine 0.50, weights 1.50, prompt ")
 
 
 def test_progress_without_terminal_is_silent(capsys: pytest.CaptureFixture[str]) -> None:

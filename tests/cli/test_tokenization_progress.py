@@ -1,4 +1,4 @@
-"""A text that takes long to be cut into tokens is told of on a terminal, each second."""
+"""A text that takes long to be cut into tokens, and a model to be loaded, is told of on a terminal, each second."""
 
 from __future__ import annotations
 
@@ -54,3 +54,16 @@ def test_long_tokenization_is_not_told_of_where_nobody_reads(
 @pytest.mark.usefixtures("llm")
 def test_short_tokenization_is_not_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "tokenizing" not in stderr_of(monkeypatch, "generate")
+
+
+def test_long_load_is_told_of(llm: type[FakeLLM], monkeypatch: pytest.MonkeyPatch) -> None:
+    load = llm.__init__
+
+    def load_slowly(self: Any, *arguments: Any, **settings: Any) -> None:
+        time.sleep(SLOW)
+        load(self, *arguments, **settings)
+
+    monkeypatch.setattr(llm, "__init__", load_slowly)
+    monkeypatch.setattr(progress, "PROGRESS_SECONDS", SLOW / 30)
+    assert stderr_of(monkeypatch, "generate").count("\rloading: 0 s") > 1
+    assert "loading:" not in stderr_of(monkeypatch, "generate", "-q")

@@ -82,6 +82,7 @@ class FakeLLM:
         return self.tokenizer.chat(messages)
 
     sampling_defaults: Mapping[str, Any] = {}
+    load_seconds = 1.25
 
     def sampling_params(self, *, chat: bool = False, **changes: Any) -> SamplingParams:
         defaults = chat_defaults(self.sampling_defaults) if chat else self.sampling_defaults

@@ -109,8 +109,8 @@ def _locate(name_or_path: str | Path, weights: bool) -> Path:
 
 def local_path(name_or_path: str | Path) -> Path | None:
     """Return a model's path if it is on this machine; None if it would have to be downloaded."""
-    if (path := Path(name_or_path)).exists():
-        return path
+    if os.path.exists(name_or_path):  # unlike Path.exists, it takes names that are too long
+        return Path(name_or_path)
     try:
         return _download(str(name_or_path), local_only=True)
     except Exception:  # the hub's client raises unrelated types

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib import import_module
+from time import perf_counter
 
 from triforce.cli.parser import parse
 from triforce.cli.progress import announce
@@ -31,13 +32,17 @@ WITHOUT_OUTPUT = ("batch", "watch")
 """Commands that may write nothing to stdout."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; return its exit code. A user's mistake gives one message on stderr and code 2."""
-    return exit_code(partial(_run, argv))
+def main(argv: Sequence[str] | None = None, began: float | None = None) -> int:
+    """Run one command; return its exit code. A user's mistake gives one message on stderr and code 2.
+
+    began: start of the process, before its imports, on the clock of `perf_counter`; None: now.
+    """
+    return exit_code(partial(_run, argv, perf_counter() if began is None else began))
 
 
-def _run(argv: Sequence[str] | None) -> int:
+def _run(argv: Sequence[str] | None, began: float) -> int:
     options = parse(argv)
+    options.began = began
     if getattr(options, "offline", False):
         os.environ["HF_HUB_OFFLINE"] = "1"  # the hub's client reads it on import, here and in processes started later
     _require_folder()

@@ -99,6 +99,13 @@ def cut_grammar_note(output: RequestOutput, params: SamplingParams, grammars: Gr
     return f"the {form} is cut at --max-tokens {params.max_tokens}; give more"
 
 
+def split(start_seconds: float, load_seconds: float, output: RequestOutput) -> str:
+    """Return as text where the seconds of a command went. start_seconds: from its start until the model was loaded."""
+    parts = {"imports and engine": start_seconds - load_seconds, "weights": load_seconds}
+    parts |= {"prompt": output.prefill_seconds, "tokens": output.decode_seconds}
+    return "seconds: " + ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
+
+
 def report(output: RequestOutput) -> str:
     """Return the statistics of one request as text for people."""
     ends = ", ".join(completion.finish_reason for completion in output.outputs)

@@ -9,7 +9,7 @@ from textwrap import fill
 
 from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
-from triforce.cli.progress import Prefill, Tokenization
+from triforce.cli.progress import Prefill, Seconds
 from triforce.interface.explain import MIN_SAMPLES, Explanation, PlanReport, TierBelief, proposals_by_plan
 from triforce.interface.quantities import counted
 from triforce.tables import Table, percent
@@ -26,7 +26,7 @@ def run(options: Namespace) -> int:
     prompt = asked_prompt.prompt
     llm = load(options)
     params = llm.sampling_params(**sampling_values)
-    with Tokenization():
+    with Seconds("tokenizing the text"):
         ids = llm.encode(prompt)
     with Prefill() as progress:
         (output,) = llm.generate(ids, params, load_cache=options.load_cache, on_prefill=progress)

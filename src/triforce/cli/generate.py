@@ -7,14 +7,15 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import asdict
+from time import perf_counter
 from typing import Any
 
 from triforce.cli import tensor_parallel
-from triforce.cli.answer_output import Painter, chat_sampling, cut_grammar_note, legend, report, show
+from triforce.cli.answer_output import Painter, chat_sampling, cut_grammar_note, legend, report, show, split
 from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.parser import CANNOT_CHAT, CHAT_ADVICE
-from triforce.cli.progress import Prefill, Tokenization
+from triforce.cli.progress import Prefill, Seconds
 from triforce.cli.text_files import require_writable
 from triforce.distributed.group import TPGroup
 from triforce.errors import RequestError
@@ -37,12 +38,13 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
     sampling_values, options.model, prompt = ranks.broadcast(checked_inputs)
     template_messages = [{"role": "user", "content": "?"}] if options.chat else None
     llm = load(options, ranks if ranks.count > 1 else None, template_messages)
+    start_seconds = perf_counter() - options.began
     if options.chat and not (llm.tokenizer and llm.tokenizer.chats):
         raise RequestError("this model has no chat template; leave out --chat, or name one by --chat-template")
     params = llm.sampling_params(chat=options.chat, **sampling_values)
     if options.chat and not (ranks.rank or options.quiet) and sys.stderr.isatty():
         print(f"sampling: {chat_sampling(llm.sampling_defaults, sampling_values)}", file=sys.stderr)
-    with Tokenization(options.quiet or ranks.rank > 0):
+    with Seconds("tokenizing the text", options.quiet or ranks.rank > 0):
         ids = llm.encode_chat([{"role": "user", "content": prompt}]) if options.chat else llm.encode(prompt)
     if ranks.rank:
         llm.generate(ids, params)
@@ -68,7 +70,7 @@ def generate(options: Namespace, ranks: TPGroup) -> int:
         return 0
     if options.color:
         print(legend(output.outputs[0].tiers), file=sys.stderr)
-    print(report(output), file=sys.stderr)
+    print(split(start_seconds, llm.load_seconds, output), report(output), sep="\n", file=sys.stderr)
     if llm.tokenizer and llm.tokenizer.chats and not options.chat:
         print("This model has a chat template: with --chat the PROMPT is sent as a chat message.", file=sys.stderr)
     return 0

@@ -40,12 +40,13 @@ def _require_disk_cache(options: Namespace) -> None:
 def loading(options: Namespace) -> Iterator[None]:
     """Print, once all arguments were checked, that a model is being loaded, and afterwards where the disk cache is.
 
-    Only rank 0 prints. Torch is imported inside the block: that alone takes seconds.
+    Only rank 0 prints. Torch is imported inside the block: that alone takes seconds. Downloads have their own bars.
     """
     prints_remarks = not (getattr(options, "quiet", False) or spawn.MEETING in os.environ)
     if prints_remarks:
         report_loading(options.model)
-    yield
+    with Seconds("loading", quiet=not (prints_remarks and sys.stderr.isatty() and _is_local(options.model))):
+        yield
     folder = getattr(options, "disk_cache", None)
     if folder and prints_remarks and not silent(options):
         from triforce.disk_cache.prefixes import MIN_TEXT_TOKENS
@@ -53,6 +54,13 @@ def loading(options: Namespace) -> Iterator[None]:
         cache_note = f"prompts and answers from {MIN_TEXT_TOKENS} tokens on are kept in {printable(folder)}"
         cache_note += f", up to {options.disk_cache_size}"
         print(f"{cache_note}; remove them with: triforce cache clear {printable(folder)}", file=sys.stderr, flush=True)
+
+
+def _is_local(model: str | None) -> bool:
+    """Return whether nothing of a model has to be downloaded."""
+    from triforce.checkpoint.hub import local_path
+
+    return model is None or local_path(model) is not None
 
 
 def silent(options: Namespace) -> bool:
@@ -88,13 +96,14 @@ class EscapedFormatter(logging.Formatter):
 
 
 PROGRESS_SECONDS = 1.0
-"""Seconds between two progress lines of tokenization. A tokenization that takes less prints nothing."""
+"""Seconds between two progress lines of a task. A task that takes less prints nothing."""
 
 
-class Tokenization:
-    """Context manager that prints each second, on a terminal, how long tokenization has taken so far."""
+class Seconds:
+    """Context manager that prints each second, on a terminal, how long a task has taken so far."""
 
-    def __init__(self, quiet: bool = False) -> None:
+    def __init__(self, task: str, quiet: bool = False) -> None:
+        self._task = task
         self._ended = Event()
         self._thread = None if quiet or not sys.stderr.isatty() else Thread(target=self._print_seconds, daemon=True)
 
@@ -111,7 +120,7 @@ class Tokenization:
         began = monotonic()
         line = ""
         while not self._ended.wait(PROGRESS_SECONDS):
-            line = f"tokenizing the text: {monotonic() - began:.0f} s"
+            line = f"{self._task}: {monotonic() - began:.0f} s"
             print(f"\r{line}", end="", file=sys.stderr, flush=True)
         if line:
             print(f"\r{' ' * len(line)}\r", end="", file=sys.stderr, flush=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from triforce.cli.chat.conversation import Conversation
 from triforce.cli.engine_arguments import load
-from triforce.cli.progress import Prefill, Tokenization, silent
+from triforce.cli.progress import Prefill, Seconds, silent
 from triforce.cli.text_files import tell_left_out
 from triforce.disk_cache import documents as disk_cache_documents
 from triforce.disk_cache.documents import SkippedFiles, Stamp, TextFile, WatchedFolder, files_of, joined, stamps
@@ -195,7 +195,7 @@ class Watcher:
 
         Without a template, these are the text's.
         """
-        with Tokenization(self._silent):
+        with Seconds("tokenizing the text", self._silent):
             if not self._tokenizer.chats:
                 return self._llm.encode(text)
             first_ids, second_ids = (

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from triforce.checkpoint.hub import model_name
 from triforce.cli.answer_output import Painter, cached_note, legend, passes_per_token, show
 from triforce.cli.chat.conversation import Conversation, Turn
-from triforce.cli.progress import Prefill, Tokenization
+from triforce.cli.progress import Prefill, Seconds
 from triforce.errors import RankError, RequestError, TriforceError
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.quantities import counted
@@ -197,7 +197,7 @@ class Dialogue:
 
     def _encode(self, conversation: Conversation, question: str, first_turn: int = 0) -> list[int]:
         """Return token ids of a conversation from `first_turn` on, and of a question. Raises RequestError."""
-        with Tokenization(self._quiet):
+        with Seconds("tokenizing the text", self._quiet):
             return self.tokenizer.chat(conversation.messages(question, first_turn=first_turn))
 
     def _drop_turns(self, size_note: str, dropped_count: int) -> bool:
