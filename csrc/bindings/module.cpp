@@ -61,7 +61,7 @@ uint64_t read(TensorArg words_object) {
 constexpr int64_t chunk_numbers = 1 << 15;  // an int32 holds the sum of this number of int16
 
 template <class Integer, class Sum>
-Sum sum_of(const char* bytes, int64_t count) {
+int64_t sum_of(const char* bytes, int64_t count) {
     Sum sum = 0;
     for (int64_t i = 0; i < count; i++) {
         Integer number;  // it may not be aligned
@@ -69,6 +69,23 @@ Sum sum_of(const char* bytes, int64_t count) {
         sum += number;
     }
     return sum;
+}
+
+int64_t sum_of_bytes(const char* bytes, int64_t count) {
+    constexpr int64_t words = 128;  // 16 bits hold the sum of two bytes of each
+    constexpr uint64_t lower_bytes = 0x00ff00ff00ff00ff, lower_halves = 0x0000ffff0000ffff;
+    int64_t sum = 0, i = 0;
+    for (; i + 8 * words <= count; i += 8 * words) {
+        uint64_t halves = 0;  // four sums
+        for (int64_t w = 0; w < words; w++) {
+            uint64_t word;
+            std::memcpy(&word, bytes + i + 8 * w, sizeof word);
+            halves += (word & lower_bytes) + (word >> 8 & lower_bytes);
+        }
+        halves = (halves & lower_halves) + (halves >> 16 & lower_halves);
+        sum += static_cast<int64_t>((halves & 0xffffffff) + (halves >> 32));
+    }
+    return sum + sum_of<uint8_t, int32_t>(bytes + i, count - i);
 }
 
 /// Sums integers of `size` bytes, signed if they have several. The sum does not depend on its order.
@@ -83,7 +100,7 @@ int64_t bit_sum(TensorArg bytes_object, int64_t size) {
     parallel((numbers + chunk_numbers - 1) / chunk_numbers, [&](int64_t chunk) {
         const int64_t begin = chunk * chunk_numbers, count = std::min(chunk_numbers, numbers - begin);
         const char* at = from + begin * size;
-        total += size == 1   ? sum_of<uint8_t, int32_t>(at, count)
+        total += size == 1   ? sum_of_bytes(at, count)
                  : size == 2 ? sum_of<int16_t, int32_t>(at, count)
                              : sum_of<int32_t, int64_t>(at, count);
     });
