@@ -102,7 +102,7 @@ def unseen_cells(name: str) -> Callable[[Path], Rows]:
 FOLDERS = {"compare": "", "compare_int8": ", int8 KV"}
 """Files of engines on a folder of safetensors, each with the suffix of the names of triforce's settings in it."""
 
-ENGINES = {"llamacpp": "llama.cpp", "openvino": "OpenVINO", "onnx": "ONNX Runtime"}
+ENGINES = {"llamacpp": "llama.cpp", "ikllamacpp": "ik_llama.cpp", "openvino": "OpenVINO", "onnx": "ONNX Runtime"}
 OURS = ("ar", AUTO)
 
 

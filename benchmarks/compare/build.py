@@ -1,4 +1,4 @@
-"""Instructions that our kernels use and a build of llama.cpp leaves out: such a comparison is none."""
+"""Instructions that our kernels use and a build of llama.cpp or of its fork leaves out: such a comparison is none."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ USED = {
 """Instructions that each level of our kernels uses, as llama.cpp names them."""
 
 
-def lacking(built: str, level: str) -> str:
+def lacking(built: str, level: str, package: str) -> str:
     """Return what to do about a build that lacks what our kernels use at their level; "" if it lacks nothing.
 
-    built: what `llama_print_system_info` says; "" is of an engine that chooses its instructions as it runs.
+    built: what `llama_print_system_info` says; "" is of an engine that chooses its instructions as it runs. package: of
+    the engine, in the registry.
     """
     has = dict(re.findall(r"(\w+) = (\d)", built))
     missing = [name for name in USED.get(level, ()) if has.get(name) != "1"] if has else []
@@ -27,7 +28,6 @@ def lacking(built: str, level: str) -> str:
     names = ", ".join(missing)
     return (
         f"it was built without {names}, which triforce uses here: build it on this machine "
-        "(CMAKE_ARGS=-DGGML_NATIVE=ON pip install --force-reinstall --no-cache-dir --no-binary llama-cpp-python "
-        "llama-cpp-python), "
+        f"(CMAKE_ARGS=-DGGML_NATIVE=ON pip install --force-reinstall --no-cache-dir --no-binary {package} {package}), "
         f"or set TRIFORCE_KERNELS={lower[-1] if lower else 'portable'}"
     )

@@ -49,7 +49,7 @@ def run(options: Namespace) -> int:
     """Print rows as they are measured, tables, and a line of JSON; an engine may be missing. Raises TriforceError."""
     for name in options.engines or []:
         known("engine", name, ENGINES)
-    pythons = _pythons(options.python)
+    interpreters = pythons(options.python)
     sizes = [*(options.contexts or ()), *([] if options.tokens is None else [options.tokens])]
     if min(sizes, default=2) < 2 or not 0 < options.timeout < inf or (options.threads or 1) < 1:
         raise RequestError("--contexts and --tokens must be at least 2, --threads 1, and --timeout a time")
@@ -59,11 +59,11 @@ def run(options: Namespace) -> int:
         make_folder("--work", work)
         model = open_model(options.model or SHIPPED[0])
         if isinstance(model, GGUFModel):
-            return _on_file(options, model, pythons, work, threads)
-        return _on_folder(options, pythons, work, threads)
+            return _on_file(options, model, interpreters, work, threads)
+        return _on_folder(options, interpreters, work, threads)
 
 
-def _pythons(specs: list[str]) -> dict[str, str]:
+def pythons(specs: list[str]) -> dict[str, str]:
     """Interpreters by engine; `all` is for those without one, but for triforce itself."""
     pairs = [text.partition("=") for text in specs]
     if wrong := [name for name, _, path in pairs if not path]:

@@ -92,6 +92,14 @@ ENGINES = {
         ),
         "compare-llamacpp",
     ),
+    "ikllamacpp": EngineSpec(
+        "ik_llama.cpp",
+        (
+            Variant("repacked", USUAL | {"flash": True, "repack": True}, {}),
+            Variant("repacked, lookup", USUAL | {"flash": True, "repack": True}, LOOKUP),
+        ),
+        "compare-ikllamacpp",
+    ),
     "onnx": EngineSpec("ONNX Runtime GenAI", (Variant("fp32", {"precision": "fp32"}, {}),), "compare-onnx"),
     "vllm": EngineSpec(
         "vLLM, CPU",
@@ -111,6 +119,7 @@ class Load(NamedTuple):
 
 TEXTS: Mapping[str, Settings] = {"": {}}
 LOOKUPS: Mapping[str, Settings] = {f"lookup {count}": {"lookup": count} for count in (2, 5, 10)}
+DRAFTS: Mapping[str, Settings] = {f"draft {count}": {"draft": count} for count in (2, 4)}
 
 
 def _llamacpp() -> Sequence[Load]:
@@ -122,6 +131,18 @@ def _llamacpp() -> Sequence[Load]:
         for size in (128, 512, 2048)
     ]
     return [*loads, Load("flash attention, q8_0 KV", {"flash": True, "ubatch": 512, "kv": Q8_0}, ways)]
+
+
+def _ikllamacpp(drafted: bool) -> Sequence[Load]:
+    """Return it with its own order of weights and without, with flash attention and without, and with KV of 8 bits."""
+    ways = {**TEXTS, **LOOKUPS, **(DRAFTS if drafted else {})}
+    kinds: dict[str, Settings] = {
+        "repacked, flash attention": {"flash": True, "repack": True},
+        "repacked, no flash attention": {"flash": False, "repack": True},
+        "mapped, flash attention": {"flash": True, "repack": False},
+        "repacked, flash attention, q8_0 KV": {"flash": True, "repack": True, "kv": Q8_0},
+    }
+    return [Load(name, {**USUAL, **settings}, ways) for name, settings in kinds.items()]
 
 
 def _openvino() -> Sequence[Load]:
@@ -145,21 +166,38 @@ def _onnx(bits: float) -> Sequence[Load]:
 
 
 class FileEngine(NamedTuple):
-    """An engine on a GGUF file: the module that it is, and the extra that has it. `folder`: it reads folders only."""
+    """An engine on a GGUF file: the module that it is, and the extra that has it.
+
+    folder: it reads folders only. drafts: it takes a second file as a draft model. package: what is built anew where
+    its build lacks instructions.
+    """
 
     title: str
     module: str
     needs: str
     folder: bool = False
+    drafts: bool = False
+    package: str = ""
 
 
 ON_FILE = {
-    "llamacpp": FileEngine("llama.cpp", "llama_cpp", "compare-llamacpp"),
+    "llamacpp": FileEngine("llama.cpp", "llama_cpp", "compare-llamacpp", package="llama-cpp-python"),
+    "ikllamacpp": FileEngine(
+        "ik_llama.cpp", "ik_llama_cpp", "compare-ikllamacpp", drafts=True, package="ik-llama-cpp-python"
+    ),
     "openvino": FileEngine("OpenVINO GenAI", "openvino_genai", "compare-openvino"),
     "onnx": FileEngine("ONNX Runtime GenAI", "onnxruntime_genai", "compare-onnx", folder=True),
 }
 
 
-def loads(engine: str, bits: float) -> Sequence[Load]:
-    """Return the loads to try of an engine, for a file whose weights have `bits` bits in the mean."""
-    return _onnx(bits) if engine == "onnx" else {"llamacpp": _llamacpp, "openvino": _openvino}[engine]()
+def loads(engine: str, bits: float, drafted: bool = False) -> Sequence[Load]:
+    """Return the loads to try of an engine, for a file whose weights have `bits` bits in the mean.
+
+    drafted: it gets a draft model.
+    """
+    match engine:
+        case "onnx":
+            return _onnx(bits)
+        case "ikllamacpp":
+            return _ikllamacpp(drafted)
+    return {"llamacpp": _llamacpp, "openvino": _openvino}[engine]()

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any
 
 from benchmarks.compare.build import lacking
-from benchmarks.compare.engines import ON_FILE, OURS, Load, loads
+from benchmarks.compare.engines import ON_FILE, OURS, Load, Settings, loads
 from benchmarks.compare.hf_folder import unpacked
 from benchmarks.compare.processes import EngineTrouble, Launcher, packages
 from benchmarks.compare.texts import Writer, choose
@@ -120,7 +120,7 @@ def _writers(pool: WorkerPool, engines: Sequence[str], plan: FileConfig) -> dict
 
 def _settings(engine: str, launcher: Launcher, models: Models, ids: list[int], plan: FileConfig) -> Iterator[Row]:
     """Yield a row for reading the prompt with each setting of an engine, and one for each way to make texts then."""
-    for load in loads(engine, plan.bits):
+    for load in loads(engine, plan.bits, models.draft_of(engine) is not None):
         with WorkerPool(launcher, models, len(ids) + plan.tokens) as pool:
             for row in _setting(engine, load, pool, ids, plan):
                 yield {"what": "setting", "context": len(ids), "engine": engine, "load": load} | row
@@ -135,15 +135,19 @@ def _setting(engine: str, load: Load, pool: WorkerPool, ids: list[int], plan: Fi
         yield row_head | trouble.row
         return
     yield row_head | {"prefill_tokens_per_second": read["prefill_tokens_per_second"]}
-    if lacks := lacking(read.get("built", ""), plan.level):
+    if lacks := lacking(read.get("built", ""), plan.level, ON_FILE[engine].package):
         yield {"what": "note", "kind": "note", "note": lacks}
-    ways = [Contender(engine, DECODING["lookup" in load.ways[way]], load, way) for way in load.ways]
+    ways = [Contender(engine, _kind(load.ways[way]), load, way) for way in load.ways]
     tokens = min(TRIAL, plan.tokens)
     tried = in_turns(ways, 2, lambda contender, _: pool.ask(engine, load, contender.way, ids, tokens, fresh=False))
     for contender, taken in tried.items():
         rates = [float(turn["tokens_per_second"]) for turn in taken.turns]
         speed_row = {"tokens_per_second": max(rates)} if rates else {}
         yield {"kind": contender.kind, "way": contender.way, "variant": contender.variant, **speed_row, **taken.trouble}
+
+
+def _kind(way: Settings) -> str:
+    return next((kind for kind in DECODING if kind in way), DECODING[0])
 
 
 def _prefill(pool: WorkerPool, chosen: Sequence[Contender], ids: list[int]) -> Iterator[Row]:

@@ -19,7 +19,8 @@ PROMPTS = (
 )
 TEXTS = (
     "Tokens/s of decoding, without the prompt: medians of turns, which all take there and back. Of each engine the "
-    "settings stand here that were fastest with this prompt, token by token and with lookup. The columns named by our "
+    "settings stand here that were fastest with this prompt, token by token, with lookup and with a draft model. The "
+    "columns named by our "
     "modes are their tokens/s over the row's: below 1 we lose. As plain: the share of tokens before the first that "
     "differs from our plain decoding's. Repeats: the share of 8-grams that stood in the text or in its prompt before."
 )

@@ -13,8 +13,8 @@ from benchmarks.compare.engines import ON_FILE, OURS, Load
 from benchmarks.compare.processes import EngineTrouble, Launcher, WorkerProcess, speeds, task_of, turn_of
 
 Row = dict[str, Any]
-DECODING = ("plain", "lookup")
-"""Kinds of ways to make texts: token by token, and with draft tokens by n-gram lookup in the text itself."""
+DECODING = ("plain", "lookup", "draft")
+"""Kinds of ways to make texts: token by token, and with draft tokens by n-gram lookup in the text or by a model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Models:
-    """The file, what engines read instead that read folders only, and a draft of ours."""
+    """The file, what engines read instead that read folders only, and a draft: ours may be no file."""
 
     file: Path
     folder: Path
@@ -42,6 +42,10 @@ class Models:
 
     def of(self, engine: str) -> Path:
         return self.folder if engine in ON_FILE and ON_FILE[engine].folder else self.file
+
+    def draft_of(self, engine: str) -> str | Path | None:
+        is_file = isinstance(self.draft, Path) and self.draft.is_file()
+        return self.draft if engine == OURS or (is_file and ON_FILE[engine].drafts) else None
 
 
 class WorkerPool:
@@ -66,8 +70,7 @@ class WorkerPool:
         key = engine, repr(load.settings)
         if key not in self._running:
             needs = ON_FILE[engine].needs if engine != OURS else None
-            draft = self._models.draft if engine == OURS else None
-            task = task_of(self._models.of(engine), draft, self._positions, load.settings)
+            task = task_of(self._models.of(engine), self._models.draft_of(engine), self._positions, load.settings)
             self._running[key] = self._stack.enter_context(self._launcher.running(engine, needs, task))
         result = self._running[key].ask(turn_of(ids, tokens, load.ways[way], **settings))
         return result | speeds(result, len(ids), self._launcher.threads)

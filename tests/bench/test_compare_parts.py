@@ -5,19 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
 
 from benchmarks.compare import on_file_tables, worker_pool
 from benchmarks.compare.build import lacking
-from benchmarks.compare.engines import Load
+from benchmarks.compare.engines import Load, loads
 from benchmarks.compare.hf_folder import LLAMA3, bits_per_weight, config_of, unpacked
 from benchmarks.compare.processes import EngineTrouble, turn_of
 from benchmarks.compare.texts import PLACES, choose, prompt
-from benchmarks.compare.worker_pool import Contender
-from benchmarks.compare.workers import llamacpp_worker
-from tests.helpers import fake_llama_cpp
+from benchmarks.compare.worker_pool import Contender, Models
+from benchmarks.compare.workers import ikllamacpp_worker, llamacpp_worker
+from tests.helpers import fake_ik_llama_cpp, fake_llama_cpp
 from tests.helpers.gguf_models import write_model
 from tests.helpers.mutants.mutation import Mutant
 from tests.helpers.mutants.registry import caught_in
@@ -118,7 +119,7 @@ INFO = "CPU : SSE3 = 1 | AVX2 = 1 | AVX512 = 1 | AVX512_VNNI = 0 | REPACK = 1 | 
     ],
 )
 def test_build_lacks_what_our_level_uses(built: str, level: str, lacking_parts: tuple[str, ...]) -> None:
-    missing_flags = lacking(built, level)
+    missing_flags = lacking(built, level, "llama-cpp-python")
     assert all(part in missing_flags for part in lacking_parts) and bool(missing_flags) == bool(lacking_parts)
 
 
@@ -212,5 +213,59 @@ def test_llamacpp_worker_makes_one_text_in_all_ways(tmp_path: Path, monkeypatch:
                 if "lookup" in way:
                     assert len(state.decoded) < 24 <= len(answer["ids"])
     assert all(text == way_texts[0] for way_texts in texts.values() for text in way_texts)
-    assert state.freed == 24
+    assert state.freed == 16
     assert answer["built"] == "CPU : AVX2 = 1 | "
+
+
+@pytest.mark.parametrize("fresh_prompt", [True, False])
+def test_ikllamacpp_worker_makes_one_text_in_all_ways(
+    fresh_prompt: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts of the same fake model are always kept, and a pass of several tokens leaves no token in the cache."""
+    states = fake_ik_llama_cpp.install(monkeypatch)
+    model = tmp_path / "it.gguf"
+    model.touch()
+    settings = {"flash": True, "ubatch": 512, "repack": True}
+    task = {"model": str(model), "draft": str(model), "positions": 99, "threads": 1, "settings": settings}
+    generate = ikllamacpp_worker.load(task)
+    ids = [n % 4 for n in range(30)]
+    texts = []
+    for way in ({}, {"lookup": 3}, {"draft": 3}, {}):
+        states[1].decoded.clear()
+        answer = generate(turn_of(ids, 24, way, fresh=fresh_prompt))
+        texts.append(answer["ids"][:24])
+        if "draft" in way:
+            assert states[1].decoded[1:] == [4] * 6 and states[2].memory[: len(ids)] == ids
+    assert all(text == texts[0] for text in texts) and answer["built"] == "AVX2 = 1 | AVX512 = 0 | "
+    states[1].decoded.clear()
+    timed = generate(turn_of(ids, 5, {"width": 3}, fresh=False))
+    assert states[1].decoded[1:] == [3] * 4 and len(states[1].memory) == len(ids) + 3 and timed["pass_seconds"] > 0
+    assert len(set(generate(turn_of(ids, 24, {}, temperature=5.0))["ids"])) > 1
+
+
+def test_ikllamacpp_worker_says_what_it_cannot_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_ik_llama_cpp.install(monkeypatch)
+    broken = tmp_path / "broken.gguf"
+    broken.touch()
+    settings = {"flash": True, "ubatch": 512, "repack": True}
+    with pytest.raises(ValueError, match=r"cannot read .*broken\.gguf"):
+        ikllamacpp_worker.load({"model": str(broken), "positions": 9, "threads": 1, "settings": settings})
+
+
+@pytest.mark.parametrize(
+    ("text", "draft_tokens"),
+    [([1, 2, 3, 9, 1, 2, 3], [9, 1]), ([7, 3, 8, 5, 3], [8, 5]), ([1, 2, 3], []), ([3, 3], [3]), ([3], [])],
+)
+def test_lookup_takes_what_followed_longest_match(text: list[int], draft_tokens: list[int]) -> None:
+    assert ikllamacpp_worker.looked_up(np.array(text, np.intc), 2) == draft_tokens
+
+
+def test_only_engines_with_drafts_get_a_draft_file(tmp_path: Path) -> None:
+    draft = tmp_path / "draft.gguf"
+    draft.touch()
+    models = Models(tmp_path / "it.gguf", tmp_path, draft)
+    assert [models.draft_of(engine) for engine in ("triforce", "ikllamacpp", "llamacpp")] == [draft, draft, None]
+    assert Models(tmp_path / "it.gguf", tmp_path, tmp_path).draft_of("ikllamacpp") is None
+    ways = {way for load in loads("ikllamacpp", 4.5, drafted=True) for way in load.ways}
+    assert {"", "lookup 5", "draft 4"} <= ways
+    assert "draft 4" not in {way for load in loads("ikllamacpp", 4.5) for way in load.ways}

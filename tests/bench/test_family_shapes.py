@@ -13,7 +13,7 @@ from tests.helpers.family_models import family_model
 from tests.helpers.tiny_checkpoint import save
 from triforce.backends import dispatch
 from triforce.backends.kernel_api import pages_for
-from triforce.bench.kernels import MeasuredModel, filled_view
+from triforce.bench.kernels import MeasuredModel, expert_union, filled_view
 from triforce.bench.roofline import ModelWork
 from triforce.bench.shapes import FAMILY_SHAPES
 from triforce.checkpoint.hf_config import checked
@@ -52,8 +52,8 @@ def test_pass_reads_experts_as_asked(small: None, name: str, unions: dict[int, f
     model = MeasuredModel(name, CONTEXT + 64)
     view = filled_view(PagePool(model.config, 1, pages_for(CONTEXT + 64), "bfloat16"), CONTEXT)
     for width, wanted in unions.items():
-        assert model.union(view, width) == pytest.approx(wanted, rel=0.08)
-    assert model.union(view, 1) == 1
+        assert expert_union(model.decoder, view, width) == pytest.approx(wanted, rel=0.08)
+    assert expert_union(model.decoder, view, 1) == 1
 
 
 def test_work_counts_chosen_experts_and_keys_of_windows(small: None) -> None:

@@ -25,6 +25,7 @@ def answer(task: dict[str, Any], turn: dict[str, Any]) -> dict[str, Any]:
     rate = (100 if task["settings"].get("flash") else 50) * (1 + turn["settings"].get("lookup", 0) / 10)
     return {
         "prefill_seconds": len(turn["ids"]) / (rate * 10), "prefill_busy_cores": 1.0, "busy_cores": 1.0,
+        "pass_seconds": turn["settings"].get("width", 1) / rate,
         "seconds": (turn["tokens"] - 1) / rate, "decoded": turn["tokens"] - 1, "ids": list(range(turn["tokens"])),
         "version": "9", "built": "CPU : AVX2 = 1 | ",
     }  # fmt: skip
@@ -39,7 +40,7 @@ def main(behaviour: str, *arguments: str) -> None:
     for number, line in enumerate(sys.stdin):
         turn = json.loads(line)
         decoding = turn["tokens"] > 1
-        if behaviour == "dies" and turn["temperature"]:
+        if behaviour == "dies" and (turn["temperature"] or turn["settings"].get("width", 1) > 1):
             print("ggml.c: out of luck", file=sys.stderr, flush=True)
             os.kill(os.getpid(), 9)
         if behaviour == "sleeps" and number:

@@ -103,9 +103,7 @@ def install(patch: pytest.MonkeyPatch) -> State:
         llama_memory_seq_rm=state.llama_memory_seq_rm,
         llama_sampler_sample=state.llama_sampler_sample,
         llama_batch_init=batch,
-        llama_batch_get_one=one,
         llama_get_memory=nothing,
-        llama_batch_free=state.free,
         llama_sampler_free=state.free,
         llama_print_system_info=lambda: b"CPU : AVX2 = 1 | ",
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
+from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
@@ -34,12 +36,13 @@ class Clock:
         self.ticks.append((perf_counter(), process_time(), tokens))
 
     def result(self, ids: list[int], version: str) -> Result:
-        """Seconds of prefill and of decoding, the cores that were busy meanwhile, and the tokens of decoding."""
+        """Return seconds of prefill, of decoding and of a pass in it, busy cores, and the tokens of decoding."""
         (start, cpu, first_tick), (end, cpu_end, last_tick) = self.ticks[0], self.ticks[-1]
         return {
             "prefill_seconds": start - self.began,
             "prefill_busy_cores": (cpu - self.cpu_began) / (start - self.began),
             "seconds": end - start,
+            "pass_seconds": median([b[0] - a[0] for a, b in pairwise(self.ticks)] or [0.0]),
             "decoded": last_tick - first_tick,
             "busy_cores": (cpu_end - cpu) / (end - start) if end > start else 0.0,
             "ids": ids,

@@ -54,25 +54,26 @@ class MeasuredModel:
         config = replace(self.config, kv_int8=True)
         return filled_view(PagePool(config, 1, pages_for(context + 64), self.decoder.dtype), context)
 
-    def union(self, view: FullView, width: int) -> float:
-        """Return the number of experts that a pass of `width` tokens reads, as a multiple of those of one token."""
-        experts = self.config.architecture.experts
-        if experts is None:
-            return 1.0
-        start_lengths_B = view.lengths_B.copy()
-        _, output = self.decoder.observe(ids(width), ints([width]), view, None, ())
-        view.rewind(start_lengths_B)
-        assert self.decoder.unions, "it has experts"
-        return (
-            output.mean_distinct_experts / experts.active
-            if width <= SAMPLED_TOKENS
-            else float(self.decoder.unions.multiple(width))
-        )
+
+def expert_union(decoder: Decoder, view: FullView, width: int) -> float:
+    """Return the number of experts that a pass of `width` tokens reads, as a multiple of those of one token."""
+    experts = decoder.config.architecture.experts
+    if experts is None:
+        return 1.0
+    start_lengths_B = view.lengths_B.copy()
+    _, output = decoder.observe(ids(width), ints([width]), view, None, ())
+    view.rewind(start_lengths_B)
+    assert decoder.unions, "it has experts"
+    return (
+        output.mean_distinct_experts / experts.active
+        if width <= SAMPLED_TOKENS
+        else float(decoder.unions.multiple(width))
+    )
 
 
 def filled_view(pool: PagePool, context: int) -> FullView:
-    """Return a view of `context` tokens of random KV, with room for 64 more."""
-    pool.reserve(0, context + 64)
+    """Return a view of `context` tokens of random KV, with room for `WIDEST` more."""
+    pool.reserve(0, context + WIDEST)
     view = FullView(pool)
     view.observe(0)
     fill(pool, context)
@@ -120,6 +121,8 @@ def ids(width: int) -> Ints:
 
 Row = dict[str, Any]
 WIDTHS = (1, 2, 4, 8, 16)
+WIDEST = 64
+"""Tokens of the widest pass behind a filled view."""
 INT8_WIDTHS = (1, 4, 8)
 """Widths of passes over int8 KV."""
 BUDGET = 1024
@@ -161,7 +164,8 @@ def interleaved_seconds(calls: Sequence[Callable[[], object]]) -> list[float]:
     return [median(call_seconds) for call_seconds in times]
 
 
-def _row(kernel: str, seconds: float, work: Work, roof: Roofline, **extra_fields: Any) -> Row:
+def kernel_row(kernel: str, seconds: float, work: Work, roof: Roofline, **extra_fields: Any) -> Row:
+    """Return a kernel's work and seconds beside the least seconds of that work on this machine."""
     least_seconds = roof.least_seconds(work)
     return {
         "kernel": kernel, **extra_fields, "bytes": work.bytes, "operations": dict(work.operations), "seconds": seconds,
@@ -170,7 +174,8 @@ def _row(kernel: str, seconds: float, work: Work, roof: Roofline, **extra_fields
     }  # fmt: skip
 
 
-def _machine(roof: Roofline, **extra_fields: Any) -> Iterator[Row]:
+def machine_rows(roof: Roofline, **extra_fields: Any) -> Iterator[Row]:
+    """Yield rows of this machine's rates."""
     yield {"kernel": "read", **extra_fields, "gb_per_second": roof.bandwidth / 1e9}
     for name, peak in roof.peaks.items():
         yield {"kernel": f"peak, {name}", **extra_fields, "gflop_per_second": peak / 1e9}
@@ -184,7 +189,7 @@ def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
     lower_work_of = model.work.lower_pass_work
     pool = PagePool(model.config, 1, pages_for(context + 64), decoder.dtype, int8=model.lower is not None)
     full_view = filled_view(pool, context)
-    unions = {width: model.union(full_view, width) for width in WIDTHS}
+    unions = {width: expert_union(decoder, full_view, width) for width in WIDTHS}
     kinds = [
         ("step", w, partial(one_pass, decoder, full_view, w), work_of(w, context, union=unions[w])) for w in WIDTHS
     ]
@@ -207,10 +212,10 @@ def _steps(model: MeasuredModel, context: int) -> Iterator[Row]:
     calls, roofline = probes()
     times = interleaved_seconds([*calls, *(call for _, _, call, _ in kinds)])
     roof = roofline(times[: len(calls)])
-    yield from _machine(roof, **cell_fields)
+    yield from machine_rows(roof, **cell_fields)
     for (kernel, width, _, step_work), seconds in zip(kinds, times[len(calls) :], strict=True):
         extra_fields = cell_fields | ({"union": unions[width]} if model.decoder.unions else {})
-        yield _row(kernel, seconds, step_work, roof, width=width, **extra_fields)
+        yield kernel_row(kernel, seconds, step_work, roof, width=width, **extra_fields)
 
 
 def _prefill() -> Iterator[Row]:
@@ -245,7 +250,7 @@ def _prefill() -> Iterator[Row]:
     int8_work = Work(read_bytes * pools[1].config.kv_bytes(2) // config.kv_bytes(2), coded_attention(operations))
     names = {"prefill attention": work, "prefill attention, int8 KV": int8_work, "prefill attention, torch": work}
     for (kernel, work), seconds in zip(names.items(), times[len(calls) :], strict=True):
-        row = _row(kernel, seconds, work, roof, context=context, width=width)
+        row = kernel_row(kernel, seconds, work, roof, context=context, width=width)
         yield row | {"gflop_per_second": operations / seconds / 1e9}
 
 

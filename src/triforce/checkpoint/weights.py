@@ -368,7 +368,7 @@ def fingerprint_facts(config: ModelConfig) -> list[tuple[str, object]]:
 
 
 def fingerprint(config: ModelConfig, weights: Weights) -> str:
-    """Return a digest of shapes, rotation, dtype, a sample and the bit sum of each weight, and types of KV and inputs."""
+    """Return a digest of shapes, rotation, dtype, a sample and the bit sum of each weight, types of KV and inputs."""
     digest = hashlib.sha256()
     # The context bounds the visible tokens, and changes results only through the rotation.
     types = ", int8 KV" * config.kv_int8 + ", rotated heads" * config.rotates_heads

@@ -204,15 +204,23 @@ def placement(parser: argparse._ActionsContainer, *, context: bool = True) -> No
     add("--device", default="auto", help="cpu, cuda, cuda:1, ... (default: cuda where present)")
     text = "of the weights (default: bfloat16; float16 on a GPU before Ampere, float32 on a CPU without native kernels)"
     add("--dtype", choices=DTYPES, default="auto", help=text)
-    text = "of keys and values; int8 halves the bytes of KV, and changes the output (default: as --dtype)"
-    add("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
+    kv_dtype(parser)
+    weight_inputs(parser)
+    if context:
+        number(parser, "--context", "positions to use (default: all the model has)")
+
+
+def kv_dtype(parser: argparse._ActionsContainer) -> None:
+    text = "of keys and values; int8 halves the bytes of KV, and changes the output (default: that of the weights)"
+    parser.add_argument("--kv-dtype", choices=KV_DTYPES, default="auto", help=text)
+
+
+def weight_inputs(parser: argparse._ActionsContainer) -> None:
     text = (
         "rounding of the inputs of products with packed weights; int8 is faster, and changes the output. Lower tiers "
         "always take int8"
     )
-    add("--weight-inputs", choices=WEIGHT_INPUTS, default="int16", help=described(text))
-    if context:
-        number(parser, "--context", "positions to use (default: all the model has)")
+    parser.add_argument("--weight-inputs", choices=WEIGHT_INPUTS, default="int16", help=described(text))
 
 
 def speculation_lengths(parser: argparse._ActionsContainer) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from importlib import import_module
-from pathlib import Path
 
-import triforce
+from triforce.cli.bench.setup import find_checkout
 from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 
@@ -21,8 +19,11 @@ def run(options: Namespace) -> int:
     Raises RequestError outside a checkout for a part of `OF_CHECKOUT`.
     """
     module = OF_CHECKOUT.get(options.bench)
-    if module:
-        _find_checkout(options.bench, module)
+    if module and not find_checkout(module):
+        raise RequestError(
+            f"bench {options.bench} needs a checkout of the repository; run `make install` in it, then "
+            "use its .venv/bin/triforce"
+        )
     from triforce.backends.dispatch import require_torch
     from triforce.bench import results_file
 
@@ -31,15 +32,3 @@ def run(options: Namespace) -> int:
     results_file.commit()
     code: int = import_module(module or f"triforce.cli.bench.{options.bench}").run(options)
     return code
-
-
-def _find_checkout(part: str, module: str) -> None:
-    """Make the modules beside `src` importable. Raises RequestError if triforce was installed from a wheel."""
-    root = Path(str(triforce.__file__)).parents[2]
-    if not root.joinpath(*module.split(".")).with_suffix(".py").is_file():
-        raise RequestError(
-            f"bench {part} needs a checkout of the repository; run `make install` in it, then "
-            "use its .venv/bin/triforce"
-        )
-    if sys.path[0] != str(root):
-        sys.path.insert(0, str(root))

@@ -1,4 +1,4 @@
-"""`triforce bench kernels`: each kernel against the bandwidth of the memory."""
+"""`triforce bench kernels`: each kernel against the bandwidth of the memory, or the passes of a model."""
 
 from __future__ import annotations
 
@@ -8,19 +8,30 @@ from typing import Any
 
 from triforce.bench import kernels, shapes
 from triforce.bench.shapes import FAMILY_SHAPES
+from triforce.cli.bench import pass_table
 from triforce.cli.bench.setup import about, machine, write
 from triforce.engine.inputs import known
 from triforce.errors import RequestError
 
+CONTEXTS = (32_768, 131_072)
+SHAPES = ("30m", "llama-3.2-1b")
+OF_MODELS = ("widths", "prompts", "engines", "python")
+"""Options that only a model has."""
+
 
 def run(options: Namespace) -> int:
-    """Print a line for each row as it is measured, and at the end a line of JSON. Raises RequestError."""
-    if min(options.contexts) < 2:
-        raise RequestError(f"--contexts {min(options.contexts)}: give at least 2 tokens")
-    names = [known("shape", name, [*shapes.SHAPES, *FAMILY_SHAPES]) for name in options.shapes]
+    """Print a line for each row as it is measured, and at the end a line of JSON. Raises TriforceError."""
+    if options.model:
+        return pass_table.run(options)
+    if model_options := [name for name in OF_MODELS if getattr(options, name)]:
+        raise RequestError(f"--{model_options[0]} is for a model; name one as MODEL, or leave it out")
+    contexts = options.contexts or CONTEXTS
+    if min(contexts) < 2:
+        raise RequestError(f"--contexts {min(contexts)}: give at least 2 tokens")
+    names = [known("shape", name, [*shapes.SHAPES, *FAMILY_SHAPES]) for name in options.shapes or SHAPES]
     rows = []
     print(machine())
-    for row in kernels.rows(options.contexts, names):
+    for row in kernels.rows(contexts, names):
         rows.append(row)
         print(_line(row), flush=True)
     print(json.dumps({"machine": machine(), "rows": rows}))

@@ -56,9 +56,17 @@ def _cells(parser: argparse.ArgumentParser) -> None:
 
 
 def _kernels(parser: argparse.ArgumentParser) -> None:
-    _several(parser, "--contexts", int, "N", "tokens in the KV cache", [32_768, 131_072])
-    text = "such as 30m, llama-3.1-8b-q4_k_m, qwen3-30b-a3b"
-    _several(parser, "--shapes", str, "NAME", text, ["30m", "llama-3.2-1b"])
+    options.model(parser, f"{options.MODEL}, whose passes are timed; without one, shapes with random weights are")
+    text = "tokens in the KV cache (default: 32768,131072; of a model 300,4096)"
+    _several(parser, "--contexts", int, "N", text)
+    text = "such as llama-3.1-8b-q4_k_m, qwen3-30b-a3b (default: 30m,llama-3.2-1b)"
+    _several(parser, "--shapes", str, "NAME", text)
+    _several(parser, "--widths", int, "N", "tokens of a pass of a model (default: 1,2,3,4,5,7,8,9,16)")
+    _several(parser, "--prompts", int, "N", "tokens of prompts that a model reads (default: 512)")
+    text = "engines to measure on a GGUF file (default: triforce,ikllamacpp,llamacpp)"
+    _several(parser, "--engines", str, "NAME", text)
+    _pythons(parser)
+    options.kv_dtype(parser)
 
 
 def _lossless(parser: argparse.ArgumentParser) -> None:
@@ -96,8 +104,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     options.number(parser, "--repeats", "turns of each engine on a GGUF file (default: 3)")
     options.number(parser, "--threads", "for every engine (default: the cores there are)")
     options.number(parser, "--timeout", "seconds that one run may take", 1800, float, "S")
-    text = "interpreter to run an engine with, as openvino=/path/to/python; all=... is for the others; may be repeated"
-    add("--python", action="append", default=[], metavar="ENGINE=PATH", help=text)
+    _pythons(parser)
     text = "keep converted checkpoints there (default: they are made anew each time)"
     add("--work", type=path, metavar="FOLDER", help=text)
 
@@ -120,6 +127,11 @@ def _models_and_texts(parser: argparse.ArgumentParser) -> None:
     options.model(parser)
     options.draft(parser)
     texts(parser)
+
+
+def _pythons(parser: argparse.ArgumentParser) -> None:
+    text = "interpreter to run an engine with, as openvino=/path/to/python; all=... is for the others; may be repeated"
+    parser.add_argument("--python", action="append", default=[], metavar="ENGINE=PATH", help=text)
 
 
 def _several(
