@@ -81,7 +81,8 @@ def _load_rows(pool: WorkerPool, engine: str, load: Load, plan: PassPlan, announ
         announce(f"{name}: passes after {context:,} tokens")
         for width in plan.widths:
             result = pool.ask(engine, load, str(width), plan.ids[:context], PASSES + 1, fresh=False)
-            yield {"kernel": "pass", "context": context, "width": width, "seconds": result["pass_seconds"]}
+            figures = {"seconds": result["pass_seconds"], "busy_cores": result["busy_cores"]}
+            yield {"kernel": "pass", "context": context, "width": width, **figures}
 
 
 def _read(pool: WorkerPool, engine: str, load: Load, ids: list[int]) -> float:
