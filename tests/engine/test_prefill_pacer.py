@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from triforce.distributed.group import ALONE
-from triforce.engine import scheduler
-from triforce.engine.scheduler import FIRST_PASS_TOKENS, MIN_PASS_TOKENS, PrefillPacer
+from triforce.engine import prefill_pacer
+from triforce.engine.prefill_pacer import FIRST_PASS_TOKENS, MIN_PASS_TOKENS, PrefillPacer
 
 
 class Machine:
@@ -46,7 +46,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Machine:
     simulated_machine = Machine(*request.param)
-    monkeypatch.setattr(scheduler, "perf_counter", simulated_machine)
+    monkeypatch.setattr(prefill_pacer, "perf_counter", simulated_machine)
     return simulated_machine
 
 

@@ -52,7 +52,7 @@ def random_plans(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
     generator = random.Random(3)
     drawn = list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], remaining_tokens: int) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], *amounts: object) -> Choice:
         plan = generator.choice(list(plans("draft" in self.by_name, True)))
         drawn.append(with_random_budgets(plan, generator, lengths))
         return Choice(drawn[-1])

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.helpers.tiny_llm import ask, ids
 from triforce.engine.engine import Engine, Request
-from triforce.engine.scheduler import PrefillPacer
+from triforce.engine.prefill_pacer import PrefillPacer
 from triforce.interface.outputs import CompletionOutput, RequestOutput
 from triforce.llm import LLM
 

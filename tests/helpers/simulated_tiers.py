@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from triforce.engine.tier_builder import apply_plan
-from triforce.planner import Plan, PlanController
-from triforce.planner.controller import UNKNOWN_LENGTH
+from triforce.planner import Plan, PlanController, TokensToCome
+from triforce.planner.forecast import UNKNOWN_LENGTH
 from triforce.planner.plan import Estimates, NgramOdds, expected_tokens, plan_space, proposals
 from triforce.planner.planner_config import AMONG_MODELS
 
@@ -124,16 +124,17 @@ def steer(
     controller: PlanController,
     prefix: Any,
     live_B: Any = LIVE,
-    remaining_tokens: Callable[[], int] = lambda: UNKNOWN_LENGTH,
+    remaining_tokens: Callable[[], int] = lambda: UNKNOWN_LENGTH.most,
 ) -> None:
     """Let a controller plan the next proposal, and apply the plan to its tiers."""
-    apply_plan(controller.steer(prefix, live_B, remaining_tokens), controller.tiers, prefix, live_B)
+    planned = controller.steer(prefix, live_B, lambda: TokensToCome(remaining_tokens(), remaining_tokens()))
+    apply_plan(planned, controller.tiers)
 
 
 def force(controller: PlanController, plan: Plan, prefix: Any, live_B: Any = LIVE) -> None:
     """Switch a controller and its tiers to a plan."""
     controller.switch(plan)
-    apply_plan(controller.planned, controller.tiers, prefix, live_B)
+    apply_plan(controller.planned, controller.tiers)
 
 
 class NoHindsight:

@@ -78,9 +78,14 @@ class Slow:
 
 
 def view(
-    rows: int = 1, decoder: Decoder = DECODER, slack: int = SLACK, window: int = WINDOW, sinks: int = SINKS
+    rows: int = 1,
+    decoder: Decoder = DECODER,
+    slack: int = SLACK,
+    window: int = WINDOW,
+    sinks: int = SINKS,
+    read_tokens: int | None = None,
 ) -> StreamingView:
-    return StreamingView(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device)
+    return StreamingView(decoder.config, rows, sinks, window, slack, decoder.dtype, decoder.device, read_tokens)
 
 
 def slow_logits(ids: list[int], decoder: Decoder = DECODER, window: int = WINDOW, sinks: int = SINKS) -> Tensor:

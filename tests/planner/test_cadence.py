@@ -9,7 +9,7 @@ from tests.helpers.simulated_tiers import steer
 from triforce.engine.tier_builder import unlink_tiers
 from triforce.planner import CostModel, Plan, PlanController
 from triforce.planner.controller import Cadence
-from triforce.planner.forecast import Cause, Choice
+from triforce.planner.forecast import Cause, Choice, TokensToCome
 from triforce.planner.planner_config import CONFIG
 from triforce.speculation import SequenceState
 
@@ -40,9 +40,9 @@ def scanning_controller(
     monkeypatch.setattr(controller.beliefs.hindsight, "update", lambda prefix, b: scans.append(len(scans)) or hits)
     best = controller.choose
 
-    def choose(lengths: list[int], remaining: int) -> Choice:
+    def choose(lengths: list[int], to_come: TokensToCome, unread_tokens: int) -> Choice:
         weighed.append(sum(next(ticks) > 0 for _ in range(8)))  # replanning takes time
-        return best(lengths, remaining)
+        return best(lengths, to_come, unread_tokens)
 
     monkeypatch.setattr(controller, "choose", choose)
     return controller, batch.prefix, scans, weighed

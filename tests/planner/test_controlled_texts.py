@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, controlled
+from tests.helpers.controlled_batch import DEEP, PARAMS, ROWS, controlled, replan_always
 from tests.helpers.laws.gtest import ALPHA, ranks, window_surprise
-from tests.helpers.laws.tiny import MODELS, finished, laws, started
+from tests.helpers.laws.tiny import MODELS, SETTING, finished, laws, started
 from tests.helpers.simulated_tiers import force
 from triforce.engine.tier_builder import ModelSet
-from triforce.planner import Plan
-from triforce.speculation import SequenceState
+from triforce.planner import Plan, PlanController
+from triforce.planner.forecast import Choice
+from triforce.speculation import SequenceState, Tier
 
 
 def plain() -> Tensor:
@@ -63,17 +64,27 @@ def test_controller_plans_keep_seeded_text() -> None:
         assert sum(stretch.tokens for stretch in sequence.timeline) == len(sequence.tokens)
 
 
-def test_rejoined_draft_sees_missed_tokens() -> None:
+def test_plan_waits_for_draft_that_missed_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan with a draft begins once the draft has read the texts; a few missed tokens are fed by its next pass."""
+    monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(DEEP))
+    replan_always(monkeypatch)
     batch = controlled(rows=2)
     controller = batch.controller
     live_B = np.array([True, True])
     assert controller
     draft = controller.by_name["draft"]
-    for written in (10, 100):
+    assert isinstance(draft, Tier)
+    for written, waits in ((0, True), (10, False), (100, True)):
         longer = SequenceState(batch.prefix.ids_BS, batch.prefix.lengths_B + written)
         force(controller, Plan(), batch.prefix, live_B)
-        lengths_before = draft.cache.lengths_B.copy()  # type: ignore[attr-defined]
-        force(controller, DEEP, longer, live_B)
-        # The next pass feeds a few missed tokens.
-        expected_lengths = longer.lengths_B - 1 if written > 64 else lengths_before
-        assert (draft.cache.lengths_B == expected_lengths).all()  # type: ignore[attr-defined]
+        lengths = draft.cache.lengths_B.copy()
+        controller.steer(longer, live_B)
+        controller.steer(longer, live_B)
+        assert controller.awaited_draft is (draft if waits else None)
+        assert controller.plan == (Plan() if waits else DEEP)
+        assert (draft.cache.lengths_B == lengths).all(), "a decision reads nothing"
+        fed_tokens = sum(draft.catch_up(longer, live_B))
+        assert (draft.cache.lengths_B == (longer.lengths_B - 1 if waits else lengths)).all()
+        assert 0 < fed_tokens <= 2 * (SETTING.sinks + SETTING.window + draft.cache.unit) if waits else not fed_tokens
+        controller.steer(longer, live_B)
+        assert controller.plan == DEEP and controller.awaited_draft is None

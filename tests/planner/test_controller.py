@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from tests.helpers.controlled_batch import DEEP, LIVE, known, steered
+from tests.helpers.controlled_batch import DEEP, LIVE, known, read, steered
 from tests.helpers.simulated_tiers import SimulatedTiers, estimates, force, steer
-from triforce.engine.tier_builder import apply_plan, tiers
-from triforce.planner import CostModel, Plan, PlanController, PlannedProposal
-from triforce.planner.controller import MAX_PENDING, RegretAccount
-from triforce.planner.forecast import Candidate, Cause, Choice, State, best, candidates
+from triforce.engine.tier_builder import apply_plan, tiers, unlink_tiers
+from triforce.planner import CostModel, Plan, PlanController, PlannedProposal, TokensToCome
+from triforce.planner.controller import MAX_PENDING, Cadence, RegretAccount
+from triforce.planner.forecast import READING_WIDTH, Candidate, Cause, Choice, State, best, candidates
 from triforce.planner.planner_config import AMONG_MODELS, CONFIG
 
 
@@ -60,7 +60,12 @@ def test_plans_that_may_not_be_risked_are_told_of_by_their_best() -> None:
     expected = estimates(lambda tier, tokens: long.pass_seconds(tier, tokens) if tier in long.costs else 1.0, {})
     unsure = {"draft": np.array([[0.0, 0.7, 0.7]]), "retrieval": np.array([[0.0, 0.1, 0.1]])}
     ranked = candidates(
-        replace(expected, accepted_KZ=expected.accepted_KZ | unsure), True, True, [()], 64, headroom=0.0
+        replace(expected, accepted_KZ=expected.accepted_KZ | unsure),
+        True,
+        True,
+        [()],
+        TokensToCome(64, 64),
+        headroom=0.0,
     )
     assert not any(candidate.score for candidate in ranked[1:]) and best(ranked, Plan()).state is State.GUARDED
     draft = next(candidate for candidate in ranked if candidate.plan.tiers == FLAT.tiers)
@@ -86,12 +91,36 @@ def test_controller_plans_and_engine_applies(full: float, plan: Plan) -> None:
     planned = controller.steer(batch.prefix, LIVE)
     assert state() == state_before and unit > 0 and planned.plan.tiers == plan.tiers
     planned = PlannedProposal(replace(planned.plan, budget_factors=((8, 2.0),)), planned.grain)
-    apply_plan(planned, controller.tiers, batch.prefix, LIVE)
+    apply_plan(planned, controller.tiers)
     linked = tiers(batch.top)
     assert [tier.name for tier in linked] == [*plan.tiers]
     assert [tier.gamma for tier in linked] == [*planned.plan.gammas, 1]
     assert controller.view.budget_factors == ({} if plan.plain else {8: 2.0})
     assert batch.top.cache.grain == planned.grain == (0 if plan.plain else unit)
+
+
+@pytest.mark.parametrize(("expected", "drafts"), [(10, False), (1000, True)])
+def test_short_text_does_not_pay_for_reading(expected: int, drafts: bool) -> None:
+    """The draft would save some 15 ms of a token, and takes a second to read the text."""
+    costs = known(full=20e-3, retrieval=1.0)
+    controller = PlanController(unlink_tiers(read(None).top), costs)
+    for _ in range(20):
+        controller.observe_reading(READING_WIDTH, 1.0)
+    for unread_tokens in (0, READING_WIDTH):
+        choice = controller.choose([100], TokensToCome(1000, expected), unread_tokens)
+        assert ("draft" in choice.plan.tiers) == (drafts or not unread_tokens)
+
+
+def test_plan_of_earlier_text_is_weighed_again_before_draft_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = known(full=20e-3)
+    batch = read(costs)
+    weighed = Mock(return_value=Choice())
+    monkeypatch.setattr(PlanController, "choose", weighed)
+    state = replace(Choice(DEEP), rate=100.0), RegretAccount(20e-3), Cadence(replan_at=1e9, due_at=1e9)
+    assert batch.controller
+    costs.state_by_text_kind[batch.controller.beliefs.acceptance.text_kind(batch.prefix.lengths_B.tolist())] = state
+    batch.step()
+    assert weighed.call_count == 1 and batch.controller.awaited_draft is None
 
 
 def test_account_bounds_what_trials_lose() -> None:
@@ -121,7 +150,7 @@ def test_losses_make_bounds_lower_until_something_is_won() -> None:
     controller, batch = steered(known(full=20e-3))
 
     def least() -> float:
-        controller.choose([100], 100)
+        controller.choose([100], TokensToCome(100, 100), 0)
         return float(controller.estimates.accepted_KZ["draft"][0, 0])  # type: ignore[union-attr]
 
     bound_before = least()

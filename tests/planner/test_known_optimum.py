@@ -11,7 +11,7 @@ from tests.helpers.controlled_batch import read
 from tests.helpers.simulated_tiers import SimulatedTiers, fixed, simulated_rate, values
 from triforce.engine.tier_builder import unlink_tiers
 from triforce.planner import CostModel, Plan, PlanController, controller
-from triforce.planner.forecast import Choice, State, candidates
+from triforce.planner.forecast import Choice, State, TokensToCome, candidates
 from triforce.planner.planner_config import CONFIG
 
 MS = 1e-3
@@ -79,9 +79,9 @@ def test_winning_plan_is_found(simulated: SimulatedTiers) -> None:
 
 @pytest.mark.parametrize("simulated", LOSES.values(), ids=LOSES)
 def test_controller_without_fallback_is_detected(simulated: SimulatedTiers, monkeypatch: pytest.MonkeyPatch) -> None:
-    def bold(self: PlanController, lengths: list[int], remaining: int) -> Choice:
+    def bold(self: PlanController, lengths: list[int], to_come: TokensToCome, unread_tokens: int) -> Choice:
         ranked = candidates(
-            self.beliefs.estimates(lengths, self.account.caution), True, True, [()], remaining, float("inf")
+            self.beliefs.estimates(lengths, self.account.caution), True, True, [()], to_come, float("inf")
         )
         fastest = max(
             (candidate for candidate in ranked[1:] if candidate.plan.tiers[0] != "ngram"),

@@ -43,7 +43,7 @@ def random_plans(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     generator = random.Random(request.param)
     drawn = list[Plan]()
 
-    def random_plan(self: PlanController, lengths: list[int], remaining: int) -> Choice:
+    def random_plan(self: PlanController, lengths: list[int], *amounts: object) -> Choice:
         if generator.random() < 0.1:
             return Choice()
         possible = list(plans("draft" in self.by_name, max(lengths) > 256))
@@ -98,8 +98,8 @@ def test_cheating_engine_is_detected(
     """The engine sometimes leaves out the exact tier."""
     turns = iter(range(10**6))
 
-    def cheat(planned: PlannedProposal, parts: list[Any], *arguments: Any) -> None:
-        apply_plan(planned, parts, *arguments)
+    def cheat(planned: PlannedProposal, parts: list[Any]) -> None:
+        apply_plan(planned, parts)
         *_, retrieval, full = parts
         if next(turns) % 2:
             full.model = lambda *pass_: np.roll(retrieval.model(*pass_), 1, -1)

@@ -15,7 +15,7 @@ from triforce.engine.sequence_batch import SequenceBatch
 from triforce.planner import Plan, PlanController
 from triforce.planner.controller import NO_PENDING
 from triforce.planner.cost_model import AcceptanceTracker
-from triforce.planner.forecast import Choice
+from triforce.planner.forecast import Beliefs, Choice
 from triforce.ragged import ints
 from triforce.speculation.draft import Counters
 
@@ -44,7 +44,8 @@ def batch(
     monkeypatch.setattr(PlanController, "choose", lambda *how: Choice(request.param))
     replan_always(monkeypatch)
     controlled_batch = controlled(rows=4)
-    for _ in range(3):
+    for _ in range(4):
+        controlled_batch.catch_up()
         controlled_batch.step()
     yield controlled_batch
     controlled_batch.keep([])
@@ -89,13 +90,15 @@ def test_ngrams_of_rows_of_two_sizes_are_judged_together(monkeypatch: pytest.Mon
     assert verdicts == [("ngram", 8, 0.0)]
 
 
-def test_account_and_acceptance_are_those_of_the_rows_that_are_there() -> None:
+def test_account_and_acceptance_are_those_of_the_rows_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs of passes are known, and nothing is learnt from the clock."""
     batch = controlled(rows=2)
     seconds = {1: 1e-3, 2: 3e-3}
     controller = batch.controller
     assert controller
     for rows, took in seconds.items():
         controller.costs.passes.observe("full", 1, rows, 150 * rows, took, 8)
+    monkeypatch.setattr(Beliefs, "learn_passes", lambda *how: 0.0)
     batch.sequences[0].params = replace(PARAMS, temperature=0.0)
     batch.step()
     controller.account.plain_seconds = 3e-3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from triforce.errors import CacheError
 from triforce.interface.sampling_params import SamplingParams
 from triforce.ragged import Bools, ints
 from triforce.speculation import Draft, NgramProposer, Rejection, Seeded, SequenceState, Tier, ngram
+from triforce.speculation import tier as tier_module
 from triforce.speculation.ngram import NgramIndex
 
 LIVE = np.array([True])
@@ -176,8 +178,8 @@ def written_on(batch: SequenceBatch, count: int) -> SequenceState:
 
 
 def test_ngram_draft_skipped_for_long_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    for max_lag in (ngram.MAX_LAG, 10**9):
-        monkeypatch.setattr(ngram, "MAX_LAG", max_lag)
+    for max_lag in (tier_module.MAX_LAG, 10**9):
+        monkeypatch.setattr(tier_module, "MAX_LAG", max_lag)
         monkeypatch.setattr(ngram, "MIN_MATCH_ABOVE_DRAFT", 50)  # nothing is found
         batch = hybrid(2)
         draft, proposer, *_ = batch.tiers
@@ -201,8 +203,8 @@ class Silent:
         self.cache = type("Cache", (), {"lengths_B": ints([0])})()
         self.asked = 0
 
-    def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
-        pass
+    def catch_up(self, prefix: SequenceState, live_B: Bools) -> Iterator[int]:
+        return iter(())
 
     def propose(self, prefix: SequenceState, sampling: object, live_B: Bools) -> Draft:
         self.asked += 1

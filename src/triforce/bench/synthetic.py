@@ -137,6 +137,7 @@ def decode(batch: SequenceBatch, acceptance_rates: Mapping[str, float], turn: in
     while token_count < tokens * len(batch.sequences) and not batch.done:
         earlier_graphs = graphs.captured_graphs()
         earlier_seconds = batch.decode_seconds
+        batch.catch_up()
         step = len(sampling.expected)
         step_tokens = sum(batch.step())
         step_seconds = batch.decode_seconds - earlier_seconds

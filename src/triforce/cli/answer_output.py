@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from triforce.cli.progress import Prefill
-from triforce.interface.explain import TierStats
+from triforce.interface.explain import TierStats, late_reading
 from triforce.interface.outputs import RequestOutput
 from triforce.interface.quantities import counted
 from triforce.interface.sampling_params import CHAT_DEFAULTS, SamplingParams, chat_defaults
@@ -106,6 +106,11 @@ def split(start_seconds: float, load_seconds: float, output: RequestOutput) -> s
     return "seconds: " + ", ".join(f"{part} {seconds:.2f}" for part, seconds in parts.items())
 
 
+def reading_note(seconds: float) -> str:
+    """Return a remark on the seconds of decoding in which a draft read the text."""
+    return f"of the decoding, the draft read the text for {seconds:.2f} s"
+
+
 def report(output: RequestOutput) -> str:
     """Return the statistics of one request as text for people."""
     ends = ", ".join(completion.finish_reason for completion in output.outputs)
@@ -123,6 +128,8 @@ def report(output: RequestOutput) -> str:
         lines.append(
             f"{tier.name:<10} {tier.proposed:>9,} {tier.accepted:>9,} {share:>6} {tier.passes:>7,} {tier.seconds:>8.2f}"
         )
+    if seconds := late_reading(output.mode, output.tiers):
+        lines.append(reading_note(seconds))
     lines.append(f"full passes per new token: {passes_per_token(output):.2f}")
     if output.reread:
         lines.append(f"why the prompt was read: {output.reread}")

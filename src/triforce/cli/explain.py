@@ -7,6 +7,7 @@ from argparse import Namespace
 from collections.abc import Iterator
 from textwrap import fill
 
+from triforce.cli.answer_output import reading_note
 from triforce.cli.asked_prompt import resolve_prompt
 from triforce.cli.engine_arguments import load, sampling
 from triforce.cli.progress import Prefill, Seconds
@@ -152,4 +153,6 @@ def _speed_note(explanation: Explanation) -> str:
         remarks.append(f"the plans predicted {explanation.predicted:.1f}")
     if explanation.plain and explanation.mode != "ar":
         remarks.append(f"plain decoding would give about {explanation.plain:.1f}")
+    if explanation.draft_reading:
+        remarks.append(reading_note(explanation.draft_reading))
     return "; ".join(remarks) + "."

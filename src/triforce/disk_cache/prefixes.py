@@ -30,7 +30,6 @@ from triforce.errors import CacheError
 from triforce.kvcache.eagle_memory import EAGLE_TENSORS, EagleHeadMemory, EagleHeadSlots
 from triforce.kvcache.pool import PagePool, PrefixPages, slots_of_pages
 from triforce.kvcache.views.full import TAIL, FullView, LayerKV, write_layers
-from triforce.kvcache.views.streaming import StreamingView
 from triforce.model.kv_rows import STORED_TYPES
 from triforce.ragged import Ints, common_prefix
 
@@ -127,8 +126,6 @@ class KVProfile(NamedTuple):
     """The target's name for people. It is shown, and part of no entry's name."""
     target: str
     """The target's fingerprint of weights, rotation and dtype, and the fingerprint of an EAGLE head."""
-    draft: str
-    """The draft's fingerprint and the bits of its weights; empty without a draft."""
     kernels: str
     """Kernels, their level, and their build."""
 
@@ -137,9 +134,9 @@ class KVProfile(NamedTuple):
 class PendingSegment:
     """A segment to be written once there is room in the queue.
 
-    previous_name: name of the segment before it. seconds_per_token: prefill seconds per token. layers: its KV, if it
-    lies in no pages. ids: token ids of a tail, which replaces an earlier tail of the same name. windows: whether it is
-    the KV of layers with window pages, not of the other layers.
+    previous_name: name of the segment before it. seconds_per_token: prefill seconds per token. ids: token ids of a
+    tail, which replaces an earlier tail of the same name. windows: whether it is the KV of layers with window pages,
+    not of the other layers.
     """
 
     name: str
@@ -148,7 +145,6 @@ class PendingSegment:
     use: Use
     seconds_per_token: float
     pages: PageLookup | None = None
-    layers: list[LayerKV] | None = None
     ids: Ints | None = None
     windows: bool = False
 
@@ -183,11 +179,6 @@ class DiskPrefixes:
         shapes = [SEGMENT, PAGE, self.granularity, *self.pool.min_pass_shape, *self.pool.layers(windows=True)]
         facts = [FORMAT, shapes, self._profile.target, self._profile.kernels, self.pool.dtype]
         return self.store.name(b"root", json.dumps(facts).encode(), scope.encode())
-
-    def draft_name(self, name: str, view: StreamingView) -> str:
-        """Return the name of the draft's visible KV at the end of the segment `name`."""
-        facts = [self._profile.draft, view.sinks, view.window, view.unit, view.dtype]
-        return self.store.name(b"draft", json.dumps(facts).encode(), name.encode())
 
     def windows_name(self, name: str) -> str:
         """Return the name of the window layers' KV of the segment `name`."""
@@ -271,8 +262,6 @@ class DiskPrefixes:
         self._pending.clear()
 
     def _bytes(self, segment: PendingSegment) -> int:
-        if segment.layers:
-            return sum(array.nbytes for layer in segment.layers for array in layer)
         kv_bytes = segment.tokens * self.pool.token_bytes * len(self._layers(segment)) // self.pool.config.layers
         eagle_memory = None if segment.windows else self.pool.eagle_memory
         return kv_bytes + (segment.tokens * eagle_memory.token_bytes if eagle_memory else 0)
@@ -285,8 +274,6 @@ class DiskPrefixes:
 
     def _parts(self, segment: PendingSegment) -> dict[str, Part] | None:
         """Return the parts of the segment's entry; None where pages are evicted or cannot be read."""
-        if segment.layers:
-            return parts_of(segment.layers)
         start = segment.index * SEGMENT
         pages = segment.pages(start, start + segment.tokens) if segment.pages else None
         if pages is None:
@@ -324,7 +311,7 @@ class DiskPrefixes:
         return self.pool.array(slots_of_pages(pages))
 
     def _entry(self, segment: PendingSegment, parts: dict[str, Part]) -> Entry:
-        kind = "draft" if segment.layers else "windows" if segment.windows else "kv"
+        kind = "windows" if segment.windows else "kv"
         facts = {
             "kind": kind if segment.ids is None else "rest",
             "model": self._profile.model,
@@ -441,7 +428,6 @@ class DiskText:
         self._windows = DiskWindows(disk, use)
         self._enqueued_segments = 0
         self._losses = disk.losses
-        self._drafts: list[PendingSegment] = []
         self.seconds_per_token = 0.0
         """Prefill seconds per token of its prompt."""
         self.given_up = False
@@ -502,37 +488,6 @@ class DiskText:
         full.lengths_B[b] = stop
         return True
 
-    def restore_draft(self, view: StreamingView, b: int, prompt: Tokens) -> None:
-        """Start empty row b of the draft's view at the end of the last stored segment.
-
-        Segments that end too early to shorten the draft's prefill are not read.
-        """
-        names = self._segment_names(prompt[:-1])
-        unused_segments = max(len(prompt) - 1 - view.config.layers * view.window, 0) // SEGMENT
-        shape = [view.config.layers, view.config.kv_heads, view.sinks + view.window, view.config.row_size]
-        for index in reversed(range(unused_segments, len(names))):
-            name = self._disk.draft_name(names[index], view)
-            if not self._disk.store.folder.has(name):
-                continue
-            entry = self._disk.store.read(name)
-            stop = (index + 1) * SEGMENT
-            shape[2] = view.visible(stop)
-            if entry and (layers := layers_of(entry, shape, view.dtype)):
-                view.start_at(b, stop, layers)
-                self._drafts.append(PendingSegment(name, names[index], index, self._use, 0.0))
-            return
-
-    def draft_stop(self, prompt: Tokens) -> int:
-        """Return the length of a prompt at which the draft's view is to be kept; 0: never."""
-        return (len(prompt) - 1) // SEGMENT * SEGMENT if len(prompt) > MIN_TEXT_TOKENS else 0
-
-    def keep_draft(self, view: StreamingView, b: int, prompt: Tokens) -> None:
-        """Copy the draft's visible KV of row b, whose length is a multiple of `SEGMENT`, for `keep` to enqueue."""
-        index = int(view.lengths_B[b]) // SEGMENT - 1
-        previous_name = self._segment_names(prompt)[index]
-        name = self._disk.draft_name(previous_name, view)
-        self._drafts.append(PendingSegment(name, previous_name, index, self._use, 0.0, layers=view.window_of(b)))
-
     def has_unsaved(self, tokens: int) -> bool:
         """Whether a text of `tokens` tokens has `BATCH_SEGMENTS` segments or more that are not enqueued yet."""
         return tokens >= (self._enqueued_segments + BATCH_SEGMENTS) * SEGMENT
@@ -554,9 +509,6 @@ class DiskText:
             self._windows.keep(names, len(text), self.seconds_per_token, pages)
         if len(text) >= (self._prompt_tokens - 1) // PAGE * PAGE:
             self._keep_tail(text, pages)
-        for draft in self._drafts:
-            self._disk.enqueue(draft)
-        self._drafts.clear()
 
     def _keep_tail(self, text: Tokens, pages: PageLookup) -> None:
         """Enqueue the tail of a text, which another text may share in part."""

@@ -18,7 +18,8 @@ from triforce.arrays import is_gpu
 from triforce.backends.kernel_api import PAGE
 from triforce.disk_cache.prefixes import DiskPrefixes, PageLookup
 from triforce.engine import MAX_ITL
-from triforce.engine.scheduler import MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU, PacedPrompt, PrefillPacer, Scheduler
+from triforce.engine.prefill_pacer import MIN_PASS_TOKENS, MIN_PASS_TOKENS_ON_GPU, PacedPasses, PrefillPacer
+from triforce.engine.scheduler import Scheduler
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch
 from triforce.engine.sequence_group import SequenceGroup, Status
@@ -36,7 +37,7 @@ class PrefillTask(NamedTuple):
 
     group: SequenceGroup
     batch: SequenceBatch
-    pace: PacedPrompt
+    pace: PacedPasses
     passes: Iterator[tuple[int, int]]
 
 
@@ -163,6 +164,7 @@ class EngineCore:
         Finished sequences have left their batch. An error in a pass is set as the `error` of its groups, and other
         groups go on. Where several ranks share the model, the error is raised.
         """
+        self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         if any(group.status is not Status.RUNNING for group in self.scheduler.groups):
             self._prefill_prompts()
         outputs = self._decode()
@@ -175,7 +177,6 @@ class EngineCore:
 
         If no prompt can be prefilled now, a group that has had its turn is swapped out.
         """
-        self._pacer.begin(running=bool(self.batches), step_seconds=self._step_seconds)
         while self._admit():
             self._prefill_once(self.prefilling[self.scheduler.next_to_prefill()])
             if not self._pacer.has_time():
@@ -210,7 +211,7 @@ class EngineCore:
         except Exception as error:
             group.fail(error)
         if self._target.ranks.all_true(batch is not None) and batch:
-            pace = PacedPrompt(self._pacer)
+            pace = PacedPasses(self._pacer)
             self.prefilling[group] = PrefillTask(group, batch, pace, group.prefill(batch, pace.grant, self.disk))
             group.status = Status.PREFILLING
             group.tokens_to_prefill = max(0, group.prompt_tokens - len(prefix.pages) * PAGE)
@@ -276,8 +277,9 @@ class EngineCore:
         outputs = list[tuple[TokenSequence, int]]()
         seconds = 0.0
         for mode, batch in list(self.batches.items()):
-            started = perf_counter()
             try:
+                batch.catch_up(PacedPasses(self._pacer))
+                started = perf_counter()
                 accepted = batch.step()
             except Exception as error:
                 self._fail(mode, error)

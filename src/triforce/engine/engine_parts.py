@@ -41,9 +41,7 @@ class EngineParts:
         """Return the prefixes on disk whose KV fits a store, if there is a disk cache."""
         if self.disk is None:
             return None
-        draft = self.pair.draft
-        draft_fingerprint = f"{draft.fingerprint} {self.speculation.lower_tiers}" if draft else ""
-        profile = KVProfile(self.pair.name, self.pair.kv_fingerprint, draft_fingerprint, self._kernels(store.pool))
+        profile = KVProfile(self.pair.name, self.pair.kv_fingerprint, self._kernels(store.pool))
         return DiskPrefixes(self.disk, profile, store.pool, store.prefix_unit)
 
     def open_prompt(self, path: Path, pool: PagePool) -> prompt_file.SavedCache:

@@ -16,6 +16,7 @@ import numpy as np
 
 from triforce.arrays import Array, namespace, on_device_of
 from triforce.backends.token_sampler import make_noise, sampling
+from triforce.engine.prefill_pacer import PacedPasses
 from triforce.engine.sequence import TokenSequence, logprobs_of
 from triforce.engine.tier_builder import (
     COUPLINGS,
@@ -31,9 +32,9 @@ from triforce.engine.tier_builder import (
 from triforce.interface.explain import TierStats
 from triforce.kvcache import FullView
 from triforce.kvcache.pool import NO_PAGES, PrefixPages
-from triforce.planner import CostModel, Findings, PlanController, PlannedProposal, SearchedLayers, report
+from triforce.planner import CostModel, Findings, PlanController, PlannedProposal, SearchedLayers, TokensToCome, report
 from triforce.ragged import Bools, ints
-from triforce.speculation import Draft, Seeded, SequenceState, Tier
+from triforce.speculation import Draft, Proposer, Seeded, SequenceState, Tier, grant_all
 
 
 class SwappedSequence(NamedTuple):
@@ -44,7 +45,7 @@ class SwappedSequence(NamedTuple):
 
 
 class SequenceBatch:
-    """The tiers of a mode and their rows: call `prefill_batch` first, then `step` repeatedly.
+    """The tiers of a mode and their rows: call `prefill_batch` first, then `catch_up` and `step` repeatedly.
 
     mode: builds the tiers. store: KV shared with other batches; None: KV of its own. beginning: cached pages that the
     prompt of the first row begins with. memory: a caller's full view to continue; it has one row, whose committed
@@ -89,6 +90,37 @@ class SequenceBatch:
         self.prefix = SequenceState(ids_BS, ints([len(sequence.prompt) for sequence in sequences]))
         self.decode_seconds = 0.0
 
+    @property
+    def prefilled_lower_tiers(self) -> list[Proposer]:
+        """Tiers below the full one that read a prompt before the first token.
+
+        In mode `auto` a draft model reads it behind the first token, once a plan wants the draft (see `catch_up`).
+        """
+        lower_tiers = [tier for tier in self.tiers if tier is not self.top]
+        return [tier for tier in lower_tiers if not (self.controller and isinstance(tier, Tier))]
+
+    def catch_up(self, pace: PacedPasses | None = None) -> None:
+        """Let the draft read texts, if a plan waits for it: one pass, and further ones while there is time.
+
+        The first token of a text does not wait for it. Its seconds are those of decoding. pace: limits the passes;
+        None: the draft reads to the end of each text.
+        """
+        if self.controller is None or (draft := self.controller.awaited_draft) is None:
+            return
+        begun_B = np.array([bool(sequence.tokens) and not sequence.finish_reason for sequence in self.sequences])
+        started = perf_counter()
+        for tokens in draft.catch_up(self.prefix, begun_B, pace.grant if pace else grant_all):
+            seconds = perf_counter() - started
+            self._book(begun_B.tolist(), seconds)
+            self.controller.observe_reading(tokens, seconds)
+            if pace:
+                pace.record(seconds)
+                if not pace.has_time():
+                    break
+            started = perf_counter()
+        if pace:
+            pace.end()
+
     def step(self) -> list[int]:
         """Run one verification by the full tier for every unfinished sequence.
 
@@ -110,10 +142,8 @@ class SequenceBatch:
             self.controller.observe(lengths, sum(accepted), perf_counter() - planned)
         if searching:
             searching.observe()
-        seconds = perf_counter() - started
-        self.decode_seconds += seconds
+        self._book(live, perf_counter() - started)
         for sequence in compress(self.sequences, live):
-            sequence.decode_seconds += seconds
             sequence.proposals += 1
         self.take_snapshots()
         return accepted
@@ -184,18 +214,24 @@ class SequenceBatch:
         """Statistics of each tier in row b, from the lowest to the full one."""
         return self.sequences[b].tier_stats(self.tiers, b, int(self.prefix.lengths_B[b]))
 
+    def _book(self, live: list[bool], seconds: float) -> None:
+        """Add seconds of decoding to the batch and its live sequences."""
+        self.decode_seconds += seconds
+        for sequence in compress(self.sequences, live):
+            sequence.decode_seconds += seconds
+
     def _plan(self, live_B: Bools, lengths: list[int]) -> SearchedLayers | None:
         """Choose tiers and searched layers for the next proposal, and apply them to tiers and views.
 
         Returns the layer search if it is to observe the proposal, else None.
         """
-        planned = self.controller.steer(self.prefix, live_B, self._remaining_tokens) if self.controller else None
+        planned = self.controller.steer(self.prefix, live_B, self._tokens_to_come) if self.controller else None
         searching = self.search if planned is None or "retrieval" in planned.plan.tiers else None
         if planned and planned != self._applied_plan:
-            apply_plan(planned, self.tiers, self.prefix, live_B)
+            apply_plan(planned, self.tiers)
             self._applied_plan = planned
         if searching:
-            self.search_layers(searching, max(lengths), self._remaining_tokens())
+            self.search_layers(searching, max(lengths), self._tokens_to_come().most)
         if self.controller:
             for sequence in compress(self.sequences, live_B):
                 sequence.note_plan(self.controller)
@@ -206,10 +242,9 @@ class SequenceBatch:
         """Mean temperature of the rows."""
         return sum(sequence.params.temperature for sequence in self.sequences) / len(self.sequences)
 
-    def _remaining_tokens(self) -> int:
-        """Return the most tokens that are still to come in one sequence."""
+    def _tokens_to_come(self) -> TokensToCome:
         context = self.target.config.context
-        return max(sequence.limit(context) - len(sequence.tokens) for sequence in self.sequences)
+        return TokensToCome.of([(len(sequence.tokens), sequence.limit(context)) for sequence in self.sequences])
 
     def _accept(self, draft: Draft, live: list[bool]) -> list[int]:
         """Append the new tokens to each sequence. Returns how many each took, up to its end."""

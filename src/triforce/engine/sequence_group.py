@@ -20,10 +20,10 @@ from triforce.disk_cache.prompt_file import SavedCache
 from triforce.engine.sequence import TokenSequence
 from triforce.engine.sequence_batch import SequenceBatch, SwappedSequence
 from triforce.errors import CacheError, argument
-from triforce.kvcache import PAGE, FullView, StreamingView
+from triforce.kvcache import PAGE, FullView
 from triforce.kvcache.prefix_cache import PrefixCache, PrefixMatch
 from triforce.ragged import common_prefix
-from triforce.speculation import Grant, Proposer, Tier, grant_all
+from triforce.speculation import Grant, Tier, grant_all
 
 OnPrefill = Callable[[int, int], None]
 """Called with the count of prompt tokens that are cached so far, and the count of all prompt tokens."""
@@ -223,22 +223,10 @@ def _feed(batch: SequenceBatch, b: int, grant: Grant) -> Iterator[int]:
     sequence = batch.sequences[b]
     cached_tokens = int(batch.top.cache.lengths_B[b])
     length = len(sequence.prompt) - 1
-    for tier in batch.tiers:
-        if tier is not batch.top:
-            yield from (cached_tokens for _ in _feed_lower(batch, tier, b, length, grant))
+    for tier in batch.prefilled_lower_tiers:
+        yield from (cached_tokens for _ in tier.prefill(batch.prefix, b, length, grant=grant))
     hook = sequence.prompt_logits_hook() if sequence.params.prompt_logprobs is not None else None
     yield from batch.top.prefill(batch.prefix, b, length, hook, grant=grant)
-
-
-def _feed_lower(batch: SequenceBatch, tier: Proposer, b: int, length: int, grant: Grant) -> Iterator[int]:
-    """Feed a tier below the full one. A draft's window is restored from the disk cache, and saved to it."""
-    sequence = batch.sequences[b]
-    if sequence.disk and isinstance(tier, Tier) and isinstance(view := tier.cache, StreamingView):
-        sequence.disk.restore_draft(view, b, sequence.prompt)
-        if (stop := sequence.disk.draft_stop(sequence.prompt)) > view.lengths_B[b]:
-            yield from tier.prefill(batch.prefix, b, stop, grant=grant)
-            sequence.disk.keep_draft(view, b, sequence.prompt)
-    yield from tier.prefill(batch.prefix, b, length, grant=grant)
 
 
 def _fork(batch: SequenceBatch, source: int, b: int) -> Iterator[int]:

@@ -48,7 +48,6 @@ from triforce.speculation import (
     Tier,
     TokenSampler,
 )
-from triforce.speculation.ngram import MAX_LAG
 
 LOWER_TIERS = {"same": 0, "int8": 8, "int4": 4}
 """Bits of the weights that lower tiers read; 0: the weights of the full tier."""
@@ -240,7 +239,9 @@ class SharedKV:
             )
         window = min(speculation.window, draft.config.context - speculation.sinks)
         slack = max(128, 2 * speculation.reach)
-        view = StreamingView(draft.config, self.rows, speculation.sinks, window, slack, draft.dtype, draft.device)
+        view = StreamingView(
+            draft.config, self.rows, speculation.sinks, window, slack, draft.dtype, draft.device, read_tokens=window
+        )
         view.select([])
         return view
 
@@ -443,20 +444,16 @@ def unlink_tiers(top: Tier[FullView]) -> list[Proposer]:
     return all_tiers
 
 
-def apply_plan(planned: PlannedProposal, all_tiers: Sequence[Proposer], prefix: SequenceState, live_B: Bools) -> None:
+def apply_plan(planned: PlannedProposal, all_tiers: Sequence[Proposer]) -> None:
     """Link the tiers of a plan, and set their gammas, their budgets and `FullView.grain` for the next proposal.
 
-    all_tiers: those of `unlink_tiers`. A tier that was not linked before catches up by prefill in rows where it is more
-    than `MAX_LAG` tokens behind the text.
+    all_tiers: those of `unlink_tiers`.
     """
     plan = planned.plan
     by_name: dict[str, Any] = {tier.name: tier for tier in all_tiers}
-    linked_names = {tier.name for tier in tiers(all_tiers[-1])}
     below = None
     for name, gamma in zip(plan.tiers, (*plan.gammas, 1), strict=True):
         tier = by_name[name]
-        if name not in linked_names and isinstance(tier, Tier):
-            tier.catch_up(prefix, live_B & (prefix.lengths_B - tier.cache.lengths_B > MAX_LAG))
         tier.gamma = gamma
         tier.below = below
         below = tier

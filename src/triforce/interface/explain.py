@@ -24,7 +24,7 @@ class TierStats:
     accepted: int = 0  # proposed tokens that the tier above accepted
     passes: int = 0  # forward passes
     seconds: float = 0.0  # of decoding
-    prefill_seconds: float = 0.0  # of reading the prompt
+    prefill_seconds: float = 0.0  # of reading the text; in mode auto a draft reads it in the time of decoding
     histogram: list[int] = field(default_factory=list)  # [i]: verifications by the tier above that accepted i tokens
     visible_tokens: int | None = None  # tokens that the tier sees, mean over layers without a window; None: all
 
@@ -109,6 +109,7 @@ def total(outputs: Iterable[Sequence[TierStats]]) -> list[TierStats]:
         tier_sums.accepted += tier.accepted
         tier_sums.passes += tier.passes
         tier_sums.seconds = max(tier_sums.seconds, tier.seconds)
+        tier_sums.prefill_seconds = max(tier_sums.prefill_seconds, tier.prefill_seconds)
         tier_sums.visible_tokens = tier.visible_tokens
         tier_sums.histogram = [x + y for x, y in zip_longest(tier_sums.histogram, tier.histogram, fillvalue=0)]
     return list(sums.values())
@@ -125,6 +126,14 @@ def json_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [json_value(part) for part in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def late_reading(mode: str, tiers: Sequence[TierStats]) -> float:
+    """Return the seconds of decoding in which a draft read the text: in mode `auto` it does so behind the first token.
+
+    The result is 0 where it read nothing.
+    """
+    return next((tier.prefill_seconds for tier in tiers if tier.name == "draft" and mode == "auto"), 0.0)
 
 
 PLAIN = "full"
@@ -164,6 +173,7 @@ class Explanation:
     plain: float | None  # tokens per second of plain decoding, by the cost of its passes; None where unknown
     tiers: list[TierReport]  # from the lowest to the full tier
     timeline: list[PlanSegment]  # plans of mode auto in order, of the first text
+    draft_reading: float  # seconds of decoding in which a draft read the text
     advice: list[str]  # sentences on settings that may be faster
     report: PlanReport | None = None  # estimates of mode auto at its last planning
 
@@ -199,6 +209,7 @@ def explain(
         _plain_speed(mode, timelines[0], tiers, text_count, speed),
         [_tier_report(tier, decoding) for tier in tiers],
         timelines[0],
+        late_reading(mode, tiers),
         [],
         report,
     )

@@ -6,7 +6,17 @@ round, place, loop, scan, weigh plans, backoff, headroom.
 
 from triforce.planner.controller import PlanController, report
 from triforce.planner.cost_model import CostModel
+from triforce.planner.forecast import TokensToCome
 from triforce.planner.plan import Plan, PlannedProposal
 from triforce.planner.searched_layers import Findings, SearchedLayers
 
-__all__ = ["CostModel", "Findings", "Plan", "PlanController", "PlannedProposal", "SearchedLayers", "report"]
+__all__ = [
+    "CostModel",
+    "Findings",
+    "Plan",
+    "PlanController",
+    "PlannedProposal",
+    "SearchedLayers",
+    "TokensToCome",
+    "report",
+]

@@ -12,16 +12,28 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from time import perf_counter
+from typing import Any
 
 from triforce.distributed.group import ALONE, TPGroup
 from triforce.interface.explain import PlanReport, TierBelief, WeighedPlan
 from triforce.kvcache import RetrievalView
 from triforce.planner.cost_model import CostModel
-from triforce.planner.forecast import Beliefs, Candidate, Cause, Choice, State, best, budget_options, candidates
+from triforce.planner.forecast import (
+    UNKNOWN_LENGTH,
+    Beliefs,
+    Candidate,
+    Cause,
+    Choice,
+    State,
+    TokensToCome,
+    best,
+    budget_options,
+    candidates,
+)
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, PlannedProposal
-from triforce.planner.planner_config import CONFIG, FULL
+from triforce.planner.planner_config import CONFIG, FULL, READING
 from triforce.ragged import Bools
-from triforce.speculation import Proposer, SequenceState
+from triforce.speculation import Proposer, SequenceState, Tier
 from triforce.speculation.draft import MAX_PASSES
 from triforce.speculation.ngram import STRIDE
 
@@ -140,7 +152,6 @@ class Cadence:
         return next_cadence
 
 
-UNKNOWN_LENGTH = 10**6  # tokens still to come, if the caller gives no number
 MAX_PENDING = 256  # proposals after which beliefs are updated
 NO_PENDING = 0.0, 0.0, 0
 """Tokens of each row, seconds, and number of the pending proposals: those from which beliefs have not learnt yet."""
@@ -176,7 +187,9 @@ class PlanController:
         self.beliefs = Beliefs(self.by_name, costs, temperature)
         self.choice, self.plan, self.name = Choice(), PLAIN, str(PLAIN)
         """The choice, and the plan in use with its name. The plan differs from the choice's while plain decoding is
-        probed, and before a proposal has observed the attention that the retrieval tier needs."""
+        probed, and before the tiers of the choice are ready (see `_follow_choice`)."""
+        self.awaited_draft: Tier[Any] | None = None
+        """The draft's tier, if the chosen plan waits until it has read the texts."""
         self.budget: Callable[[int], int] | None = None
         """Tokens that the retrieval tier reads, by the length of the context; None if the plan sets no budget."""
         self.account = RegretAccount()
@@ -218,26 +231,31 @@ class PlanController:
         return PlannedProposal(self.plan, self._grain)
 
     def steer(
-        self, prefix: SequenceState, live_B: Bools, remaining: Callable[[], int] = lambda: UNKNOWN_LENGTH
+        self, prefix: SequenceState, live_B: Bools, to_come: Callable[[], TokensToCome] = lambda: UNKNOWN_LENGTH
     ) -> PlannedProposal:
         """Return the plan of the next proposal. Most calls keep the plan, without weighing plans.
 
-        remaining: returns an upper bound of the tokens still to come.
+        to_come: returns the tokens still to come.
         """
         if self._proposals == 0:
-            self._warm_start(prefix.lengths_B[live_B].tolist(), remaining())
+            self._warm_start(prefix, live_B, to_come().most)
         if self._pending[-1] >= self._max_pending:
             self.update_beliefs(prefix)
         due = self._cadence.elapsed >= self._cadence.due_at and self._proposals >= self._first_replan
         self._proposals += 1
         if self.ranks.broadcast(due or self._over_headroom):
-            self._replan(prefix, live_B, remaining())
+            self._replan(prefix, live_B, to_come())
+        self.awaited_draft = None
         if self.plan.plain and self.choice.plan.plain:
             self._last_plain = self._proposals
             self._grain = 0
         else:
-            self._follow_choice(prefix)
+            self._follow_choice(prefix, live_B)
         return self.planned
+
+    def observe_reading(self, tokens: int, seconds: float) -> None:
+        """Record a pass by which the draft read `tokens` tokens of one text."""
+        self.costs.passes.observe(READING, tokens, 1, 0, seconds)
 
     def observe(self, lengths: Sequence[int], new_tokens: int, seconds: float) -> None:
         """Record a proposal of `seconds`, in which texts of these lengths gained `new_tokens` tokens in all."""
@@ -313,22 +331,26 @@ class PlanController:
         lost_seconds = seconds - tokens * self.account.plain_seconds
         return not self.plan.plain and lost_seconds > max(self.account.headroom, self.account.plain_seconds)
 
-    def _warm_start(self, lengths: list[int], remaining_tokens: int) -> None:
+    def _warm_start(self, prefix: SequenceState, live_B: Bools, remaining_tokens: int) -> None:
         """Start from the choice, account and cadence of the latest text of the kind, if there was one.
 
+        Plans are weighed at once if the choice needs a draft that has not read this text, which a short text may not be
+        worth.
         A process without measured passes begins with some steps of plain decoding.
         """
-        self._text_kind = self.beliefs.acceptance.text_kind(lengths)
+        self._text_kind = self.beliefs.acceptance.text_kind(prefix.lengths_B[live_B].tolist())
         kind_state = self.ranks.broadcast(self.costs.state_by_text_kind.get(self._text_kind))
         if kind_state:
             self.choice, account, cadence = kind_state
             self.account = account.for_next_text()
             self._cadence = cadence.for_next_text(account.gain_seconds > 0, remaining_tokens * account.plain_seconds)
+            if self._draft_to_await(self.choice.plan, prefix, live_B):
+                self._cadence.due_at = self._cadence.replan_at = 0.0
         elif not self.costs.passes.confirmed:
             self._first_replan = CONFIG.first_proposals
             self._cadence.due_at = CONFIG.first_seconds
 
-    def _replan(self, prefix: SequenceState, live_B: Bools, remaining_tokens: int) -> None:
+    def _replan(self, prefix: SequenceState, live_B: Bools, to_come: TokensToCome) -> None:
         """Scan one row for n-grams that repeat, and choose a plan if that is due."""
         began = self._clock()
         rows = live_B.nonzero()[0].tolist()
@@ -339,27 +361,50 @@ class PlanController:
         if cause := Cause.LOSS if self._over_headroom else self._cadence.cause:
             self.update_beliefs(prefix)
             self.account.losses += cause is Cause.LOSS and self.account.headroom < 0
-            self.choice = replace(self.choose(prefix.lengths_B[live_B].tolist(), remaining_tokens), cause=cause)
+            lengths = prefix.lengths_B[live_B].tolist()
+            self.choice = replace(self.choose(lengths, to_come, self._unread_tokens(prefix, live_B)), cause=cause)
             self._cadence.record_replan(self._clock() - began, self.choice.plan)
         self.choice = self.ranks.broadcast(self.choice)
 
-    def choose(self, lengths: list[int], remaining_tokens: int) -> Choice:
-        """Return the best plan for texts of these lengths, with at most `remaining_tokens` to come."""
+    def choose(self, lengths: list[int], to_come: TokensToCome, unread_tokens: int) -> Choice:
+        """Return the best plan for texts of these lengths. unread_tokens: those that a draft has to read first."""
         sparse = any(length > self.view.budget(length) for length in lengths)
         budgets: list[BudgetFactors] = budget_options(self.view, lengths) if sparse else [()]
         self.estimates = self.beliefs.estimates(lengths, self.account.caution, budgets)
         self.account.plain_seconds = float(self.estimates.seconds_KW[FULL][0, 1])
         self.budget_factors = dict(budgets[0])
         headroom = self.account.headroom
+        reading_seconds = self.beliefs.reading_seconds(unread_tokens) if unread_tokens else 0.0
         self.candidates = candidates(
-            self.estimates, "draft" in self.by_name, sparse, budgets, remaining_tokens, headroom
+            self.estimates, "draft" in self.by_name, sparse, budgets, to_come, headroom, reading_seconds
         )
         return best(self.candidates, self.choice.plan)
 
-    def _follow_choice(self, prefix: SequenceState) -> None:
+    def _unread_tokens(self, prefix: SequenceState, live_B: Bools) -> int:
+        """Return the number of tokens that a draft model has to read before it can propose."""
+        draft = self.by_name.get("draft")
+        if not isinstance(draft, Tier):
+            return 0
+        lags = (prefix.lengths_B - draft.cache.lengths_B).tolist()
+        return sum(min(lags[b], draft.cache.most_read) for b in draft.lagging_rows(prefix, live_B))
+
+    def _draft_to_await(self, plan: Plan, prefix: SequenceState, live_B: Bools) -> Tier[Any] | None:
+        """Return the draft's tier, if it has to read texts before `plan` begins; else None.
+
+        A draft in use below n-grams goes on with texts that it has read before, because it catches up when n-grams
+        find no match.
+        """
+        if "draft" not in plan.tiers or not isinstance(draft := self.by_name["draft"], Tier):
+            return None
+        catches_up = "ngram" in plan.tiers and "draft" in self.plan.tiers
+        rows = draft.lagging_rows(prefix, live_B)
+        return draft if any(not (catches_up and draft.cache.lengths_B[b]) for b in rows) else None
+
+    def _follow_choice(self, prefix: SequenceState, live_B: Bools) -> None:
         """Switch to the chosen plan. A plan with the retrieval tier waits for a proposal that observes attention.
 
-        At the start of a text the end of the prefill has observed it.
+        At the start of a text the end of the prefill has observed it. A plan with a draft model waits until the draft
+        has read the texts, which `SequenceBatch.catch_up` lets it do between two proposals.
         If speculation promises little, some proposals probe plain decoding, so that its cost stays known.
         """
         chosen = self.choice.plan
@@ -368,6 +413,9 @@ class PlanController:
         in_probe = proposals_since_plain % CONFIG.probe_every < CONFIG.probe_proposals
         probing = probe_due and in_probe and self.choice.rate < 2 * self.plain_rate
         next_plan = PLAIN if self.ranks.broadcast(probing) else chosen
+        self.awaited_draft = self._draft_to_await(next_plan, prefix, live_B)
+        if self.awaited_draft:
+            next_plan = PLAIN if "draft" in self.plan.tiers else self.plan
         ready = "retrieval" not in next_plan.tiers or self._grain == self._retrieval_grain
         self._grain = self._retrieval_grain if "retrieval" in chosen.tiers else 0
         if ready and next_plan != self.plan:

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from triforce.kvcache import RetrievalView
 from triforce.planner.cost_model import AcceptanceTracker, CostModel, NgramHindsight
 from triforce.planner.plan import PLAIN, BudgetFactors, Estimates, Plan, plan_space, proposals
-from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL, READING
 from triforce.ragged import Ints
 from triforce.speculation import NgramProposer
 
@@ -27,6 +27,8 @@ MAX_PASSES_FOR_MIN = 3
 median."""
 BUDGET_STEPS = 0.5, 1.0, 2.0  # factors of the default budget
 MIN_SPARSITY = 2  # least ratio of a context to a budget other than the default one
+READING_WIDTH = 64
+"""Tokens of the pass by which the seconds of a draft's reading are estimated."""
 WIDEST = 33  # upper bound of the tokens of a row in a pass of any plan
 
 
@@ -83,6 +85,10 @@ class Beliefs:
                 name, width, rows, keys, pass_seconds, len(kind_seconds)
             )
         return expected_seconds
+
+    def reading_seconds(self, tokens: int) -> float:
+        """Return the expected seconds in which the draft reads `tokens` tokens."""
+        return tokens * self.costs.passes.seconds(READING, READING_WIDTH, 1, 0) / READING_WIDTH
 
     def learn_verdicts(self, plan: Plan, lengths_B: Ints, proposals: int) -> None:
         """Learn each tier's acceptance from the counters of `proposals` proposals.
@@ -147,6 +153,27 @@ FORBIDDEN_WEIGHT = 1e-9
 only if the set has no allowed plan."""
 
 
+class TokensToCome(NamedTuple):
+    """Tokens that are still to come: the most of one text, and a number to expect, the mean of all texts."""
+
+    most: int
+    expected: float
+
+    @staticmethod
+    def of(texts: Sequence[tuple[int, int]]) -> TokensToCome:
+        """Return the tokens to come in texts, each given by its tokens so far and their limit.
+
+        The length of a text is unknown: it is expected to go on for as long as it is, and for `CONFIG.credit_tokens`
+        more.
+        """
+        expected = [min(limit - tokens, tokens + CONFIG.credit_tokens) for tokens, limit in texts]
+        return TokensToCome(max(limit - tokens for tokens, limit in texts), sum(expected) / len(expected))
+
+
+UNKNOWN_LENGTH = TokensToCome(10**6, 10**6)
+"""Tokens still to come, if the caller gives no number."""
+
+
 class State(Enum):
     """Reasons for the present plan of a batch."""
 
@@ -156,7 +183,8 @@ class State(Enum):
     """Tiers in use stay as long as no other promises more than `CONFIG.switch_gain` times as much."""
     TRYING = "the plan may be best, but its mean estimate is not above plain decoding"
     GUARDED = "plans promise more, but risk more than the text may lose"
-    PROBING = "plain decoding is measured again, or goes on until attention for the retrieval tier is observed"
+    PROBING = "plain decoding is measured again, or goes on until the tiers of the chosen plan are ready"
+    """The retrieval tier needs a proposal that observes attention, and a draft model has to read the text."""
 
 
 class Cause(Enum):
@@ -197,8 +225,9 @@ def candidates(
     draft: bool,
     sparse: bool,
     budgets: Sequence[BudgetFactors],
-    remaining_tokens: float,
+    to_come: TokensToCome,
     headroom: float,
+    reading_seconds: float = 0.0,
 ) -> list[Candidate]:
     """Return the best plan of each set of tiers, plain decoding first: by mean rate, less a handicap of other budgets.
 
@@ -206,14 +235,16 @@ def candidates(
     seconds that one proposal loses to plain decoding at the lower bound of acceptance.
 
     draft: there is a draft model. sparse: the retrieval tier would see less than the whole context. budgets: the
-    present one first. remaining_tokens: upper bound of the tokens still to come. headroom: seconds that may be lost.
+    present one first. headroom: seconds that may be lost. reading_seconds: the time in which the draft reads the texts;
+    the expected tokens to come share it.
     """
     space = plan_space(draft, sparse)
     tokens_KZN, seconds_KZN = proposals(space, estimates)
     _, rate_KN, upper_KN = (tokens_KZN / seconds_KZN).swapaxes(0, 1)
     risk_KN = seconds_KZN[:, 0] - tokens_KZN[:, 0] * estimates.seconds_KW[FULL][0, 1]
     allowed_KN = risk_KN <= max(0.0, headroom)
-    optimism = remaining_tokens / (remaining_tokens + CONFIG.optimism_tokens)
+    optimism = to_come.most / (to_come.most + CONFIG.optimism_tokens)
+    reading_per_token = reading_seconds / max(1.0, to_come.expected)
     score_KN = np.where(allowed_KN, rate_KN + optimism * (upper_KN - rate_KN), 0.0)
     needed_K = CONFIG.budget_gain ** np.array([len(factors) for factors in budgets])
     needed_K[1:] *= CONFIG.switch_gain
@@ -224,7 +255,9 @@ def candidates(
         plan = space.plans[family][n]
         if "retrieval" in plan.tiers:
             plan = replace(plan, budget_factors=budgets[int(k)])
-        options.append(Candidate(plan, float(rate_KN[k, family][n]), float(score_KN[k, family][n])))
+        delay = reading_per_token if "draft" in plan.tiers else 0.0
+        rates = (rate_KN[k, family][n], score_KN[k, family][n])
+        options.append(Candidate(plan, *(float(rate / (1 + delay * rate)) for rate in rates)))
     return options
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import exp, log, log2
 from statistics import median
@@ -26,7 +26,7 @@ import numpy as np
 
 from triforce.model.config import ModelConfig
 from triforce.model.expert_unions import ExpertUnions
-from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL
+from triforce.planner.planner_config import AMONG_MODELS, CONFIG, FULL, READING
 
 BALANCES = tuple(2 ** (step / 2) for step in range(2, 17))
 """Numbers of tokens from which a pass over bfloat16 weights is compute-bound: CPUs first, GPUs last. The same number is
@@ -295,6 +295,7 @@ class PassCosts:
 
     def __init__(self, works: dict[str, TierWork] | None = None, level: str = "") -> None:
         self.works = DEFAULT_WORKS | (works or {})
+        self.works[READING] = replace(self.works["draft"], sequential=False)
         self.default_machine = default_machine(level)
         self.slowdown = 1.0
         self.tiers: dict[str, TierCosts] = {}

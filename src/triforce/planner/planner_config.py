@@ -8,6 +8,8 @@ FULL, AMONG_MODELS = "full", "full among models"
 """`FULL` names passes of the full tier in plain decoding or with n-grams. `AMONG_MODELS` names its passes between
 passes of draft and retrieval tiers: these tiers leave other data in the processor's caches, so after short prompts the
 full tier's passes take 1.5 times as long."""
+READING = "draft reading"
+"""Passes by which a draft reads a text, behind its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class PlannerConfig:
     3 %."""
     credit_tokens: float = 64.0
     """At its start a text may lose at most `allowed_loss` times the time that plain decoding takes for `credit_tokens`
-    tokens. The number is small, because a short text has little to win."""
+    tokens. The number is small, because a short text has little to win. See also `TokensToCome.of`."""
     max_first_factor: float = 2.0
     """Of the seconds of a plan's first proposal, at most this many times the seconds of a later one count as expected
     (`PlanController.update_beliefs`): the first one may compile, which is no loss of the plan. The account records at

@@ -110,11 +110,12 @@ class Counters:
     accepted_BN: number of proposals with 0, 1, ... accepted tokens. rejected_B: number of proposals that did not lead
     to further draft tokens: some token was rejected, or there was none. verdicts_B3: tokens accepted, proposals
     rejected, and tokens proposed, since the last call of `new_verdicts`. seconds_B: seconds of the passes that the row
-    took part in.
+    took part in. prefill_tokens_B, prefill_seconds_B: tokens that prefill passes fed, and seconds of these passes.
     """
 
     def __init__(self, rows: int) -> None:
         self.proposed_B, self.accepted_B, self.rejected_B, self.passes_B = np.zeros((4, rows), dtype=np.int64)
+        self.prefill_tokens_B = np.zeros(rows, dtype=np.int64)
         self.accepted_BN = np.zeros((rows, 1), dtype=np.int64)
         self.seconds_B = np.zeros(rows)
         self.prefill_seconds_B = np.zeros(rows)

@@ -7,6 +7,7 @@ Shape suffixes: B rows, S tokens of a text, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, Self
@@ -27,7 +28,6 @@ a probability of 0.11, 0.26, 0.44, 0.56 or 0.75. Where the match has 1, 4 or 5 t
 draft model a rejected token costs only one more column of a pass, so that shorter matches pay."""
 
 PRIOR_COUNT = 4.0  # prior of the accepted tokens, and of the rejected proposals
-MAX_LAG = 64  # most tokens by which a draft may lag and still catch up in one pass of all rows; else row by row
 STRIDE = 8  # tokens between two places that `hindsight` evaluates
 PROMPT_TAIL = 64  # tokens before the end of the prompt, from where `hindsight` begins
 MAX_MATCH = 64  # tokens of a match that are compared beyond the n-gram
@@ -146,7 +146,7 @@ class NgramProposer:
         rest_B = live_B & (counts_B == 0)
         if self.below is None or not rest_B.any():
             return ngram_draft
-        self.below.catch_up(prefix, rest_B & (prefix.lengths_B - self.below.cache.lengths_B > MAX_LAG))
+        deque(self.below.catch_up(prefix, rest_B), maxlen=0)
         return ngram_draft.extend(self.below.propose(prefix, sampling, rest_B), rest_B)
 
     def record_verdict(self, draft: Draft, accepted_B: Ints, live_B: Bools) -> None:

@@ -8,7 +8,6 @@ Shape suffixes: B rows, T tokens fed in one pass, K drafted tokens, J = K + 1, V
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from time import perf_counter
 from typing import Any, Generic, Self, TypeVar
@@ -22,6 +21,8 @@ from triforce.speculation.protocols import Cache, Grant, Proposer, TokenSampler,
 
 MAX_HOOKED_TOKENS = 256
 """Prompt tokens of one pass whose logits go to a hook: a bound on the memory of the logits."""
+MAX_LAG = 64
+"""Most tokens by which a tier may lag and still catch up in one pass of all rows; else it catches up row by row."""
 MIN_SUSPENDED_TOKENS = 256
 """A prefill pass of more tokens than this may be suspended between its parts."""
 
@@ -197,11 +198,23 @@ class Tier(Generic[C]):
             else:
                 logits_1JV = self.model(ids_1T, count_1, cache, column_1J)
             self.counters.prefill_seconds_B[b] += perf_counter() - started
+            self.counters.prefill_tokens_B[b] += stop - start
             if hook:
                 hook(start, logits_1JV)
             yield stop
 
-    def catch_up(self, prefix: SequenceState, live_B: Bools) -> None:
-        """Prefill live rows up to the last token, after proposals in which this tier took no part."""
-        for b in live_B.nonzero()[0].tolist():
-            deque(self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1), maxlen=0)
+    def lagging_rows(self, prefix: SequenceState, live_B: Bools) -> list[int]:
+        """Return the live rows that are more than `MAX_LAG` tokens behind their texts."""
+        lagging_B = live_B & (prefix.lengths_B - self.cache.lengths_B > MAX_LAG)
+        return [int(b) for b in lagging_B.nonzero()[0]]
+
+    def catch_up(self, prefix: SequenceState, live_B: Bools, grant: Grant = grant_all) -> Iterator[int]:
+        """Prefill the rows of `lagging_rows` up to their last tokens, after proposals without this tier.
+
+        Yields the number of tokens that each pass fed.
+        """
+        for b in self.lagging_rows(prefix, live_B):
+            fed_tokens = int(self.counters.prefill_tokens_B[b])
+            for _ in self.prefill(prefix, b, int(prefix.lengths_B[b]) - 1, grant=grant):
+                yield int(self.counters.prefill_tokens_B[b]) - fed_tokens
+                fed_tokens = int(self.counters.prefill_tokens_B[b])

@@ -104,6 +104,7 @@ def started(
 def finished(batch: SequenceBatch) -> Tensor:
     """Decode to the end; return the new tokens of each row, (B, max_tokens)."""
     while not batch.done:
+        batch.catch_up()
         batch.step()
     return torch.tensor([sequence.tokens for sequence in batch.sequences])
 

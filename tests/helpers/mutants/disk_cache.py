@@ -9,7 +9,6 @@ from tests.helpers.mutants.mutation import Edit, Mutant, Swap
 PREFIXES = "triforce.disk_cache.prefixes:DiskPrefixes"
 TEXT = "triforce.disk_cache.prefixes:DiskText"
 COPY = "triforce.disk_cache.prefixes:_copy"
-STREAMING = "triforce.kvcache.views.streaming:StreamingView"
 STORE = "triforce.disk_cache.entry_store:EntryStore"
 FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "names without a scope": ("scopes", f"{PREFIXES}.root", (", scope.encode())", ")")),
@@ -34,9 +33,6 @@ FAULTS: dict[str, tuple[str, str, tuple[str, str]]] = {
     ),
     "pages behind a segment that are not whole": (
         "forks", f"{TEXT}._restore_tail", ("SEGMENT])) // PAGE * PAGE", "SEGMENT])) // PAGE * PAGE + 1"),
-    ),
-    "the draft's window one token late": (
-        "texts", f"{STREAMING}.start_at", ("(b, length), enum", "(b, length + 1), enum"),
     ),
     "checksums that nobody looks at": (
         "damage", "triforce.disk_cache.entry:_require_whole", ("!= content[-DIGEST_BYTES:]", "== b''"),

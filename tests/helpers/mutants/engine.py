@@ -41,7 +41,7 @@ ROWS: dict[str, tuple[str, tuple[str, str]]] = {
         ),
     ),
     "streaming window lost in swapping": (
-        f"{STREAMING}.swap_in", ("self.written_lengths[b] = ring", "self.written_lengths[b] = ring[0], 0, 0"),
+        f"{STREAMING}.swap_in", ("self.oldest_tokens[b] = ring", "self.oldest_tokens[b] = ring[0], 0, 0, self.sinks"),
     ),
     "counters lost in swapping": (f"{COUNTERS}.swap_in", ("= count", "= 0")),
 }  # fmt: skip

@@ -73,8 +73,48 @@ def test_streaming_prefill_skips_only_unseen_tokens(length: int) -> None:
         fed += range(*steps)
     assert row.lengths_B.tolist() == [length]
     same(in_pieces(row, IDS[length:], Random(1)), SLOW[length:])
-    assert len(fed) == len(set(fed)) <= SINKS + DECODER.config.layers * WINDOW
+    assert len(fed) == len(set(fed)) < SINKS + DECODER.config.layers * WINDOW + row.unit
     assert cache.lengths_B.tolist() == [5, 70]
+
+
+@pytest.mark.parametrize("length", [17, 30, 41, 60])
+def test_streaming_reads_sinks_and_window_alone(length: int) -> None:
+    """Skipped tokens are not seen, whatever their slots hold, and their absence does not last."""
+    ids = [*IDS, *text(50, seed=4)]
+    logits = []
+    for value in (0.0, 1e6):
+        cache = view(read_tokens=WINDOW)
+        cache.kv.values_LGSD[...] = value
+        fed = 0
+        while (span := cache.resume(length))[0] < span[1]:
+            feed(DECODER, cache, [ids[slice(*span)]])
+            fed += span[1] - span[0]
+        assert cache.lengths_B.tolist() == [length] and fed < SINKS + WINDOW + cache.unit
+        logits.append(in_pieces(cache, ids[length:], Random(1)))
+    assert torch.equal(*logits)
+    exact = slow_logits(ids)[length:]
+    settled = DECODER.config.layers * WINDOW
+    assert (logits[0][:4] - exact[:4]).abs().max() > 1e-4 or length < SINKS + WINDOW + cache.unit
+    same(logits[0][settled:], exact[settled:])
+
+
+def test_streaming_skipped_tokens_follow_row() -> None:
+    """A row that has skipped tokens keeps its place when it is copied, swapped, moved or joined."""
+    alone = view(read_tokens=WINDOW)
+    prefill(DECODER, alone, 0, IDS[:50])
+    expected = feed(DECODER, alone, [IDS[50:55]])[0]
+    cache = view(3, read_tokens=WINDOW)
+    prefill(DECODER, cache, 1, IDS[:50])
+    cache.fork(1, 2)
+    swapped = cache.swap_out(1)
+    cache.select([2, 0])
+    cache.swap_in(1, swapped)
+    for logits in feed(DECODER, cache, [IDS[50:55], IDS[50:55]]):
+        same(logits, expected)
+    cache.rewind(ints([50, 50]))
+    joined = cache.new_rows(0)
+    joined.join(cache)
+    same(feed(DECODER, joined, [IDS[50:55], IDS[50:55]])[1], expected)
 
 
 @pytest.mark.parametrize("change", [1, 3, SLACK, SLACK + 1, 20, 60, 66, 69])

@@ -20,8 +20,8 @@ from triforce.model.config import ModelConfig
 from triforce.model.kv_rows import kv_dtype
 from triforce.ragged import Ints
 
-Ring = tuple[list[LayerKV], int, int]
-"""Contents of a row: K and V of its sinks and ring for each layer, its length, and its written length."""
+Ring = tuple[list[LayerKV], int, int, int]
+"""Contents of a row: K and V of its sinks and ring for each layer, its length, its written length, its oldest token."""
 
 
 class StreamingView:
@@ -33,6 +33,7 @@ class StreamingView:
     every pass. The tokens that a token sees do not depend on how the text was cut into passes.
 
     A ring of keys has `slack` slots more than the window, so that up to `slack` rejected tokens can be dropped.
+    read_tokens: latest tokens of a text that `resume` feeds; None: all that can reach the window through any layer.
     Each row has pages of its own for its sinks and ring; the memory has such pages for `rows` rows. `new_rows` gives
     other rows of the same memory.
     """
@@ -46,8 +47,10 @@ class StreamingView:
         slack: int = 128,
         dtype: DType = "float32",
         device: str = "cpu",
+        read_tokens: int | None = None,
     ) -> None:
         self.config = config
+        self.read_tokens = config.layers * window if read_tokens is None else read_tokens
         self.sinks = sinks
         self.window = window
         self.slack = slack
@@ -70,6 +73,8 @@ class StreamingView:
         del self.free_rings[:rows]
         self.lengths_B = np.zeros(rows, dtype=np.int64)
         self.written_lengths = [0] * rows
+        self.oldest_tokens = [self.sinks] * rows
+        """Position of each row's oldest token after its sinks. Tokens between the two were skipped."""
         self._forget_lists()
 
     def _forget_lists(self) -> None:
@@ -84,7 +89,8 @@ class StreamingView:
 
     def select(self, rows: Sequence[int]) -> None:
         self.free_rings += [ring for b, ring in enumerate(self.rings) if b not in rows]
-        self.rings, self.written_lengths = ([values[b] for b in rows] for values in (self.rings, self.written_lengths))
+        kept = [[values[b] for b in rows] for values in (self.rings, self.written_lengths, self.oldest_tokens)]
+        self.rings, self.written_lengths, self.oldest_tokens = kept
         self.lengths_B = self.lengths_B[list(rows)]
         self.rows = range(len(rows))
         self._forget_lists()
@@ -92,6 +98,7 @@ class StreamingView:
     def join(self, other: StreamingView) -> None:
         self.rings += other.rings
         self.written_lengths += other.written_lengths
+        self.oldest_tokens += other.oldest_tokens
         self.lengths_B = np.concatenate((self.lengths_B, other.lengths_B))
         self.rows = range(len(self.rings))
         self._forget_lists()
@@ -104,16 +111,22 @@ class StreamingView:
         # Computed on the host: a pass of the draft costs less than a dozen tensor operations.
         starts = self.lengths_B.tolist()
         counts = counts_B.tolist()
+        oldest_tokens = self.oldest_tokens[self.rows.start : self.rows.stop]
         written_lengths = [
             max(self.written_lengths[b], start + n) for b, start, n in zip(self.rows, starts, counts, strict=True)
         ]
-        ends = zip(starts, counts, written_lengths, strict=True)
-        if any(count and end - start > self.slack for start, count, end in ends):
+        spans = zip(oldest_tokens, starts, counts, written_lengths, strict=True)
+        if any(
+            count and (end - start > self.slack or start < oldest > self.sinks) for oldest, start, count, end in spans
+        ):
             raise CacheError(
                 f"a streaming cache with slack {self.slack} cannot hold draft tokens this far beyond its text"
             )
         self.written_lengths[self.rows.start : self.rows.stop] = written_lengths
-        dropped_units = [max(0, start - self.window + 1 - self.sinks) // self.unit for start in starts]
+        dropped_units = [
+            (max(oldest, start - self.window + 1) - self.sinks) // self.unit
+            for oldest, start in zip(oldest_tokens, starts, strict=True)
+        ]
         if dropped_units != self._dropped_units:
             self._dropped_units = dropped_units
             self._units_BU = self._units(dropped_units)
@@ -130,22 +143,31 @@ class StreamingView:
     def resume(self, length: int) -> tuple[int, int]:
         """Return the next range of the prompt to feed.
 
-        Tokens that cannot reach the window through any layer are skipped, so the draft's prefill does not grow with the
-        prompt.
+        Only the sinks and the latest `read_tokens` tokens are fed, with up to a unit more, so that the reading does not
+        grow with the text.
         """
         fed_tokens = int(self.lengths_B[0])
         (b,) = self.rows
-        if self.written_lengths[b] - fed_tokens > self.slack:  # the rewind lost the window; sinks are never lost
+        lost_tokens = self.written_lengths[b] - fed_tokens > self.slack
+        if lost_tokens or fed_tokens < self.oldest_tokens[b]:  # the rewind lost the window; sinks are never lost
             fed_tokens = min(fed_tokens, self.sinks)
         if fed_tokens < self.sinks:
             start = fed_tokens
             stop = min(self.sinks, length)
         else:
-            start = max(fed_tokens, length - self.config.layers * self.window)
+            needed_units = (length - self.sinks - self.read_tokens) // self.unit
+            start = max(fed_tokens, self.sinks + needed_units * self.unit)
             stop = min(start + self.slack, length)
+        if start > fed_tokens or start <= self.sinks:
+            self.oldest_tokens[b] = max(start, self.sinks)
         self.lengths_B[:] = start
         self.written_lengths[b] = start
         return start, stop
+
+    @property
+    def most_read(self) -> int:
+        """Most tokens of a text that `resume` feeds, up to a unit."""
+        return self.sinks + self.read_tokens
 
     def row(self, b: int) -> StreamingView:
         row_view = copy(self)
@@ -156,38 +178,20 @@ class StreamingView:
 
     def fork(self, source: int, row: int) -> None:
         """Copy the contents of row `source` into row `row`."""
-        self.swap_in(row, (self._ring(source), int(self.lengths_B[source]), self.written_lengths[source]))
+        self.swap_in(row, self._contents(source, self._ring(source)))
 
     def swap_out(self, b: int) -> Ring:
         """Return a copy of a row's contents on the host, for `swap_in`."""
-        return host_copies(self._ring(b)), int(self.lengths_B[b]), self.written_lengths[b]
+        return self._contents(b, host_copies(self._ring(b)))
 
     def swap_in(self, b: int, ring: Ring) -> None:
         """Restore a swapped row's contents into empty row b."""
-        layers, self.lengths_B[b], self.written_lengths[b] = ring
+        layers, self.lengths_B[b], self.written_lengths[b], self.oldest_tokens[b] = ring
         slots_N = self.kv.array(np.arange(self.pages * PAGE) + self._first_slot(b))
         write_layers(self.kv, slots_N, enumerate(layers))
 
-    def visible(self, length: int) -> int:
-        """Return the count of visible tokens of a text of `length` tokens: its sinks and its window."""
-        return min(length, self.sinks + self.window)
-
-    def window_of(self, b: int) -> list[LayerKV]:
-        """Return copies of row b's visible K and V, those of its sinks and window, for each layer, (G, N, D)."""
-        slots_N = self._visible_slots(b, int(self.lengths_B[b]))
-        return host_copies(self.kv.read(n, slots_N) for n in range(self.config.layers))
-
-    def start_at(self, b: int, length: int, layers: list[LayerKV]) -> None:
-        """Start empty row b as a row that was fed `length` tokens. layers: that row's `window_of`."""
-        write_layers(self.kv, self._visible_slots(b, length), enumerate(layers))
-        self.lengths_B[b] = self.written_lengths[b] = length
-
-    def _visible_slots(self, b: int, length: int) -> Array:
-        """Return the slots (N) of the sinks and the window of row b after `length` tokens."""
-        sinks_N = np.arange(min(self.sinks, length))
-        window_N = np.arange(max(self.sinks, length - self.window), length)
-        places_N = np.concatenate([sinks_N, self.sinks + (window_N - self.sinks) % self.ring])
-        return self.kv.array(self._first_slot(b) + places_N)
+    def _contents(self, b: int, layers: list[LayerKV]) -> Ring:
+        return layers, int(self.lengths_B[b]), self.written_lengths[b], self.oldest_tokens[b]
 
     def _first_slot(self, b: int) -> int:
         return (self.rings[b] * self.pages + 1) * PAGE
