@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.tiny_llm import counted
 from triforce.backends import dispatch
 from triforce.checkpoint.hub import SHIPPED
 from triforce.cli import main
+from triforce.engine import tier_builder
 from triforce.interface.sampling_params import SamplingParams
+from triforce.kvcache import PAGE, StreamingView
 from triforce.llm import LLM
 
 MEASURE = Path(__file__).parents[1] / "helpers" / "processes" / "measure_memory.py"
@@ -82,6 +85,29 @@ def test_shipped_pair_acceptance_holds_beyond_budget(llm: LLM, book: list[int]) 
     # Tokens that the retrieval tier proposed are the accepted ones: one in each verification is not.
     first_acceptance, last_acceptance = (acceptance(sum(flags) / len(flags)) for flags in drafted_flags.values())
     assert last_acceptance > first_acceptance - 0.05
+
+
+def test_shipped_pair_draft_needs_no_more_than_its_window(
+    llm: LLM, book: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many draft tokens are accepted as after a reading of all that can reach the window through any layer."""
+    prompts = [book[start : start + 2048] for start in range(0, 24000, 3000)]
+    params = SamplingParams(temperature=1.0, seed=3, max_tokens=96, ignore_eos=True)
+    shares = []
+    for reads_whole_text in (False, True):
+        if reads_whole_text:
+            monkeypatch.setattr(
+                tier_builder, "StreamingView", lambda *sizes, read_tokens: StreamingView(*sizes, read_tokens=None)
+            )
+        pair = LLM()
+        assert pair.models.draft
+        with counted(pair.models.draft) as widths:
+            drafts = [output.outputs[0].tiers[0] for output in pair.generate(prompts, params, mode="draft")]
+        limit = pair.speculation.sinks + pair.speculation.window + PAGE
+        assert (sum(width for width in widths if width > PAGE) <= len(prompts) * limit) is not reads_whole_text
+        shares.append(sum(tier.accepted for tier in drafts) / sum(tier.proposed for tier in drafts))
+    print(f"accepted after sinks and window {shares[0]:.4f}, after the whole text {shares[1]:.4f}")
+    assert abs(shares[0] - shares[1]) < 0.02
 
 
 def acceptance(share: float) -> float:
