@@ -45,6 +45,8 @@ Announce = Callable[[str], None]
 """Tells a terminal what is measured next."""
 
 OURS = "triforce"
+INT8_INPUTS = " by int8"
+"""Ending of the type of matrices whose products take int8 inputs."""
 WARM_TOKENS = 64
 READINGS = 3
 LONG = 20.0
@@ -74,6 +76,7 @@ def rows(llm: LLM, weights: Weights, plan: PassPlan, announce: Announce) -> Iter
     weights: those of the model's files.
     """
     target = llm.target
+    int8_inputs = target.config.int8_inputs
     yield from (row | {"engine": OURS} for row in _prompts(llm, plan, announce))
     for context in plan.contexts:
         announce(f"passes after {context:,} tokens")
@@ -81,7 +84,7 @@ def rows(llm: LLM, weights: Weights, plan: PassPlan, announce: Announce) -> Iter
     llm.close()
     del llm, target
     announce("products")
-    yield from (row | {"engine": OURS} for row in _products(weights, plan.widths))
+    yield from (row | {"engine": OURS} for row in _products(weights, plan.widths, int8_inputs))
 
 
 def prompt_row(tokens: int, read: Callable[[], float]) -> Row:
@@ -141,20 +144,26 @@ def _attention(view: FullView, width: int) -> Callable[[], object]:
     return lambda: [view.kv.attend(layer, q_BTHD, page_table) for layer, page_table in enumerate(tables_L)]
 
 
-def _products(weights: Weights, widths: Sequence[int]) -> Iterator[Row]:
-    """Yield rows of the products with all matrices of each type, but for those of experts."""
+def _products(weights: Weights, widths: Sequence[int], int8_inputs: bool) -> Iterator[Row]:
+    """Yield rows of the products with all matrices of each type, but for those of experts.
+
+    int8_inputs: see `ModelConfig`; matrices with such inputs are a type of their own.
+    """
+    int8_ids = {id(matrix) for matrix in weights.int8_input_matrices()} if int8_inputs else set()
     by_type: dict[str, list[Matrix]] = defaultdict(list)
     experts = {id(part) for layer in weights.layers for expert in layer.experts for part in expert.weights()}
     for weight in weights.product_matrices():
         if id(weight) not in experts:
-            by_type[weight.kind if isinstance(weight, QuantizedWeight) else dtype_name(weight)].append(weight)
+            name = weight.kind if isinstance(weight, QuantizedWeight) else dtype_name(weight)
+            by_type[name + INT8_INPUTS * (id(weight) in int8_ids)].append(weight)
     calls, roofline = probes()
     roof = roofline(interleaved_seconds(calls))
     numbers = type_of_products(not weights.has_numbers, weights.dtype)
     for width, by_name in zip(widths, _product_seconds(by_type, widths), strict=True):
         for name, seconds in by_name.items():
             operations = sum(2 * width * math.prod(matrix.shape) for matrix in by_type[name])
-            work = Work(sum(map(nbytes, by_type[name])), {numbers: operations})
+            type_of_inputs = "int8" if name.endswith(INT8_INPUTS) else numbers
+            work = Work(sum(map(nbytes, by_type[name])), {type_of_inputs: operations})
             rate = operations / seconds / 1e9
             yield kernel_row("products", seconds, work, roof, type=name, width=width, gflop_per_second=rate)
 
@@ -170,7 +179,12 @@ def _product_seconds(by_type: Mapping[str, Sequence[Matrix]], widths: Sequence[i
         y = {m.shape[0]: np.empty((width, m.shape[0]), np.float32) for m in all_matrices}
         products = {
             name: [
-                partial(native_matrix.linear, x[dtype_name(matrix), matrix.shape[1]], y[matrix.shape[0]])
+                partial(
+                    native_matrix.linear,
+                    x[dtype_name(matrix), matrix.shape[1]],
+                    y[matrix.shape[0]],
+                    int8_inputs=name.endswith(INT8_INPUTS),
+                )
                 for native_matrix, matrix in zip(packed[name], matrices, strict=True)
             ]
             for name, matrices in by_type.items()

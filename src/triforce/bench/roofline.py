@@ -114,6 +114,11 @@ class ModelWork:
         for weight in weights.product_matrices():
             self._read["experts" if id(weight) in experts else "dense"].add(weight)
         self._coded = not weights.has_numbers
+        int8_matrices = list(weights.int8_input_matrices()) if config.int8_inputs else []
+        self._int8_share = sum(math.prod(matrix.shape) for matrix in int8_matrices) / max(
+            1, sum(math.prod(matrix.shape) for matrix in weights.product_matrices())
+        )
+        """Share of the weights whose products take int8 inputs."""
 
     def pass_work(self, width: float, keys: int, config: ModelConfig | None = None, union: float = 1.0) -> Work:
         """Return the work of a pass of `width` tokens, each over `keys` tokens of KV.
@@ -123,7 +128,9 @@ class ModelWork:
         """
         products, attention = self._operations(width, keys)
         config = config or self.config
-        operations = Counter({type_of_products(self._coded, "bfloat16"): products})
+        int8_products = round(self._int8_share * products)
+        operations = Counter({type_of_products(self._coded, "bfloat16"): products - int8_products})
+        operations += Counter({"int8": int8_products})
         operations += Counter(coded_attention(attention) if config.kv_int8 else {"bfloat16": attention})
         return Work(round(self._bytes(union) + config.kv_bytes(2) * self._visible_keys(keys)), operations)
 

@@ -178,6 +178,14 @@ class Weights:
         for layer in self.layers:
             yield from (part for part in layer.weights() if len(part.shape) == 2 and part is not layer.router_EC)
 
+    def int8_input_matrices(self) -> Iterator[Matrix]:
+        """Every matrix whose products take int8 inputs by `ModelConfig.int8_inputs`: o, gate and up projections."""
+        for layer in self.layers:
+            yield layer.o_proj_CQ
+            yield from (part for part in (layer.gate_proj_IC, layer.up_proj_IC) if part is not None)
+            for expert in layer.experts:
+                yield from (expert.gate_proj_IC, expert.up_proj_IC)
+
     @property
     def has_groups(self) -> bool:
         """Whether any product matrix has a scale for each group of inputs, as quantized GGUF types have."""

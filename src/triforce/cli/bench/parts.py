@@ -67,6 +67,7 @@ def _kernels(parser: argparse.ArgumentParser) -> None:
     _several(parser, "--engines", str, "NAME", text)
     _pythons(parser)
     options.kv_dtype(parser)
+    options.weight_inputs(parser)
 
 
 def _lossless(parser: argparse.ArgumentParser) -> None:

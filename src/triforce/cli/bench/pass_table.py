@@ -47,7 +47,8 @@ def run(options: Namespace) -> int:
         raise RequestError(f"bench kernels {options.model} measures the native kernels, and {reason}")
     if options.shapes:
         raise RequestError(f"--shapes {options.shapes[0]} stands for a model; leave out {options.model}")
-    source = locate_model(options.model, device="cpu", dtype="auto", kv_dtype=options.kv_dtype, context=None)
+    placement = {"device": "cpu", "kv_dtype": options.kv_dtype, "weight_inputs": options.weight_inputs}
+    source = locate_model(options.model, dtype="auto", context=None, **placement)
     if is_eagle_head(source.files.path):
         raise RequestError(f"{options.model} is an EAGLE head, whose passes are none of their own; name its target")
     plan = _plan(options, source.config)
@@ -60,7 +61,11 @@ def run(options: Namespace) -> int:
         print(_line(row), flush=True)
     show(tables(measured_rows, plan))
     print(json.dumps({"machine": machine(), "rows": measured_rows}))
-    write(options.json, about() | {"model": name, "kv_dtype": options.kv_dtype, "rows": measured_rows})
+    write(
+        options.json,
+        about()
+        | {"model": name, "kv_dtype": options.kv_dtype, "weight_inputs": options.weight_inputs, "rows": measured_rows},
+    )
     return 0
 
 
@@ -96,7 +101,7 @@ def _engine_rows(options: Namespace, source: ModelSource, plan: PassPlan) -> lis
 
 def _own_rows(options: Namespace, source: ModelSource, plan: PassPlan) -> Iterator[Row]:
     with loading(options):
-        llm = LLM(options.model, None, device="cpu", kv_dtype=options.kv_dtype)
+        llm = LLM(options.model, None, device="cpu", kv_dtype=options.kv_dtype, weight_inputs=options.weight_inputs)
     yield from rows(llm, source.weights(), plan, _announce)
 
 
