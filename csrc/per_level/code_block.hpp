@@ -105,6 +105,24 @@ template <class P>
 constexpr int value_queries(int queries) { return queries; }
 #endif
 
+/// Bytes of a step's values. Those of whole codes are already in parts.
+template <class P>
+constexpr int value_step = in_nibbles<P> ? 32 : 64 * value_parts;
+
+/// Adds the weighted values of a step to sums, one part of the values after another, because registers are few.
+template <class P, int R, int C, int part = 0>
+TF_INLINE void add_parts(WeightSums (&acc)[R][C], CodeAt values, const Weights* weights, int page, int step) {
+    Quads codes[C];
+    for (int c = 0; c < C; c++) {
+        const CodeAt at = values + c * value_step<P>;
+        if constexpr (in_nibbles<P>) codes[c] = value_part<part>(codes_at<P>(at));
+        else codes[c] = codes_at<P>(at + part * 64);
+    }
+    for (int r = 0; r < R; r++)
+        for (int c = 0; c < C; c++) acc[r][c] = dot<part>(acc[r][c], codes[c], weights[r], page, step);
+    if constexpr (part + 1 < value_parts) add_parts<P, R, C, part + 1>(acc, values, weights, page, step);
+}
+
 /// Adds the weighted values of a block to the sums of R queries of a tile, from query `first` on.
 template <class P, int R>
 TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int first, const Weights* weights,
@@ -117,14 +135,11 @@ TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int f
             asm volatile("" : : : "memory");
         WeightSums acc[R][C] = {};
         for (int page = 0; page < block_pages; page++) {
-            CodeAt values = block.values[page] + column * step_size<P> / 16;
+            CodeAt values = block.values[page] + column * value_step<P> / 16;
             CodeAt ahead = (in_nibbles<P> ? block.values_ahead : block.values)[page] + column * step_size<P> / 16;
             for (int step = 0; step < steps; step++) {
-                ValueCodes codes[C];
-                for (int c = 0; c < C; c++) codes[c] = value_codes(codes_at<P>(values + c * step_size<P>));
-                for (int r = 0; r < R; r++)
-                    for (int c = 0; c < C; c++) acc[r][c] = dot(acc[r][c], codes[c], weights[first + r], page, step);
-                values = values + dim * step_size<P> / 16;
+                add_parts<P, R, C>(acc, values, weights + first, page, step);
+                values = values + dim * value_step<P> / 16;
                 if constexpr (!in_nibbles<P>) continue;
                 for (int c = 0; c < C; c += 2) {
                     prefetch(ahead.upper + c * step_size<P>);
@@ -140,10 +155,19 @@ TF_INLINE void add_codes(const Tile<Code>& tile, const KeyBlock<P>& block, int f
     });
 }
 
-constexpr int whole_page_bytes(int dim) { return 2 * page_size * (dim + static_cast<int>(sizeof(bf16))); }
+constexpr int whole_page_bytes(int dim) {
+    return page_size * (dim * (1 + value_parts) + 2 * static_cast<int>(sizeof(bf16)));
+}
 
-/// Joins the codes of a block, for several tiles, in pages of `whole_page_bytes` from `to` on: keys, scales, values.
-/// Pages of the next block, if any, are prefetched meanwhile.
+/// Stores the parts of a step's values, as `add_parts` reads them.
+template <int part = 0>
+TF_INLINE void store_values(uint8_t* to, Quads codes) {
+    store(reinterpret_cast<int8_t*>(to + part * 64), value_part<part>(codes));
+    if constexpr (part + 1 < value_parts) store_values<part + 1>(to, codes);
+}
+
+/// Joins the codes of a block, for several tiles, in pages of `whole_page_bytes` from `to` on: keys, scales, parts of
+/// values. Pages of the next block, if any, are prefetched meanwhile.
 template <class P>
 KeyBlock<WholeCode> whole_codes(const KeyBlock<P>& block, const KeyBlock<P>& next, int dim, uint8_t* to) {
     KeyBlock<WholeCode> whole{};
@@ -156,7 +180,7 @@ KeyBlock<WholeCode> whole_codes(const KeyBlock<P>& block, const KeyBlock<P>& nex
         for (int step = 0; step < dim / 4; step++) {
             const int from = step * step_size<P>, into = step * step_size<WholeCode>;
             store(reinterpret_cast<int8_t*>(whole.keys[p].upper + into), codes_at<P>(block.keys[p] + from));
-            store(reinterpret_cast<int8_t*>(whole.values[p].upper + into), codes_at<P>(block.values[p] + from));
+            store_values(whole.values[p].upper + step * value_step<WholeCode>, codes_at<P>(block.values[p] + from));
             prefetch(ahead.upper + into);  // keys and values of one plane are neighbours
             if constexpr (std::is_same_v<P, Code>) prefetch(ahead.upper + into + ahead.lower);
         }
@@ -181,7 +205,7 @@ void attend_codes(const Tile<Code>& tile, const CodedQueries& queries, KeyBlock<
         for (int p = 0; p < block_pages; p++) {
             const bool sink = p < sight.sinks;
             const IntegerQuery& query = sink ? queries.sinks[r] : queries.window[r];
-            const F16 bias = set1(static_cast<float>(key_bias * query.sum));
+            const F16 bias = set1(static_cast<float>(query.bias));
             const F16 exact = floats(sink ? sink_products[r][p] : products[r][p]) - bias;
             s[p] = exact * (scales.keys[p] * set1(query.scale));
         }

@@ -1,9 +1,9 @@
 // Codes of int8 KV in registers of the level: joined from their nibbles. Codes of keys are then multiplied with four
 // int8 of a query. Sums are exact.
 //
-// Byte products need one unsigned factor. With VNNI the key is shifted by 128, and 128 times the query's sum is
-// subtracted from the sum. Without VNNI products of shifted keys do not fit, and the key's sign moves to the query's
-// number.
+// Byte products need one unsigned factor. With VNNI the key is shifted by 128. Without VNNI products of shifted keys do
+// not fit: the query's magnitude is multiplied with the key k, or with ~k = -k - 1 where the query is negative. Either
+// way a number of the query adds a constant, `product_bias`, to each product.
 #pragma once
 
 #include <type_traits>
@@ -71,25 +71,45 @@ TF_INLINE Quads codes_at(CodeAt at) {
         return load_quads(reinterpret_cast<const int8_t*>(at.upper));
 }
 
+/// Packs four numbers of a query for a product with int8 copies.
+TF_INLINE void pack_word(const int8_t* four, PackedWord& to) { __builtin_memcpy(&to.bits, four, sizeof to.bits); }
+
 #if TF_SIMD_AVX512VNNI
 
-constexpr int key_bias = 128;
+using QueryWord = PackedWord;
 struct KeyCodes {
     Quads biased;
 };
-TF_INLINE KeyCodes key_codes(Quads x) { return {{_mm512_xor_si512(x.v, _mm512_set1_epi8(static_cast<char>(0x80)))}}; }
+TF_INLINE KeyCodes key_codes(Quads x) { return {x ^ set1_quad(0x80808080)}; }
+TF_INLINE Quads query_codes(QueryWord word) { return set1_quad(word.bits); }
 TF_INLINE I16 dot(I16 acc, KeyCodes keys, Quads query) { return dot4_unsigned(acc, keys.biased, query); }
+/// What products of shifted keys with a number of a query have too much.
+constexpr int product_bias(int8_t number) { return 128 * number; }
 
 #else
 
-constexpr int key_bias = 0;
-struct KeyCodes {
-    Signed codes;
+/// The magnitudes of four numbers of a query, and bytes of ones where a number is negative.
+struct QueryWord {
+    uint32_t magnitudes, signs;
 };
-TF_INLINE KeyCodes key_codes(Quads x) { return {with_signs(x)}; }
-TF_INLINE I16 dot(I16 acc, KeyCodes keys, Quads query) {
-    return dot4_unsigned(acc, keys.codes.magnitude, times_sign(query, keys.codes));
+struct QueryCodes {
+    Quads magnitudes, signs;
+};
+TF_INLINE void pack_word(const int8_t* four, QueryWord& to) {
+    uint32_t bits;
+    __builtin_memcpy(&bits, four, sizeof bits);
+    const uint32_t negative = bits >> 7 & 0x01010101;
+    to.signs = negative * 0xff;
+    to.magnitudes = (bits ^ to.signs) + negative;
 }
+using KeyCodes = Quads;
+TF_INLINE KeyCodes key_codes(Quads x) { return x; }
+TF_INLINE QueryCodes query_codes(QueryWord word) { return {set1_quad(word.magnitudes), set1_quad(word.signs)}; }
+TF_INLINE I16 dot(I16 acc, KeyCodes keys, const QueryCodes& query) {
+    return dot4_unsigned(acc, query.magnitudes, keys ^ query.signs);
+}
+/// What products of keys with a number of a query have too much, as ~k = -k - 1.
+constexpr int product_bias(int8_t number) { return number < 0 ? number : 0; }
 
 #endif
 

@@ -1,6 +1,7 @@
 // The weights of a block of codes as integers of 15 bits, and their products with values. Sums are exact.
 //
-// With VNNI a weight is two bytes, each with sums of its own. Elsewhere values are widened to 16 bits.
+// With VNNI a weight is two bytes, each with sums of its own. Elsewhere values are widened to 16 bits, in two parts:
+// even tokens and odd tokens. The portable level widens each token when it is multiplied.
 #pragma once
 
 #include "../attention.hpp"
@@ -10,8 +11,11 @@ namespace triforce::TF_LEVEL {
 
 #if TF_SIMD_AVX512VNNI
 
-using ValueCodes = Quads;
-TF_INLINE ValueCodes value_codes(Quads x) { return x; }
+constexpr int value_parts = 1;
+template <int>
+TF_INLINE Quads value_part(Quads x) {
+    return x;
+}
 /// The upper and the lower bytes of a block's weights. A word has the bytes of four tokens of a page.
 struct alignas(64) Weights {
     uint32_t upper[page_size / 4][block_pages], lower[page_size / 4][block_pages];
@@ -27,7 +31,8 @@ TF_INLINE void store_weights(Weights& to, const F16 (&x)[block_pages]) {
 struct WeightSums {
     I16 upper, lower;
 };
-TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& weights, int page, int step) {
+template <int>
+TF_INLINE WeightSums dot(WeightSums acc, Quads values, const Weights& weights, int page, int step) {
     return {dot4_unsigned(acc.upper, set1_quad(weights.upper[step][page]), values),
             dot4_unsigned(acc.lower, set1_quad(weights.lower[step][page]), values)};
 }
@@ -63,52 +68,45 @@ using WeightSums = I16;
 TF_INLINE I16 total(WeightSums x) { return x; }
 
 #if TF_SIMD_AVX512
-struct ValueCodes {
-    __m512i even, odd;
-};
-TF_INLINE ValueCodes value_codes(Quads x) {
-    return {_mm512_srai_epi16(_mm512_slli_epi16(x.v, 8), 8), _mm512_srai_epi16(x.v, 8)};
+constexpr int value_parts = 2;
+template <int part>
+TF_INLINE Quads value_part(Quads x) {
+    return {_mm512_srai_epi16(part ? x.v : _mm512_slli_epi16(x.v, 8), 8)};
 }
-TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& block_weights, int page, int step) {
-    const WeightWord& weights = block_weights.words[page][step];
-    acc.v = dot2(acc.v, values.even, _mm512_set1_epi32(static_cast<int>(weights.even)));
-    return {dot2(acc.v, values.odd, _mm512_set1_epi32(static_cast<int>(weights.odd)))};
+template <int part>
+TF_INLINE WeightSums dot(WeightSums acc, Quads values, const Weights& weights, int page, int step) {
+    const WeightWord& word = weights.words[page][step];
+    return {dot2(acc.v, values.v, set1_quad(part ? word.odd : word.even).v)};
 }
 #elif TF_SIMD_AVX2
-struct ValueCodes {
-    I16 even, odd;
-};
-TF_INLINE ValueCodes value_codes(Quads x) {
-    const auto even = [](__m256i words) { return _mm256_srai_epi16(_mm256_slli_epi16(words, 8), 8); };
-    return {{even(x.a), even(x.b)}, {_mm256_srai_epi16(x.a, 8), _mm256_srai_epi16(x.b, 8)}};
+constexpr int value_parts = 2;
+template <int part>
+TF_INLINE Quads value_part(Quads x) {
+    const auto widened = [](__m256i pair) { return _mm256_srai_epi16(part ? pair : _mm256_slli_epi16(pair, 8), 8); };
+    return {widened(x.a), widened(x.b)};
 }
-TF_INLINE WeightSums dot(WeightSums acc, ValueCodes values, const Weights& block_weights, int page, int step) {
-    const WeightWord& weights = block_weights.words[page][step];
-    const __m256i even = _mm256_set1_epi32(static_cast<int>(weights.even));
-    acc = {dot2(acc.a, values.even.a, even), dot2(acc.b, values.even.b, even)};
-    const __m256i odd = _mm256_set1_epi32(static_cast<int>(weights.odd));
-    return {dot2(acc.a, values.odd.a, odd), dot2(acc.b, values.odd.b, odd)};
+template <int part>
+TF_INLINE WeightSums dot(WeightSums acc, Quads values, const Weights& weights, int page, int step) {
+    const WeightWord& word = weights.words[page][step];
+    const Quads both = set1_quad(part ? word.odd : word.even);
+    return {dot2(acc.a, values.a, both.a), dot2(acc.b, values.b, both.b)};
 }
 #else
-struct ValueCodes {
-    I4 tokens[4][4];
-};
-TF_INLINE ValueCodes value_codes(const Quads& x) {
-    ValueCodes values;
-    for (int i = 0; i < 4; i++) {
-        const U4 words = (U4)x.v[i];
-        for (int token = 0; token < 4; token++) values.tokens[token][i] = (I4)(words << (24 - 8 * token)) >> 24;
-    }
-    return values;
+constexpr int value_parts = 1;
+template <int>
+TF_INLINE Quads value_part(Quads x) {
+    return x;
 }
-TF_INLINE WeightSums dot(WeightSums acc, const ValueCodes& values, const Weights& block_weights, int page, int step) {
-    const WeightWord& weights = block_weights.words[page][step];
+template <int>
+TF_INLINE WeightSums dot(WeightSums acc, Quads values, const Weights& weights, int page, int step) {
+    const WeightWord& word = weights.words[page][step];
     const auto lower = [](uint32_t pair) { return static_cast<int16_t>(pair); };
     const auto upper = [](uint32_t pair) { return static_cast<int16_t>(pair >> 16); };
     for (int i = 0; i < 4; i++) {
-        const I4(&tokens)[4][4] = values.tokens;
-        acc.v[i] += tokens[0][i] * lower(weights.even) + tokens[2][i] * upper(weights.even);
-        acc.v[i] += tokens[1][i] * lower(weights.odd) + tokens[3][i] * upper(weights.odd);
+        const U4 codes = (U4)values.v[i];
+        const auto token = [&](int t) { return (I4)(codes << (24 - 8 * t)) >> 24; };
+        acc.v[i] += token(0) * lower(word.even) + token(2) * upper(word.even);
+        acc.v[i] += token(1) * lower(word.odd) + token(3) * upper(word.odd);
     }
     return acc;
 }

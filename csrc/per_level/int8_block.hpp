@@ -8,7 +8,7 @@
 
 namespace triforce::TF_LEVEL {
 
-/// The queries of a tile as int8: quads [dim / 4][height], and the scale and the sum of each query.
+/// The queries of a tile as int8: quads [dim / 4][height], and the scale of each query.
 struct Int8Queries {
     const PackedWord* quads;
     const IntegerQuery* integers;

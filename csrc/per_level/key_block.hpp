@@ -44,10 +44,10 @@ struct Tile {
     bool page_sequential;
 };
 
-/// The scale and the sum of a query's int8 numbers.
+/// The scale of a query's int8 numbers, and the bias of their products with codes (see `product_bias`).
 struct IntegerQuery {
     float scale;
-    int32_t sum;
+    int32_t bias;
 };
 
 /// Prefetches a line into the second-level cache. The first level is full of this block.

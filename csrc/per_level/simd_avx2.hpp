@@ -199,6 +199,7 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const __m256i both = _mm256_set1_epi32(static_cast<int>(x));
     return {both, both};
 }
+TF_INLINE Quads operator^(Quads x, Quads y) { return {_mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b)}; }
 /// Adds four products of x and w to each sum. x lies in [0, 128] and w in [-127, 127], so that 16-bit sums of two
 /// products, at most 2 * 128 * 127 = 32,512, do not saturate. With VNNI there are no 16-bit sums, and x may be any
 /// byte.

@@ -113,6 +113,7 @@ struct Quads {
 TF_INLINE Quads load_quads(const int8_t* from) { return {_mm512_loadu_si512(from)}; }
 TF_INLINE void store(int8_t* to, Quads x) { _mm512_storeu_si512(to, x.v); }
 TF_INLINE Quads set1_quad(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
+TF_INLINE Quads operator^(Quads x, Quads y) { return {_mm512_xor_si512(x.v, y.v)}; }
 /// Adds four products of x and w to each sum. x lies in [0, 128] and w in [-127, 127], so that 16-bit sums of two
 /// products, at most 2 * 128 * 127 = 32,512, do not saturate. With VNNI there are no 16-bit sums, and x may be any
 /// byte.

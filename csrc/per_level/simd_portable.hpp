@@ -192,6 +192,10 @@ TF_INLINE Quads set1_quad(uint32_t x) {
     const I8 all = (I8)(U4{x, x, x, x});
     return {{all, all, all, all}};
 }
+TF_INLINE Quads operator^(Quads x, Quads y) {
+    for (int i = 0; i < 4; i++) x.v[i] ^= y.v[i];
+    return x;
+}
 /// Adds four products of x and w to each sum: products of the lower bytes of 16-bit words, and of the upper bytes. A
 /// sum of two products fits into a word.
 TF_INLINE I16 dot4_unsigned(I16 acc, Quads x, Quads w) {

@@ -40,19 +40,20 @@ void pack(const Attention& call, const void* q, const Queries& queries, int firs
     }
 }
 
-/// Packs queries as int8, words [dim / 4][height], and writes the scale and the sum of each query.
-template <class T>
-void pack_integers(const Attention& call, const void* q, const Queries& queries, int first, int height,
-                   PackedWord* words, IntegerQuery* to) {
+/// Packs queries as int8, words [dim / 4][height], and writes the scale and the bias of each query.
+template <class T, class Word>
+void pack_integers(const Attention& call, const void* q, const Queries& queries, int first, int height, Word* words,
+                   IntegerQuery* to) {
     const int dim = call.pages->dim;
     for (int r = 0; r < height; r++) {
         const T* from = query<T>(call, q, queries, first + r);
         alignas(64) int8_t rounded[largest_dim];
-        to[r] = {scale_of<int8_t>(from, dim), 0};
-        quantise(from, dim, to[r].scale, rounded);
-        for (int d = 0; d < dim; d++) to[r].sum += rounded[d];
-        for (int step = 0; step < dim / 4; step++)
-            __builtin_memcpy(words + step * height + r, rounded + step * 4, sizeof(uint32_t));
+        const float scale = scale_of<int8_t>(from, dim);
+        quantise(from, dim, scale, rounded);
+        int32_t bias = 0;
+        for (int d = 0; d < dim; d++) bias += product_bias(rounded[d]);
+        to[r] = {scale, bias};
+        for (int step = 0; step < dim / 4; step++) pack_word(rounded + step * 4, words[step * height + r]);
     }
 }
 

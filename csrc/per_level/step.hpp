@@ -56,7 +56,9 @@ using Input = std::conditional_t<std::is_same_v<T, half>, float, T>;
 
 /// A word in memory that is broadcast to all lanes: four int8, two bf16 or one float.
 template <class T>
-using Word = std::conditional_t<sizeof(T) == 1, PackedWord, std::conditional_t<sizeof(T) == 2, PairWord, float>>;
+using Word = std::conditional_t<is_code<T>, QueryWord,
+                                std::conditional_t<sizeof(T) == 1, PackedWord,
+                                                   std::conditional_t<sizeof(T) == 2, PairWord, float>>>;
 
 template <class T, int part>
 TF_INLINE auto load_step(At<T> at) {
@@ -73,7 +75,7 @@ TF_INLINE auto load_step(At<T> at) {
 template <class T, int part>
 TF_INLINE auto spread(const Word<T>& word) {
     if constexpr (is_code<T>)
-        return set1_quad(word.bits);
+        return query_codes(word);
     else if constexpr (sizeof(T) == 1)
         return with_signs(set1_quad(word.bits));
     else if constexpr (sizeof(T) == 4)
