@@ -10,7 +10,11 @@ namespace triforce::TF_LEVEL {
 constexpr int64_t splits_in_cache = 4;
 // Up to this number of tiles, each tile joins codes from their nibbles by itself, because few tiles are limited by
 // memory. With more tiles codes are joined once (see `whole_codes`).
+#if TF_SIMD_AVX2
+constexpr int tiles_of_nibbles = 2;
+#else
 constexpr int tiles_of_nibbles = 4;
+#endif
 
 /// Query i of `queries`, in an array q (B, T, H, D).
 template <class T>
