@@ -271,20 +271,23 @@ TF_INLINE void for_rows(int rows, Body body) {
     body(std::integral_constant<int, M>{});
 }
 
-/// The sums of few rows, from row `top` on, for columns from w.first on. Each tile unpacks its codes.
+/// The sums of M rows, from row `top` on, for C columns. The tile unpacks its codes.
+template <Format F, int M, int C, class In>
+TF_INLINE void sum_tile(const Columns& w, const GroupedRows<In>& x, int top, float* sums, int64_t stride) {
+    PackedColumns<F, In, C> packed{w, {}};
+    sums += top * stride + w.first * lanes;
+    low_bit_tile<TermsOf<F, In>, In, M, C>(packed, x, top, 0, w.groups(F), sums, stride);
+}
+
+/// The sums of few rows, from row `top` on, for columns from w.first on.
 template <Format F, class In>
 void sum_rows(Columns w, int columns, const GroupedRows<In>& x, int top, int rows, float* sums, int64_t stride) {
-    sums += top * stride;
     for_rows<tallest_low_bit, 1>(rows, [&](auto height) TF_INLINED {
-        const auto tile = [&](auto width) TF_INLINED {
-            PackedColumns<F, In, width> packed{w, {}};
-            low_bit_tile<TermsOf<F, In>, In, height, width>(packed, x, top, 0, w.groups(F), sums + w.first * lanes,
-                                                            stride);
-        };
         constexpr int C = low_bit_columns[height];
-        for (; w.first + C <= columns; w.first += C) tile(std::integral_constant<int, C>{});
-        for (; w.first < columns; w.first++) tile(std::integral_constant<int, 1>{});
+        for (; w.first + C <= columns; w.first += C) sum_tile<F, height, C>(w, x, top, sums, stride);
     });
+    for (; w.first < columns; w.first++)  // only the last columns of a matrix are so few
+        for (int row = top; row < top + rows; row++) sum_tile<F, 1, 1>(w, x, row, sums, stride);
 }
 
 /// Calls body(row, count) for tiles of nearly the same number of rows, at most `tallest`.
