@@ -164,7 +164,7 @@ void EagleHead::finish(const Inputs& in, const void* attn_out, int64_t count) co
     if (embedding_proj_) add(*embedding_proj_, in.x, 2 * C);
     add(o_, attn_out, q_.outputs());
     char* gated = scratch.take<char>(count * mlp_.stride() * size_of(type()));
-    mlp_.forward(in.residual, count, gated, InputCodes::int8);
+    mlp_.forward(in.residual, count, gated, InputCodes::int16);
     add(down_, gated, mlp_.stride());
 }
 

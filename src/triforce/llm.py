@@ -125,7 +125,7 @@ class LLM(LLMInputs, LLMLifetime):
       kernels for the model.
     - kv_dtype: of keys and values; "auto" is `dtype`. "int8" halves the size of KV and changes the model's output.
     - weight_inputs: type to which products with packed weights round their inputs. "int8" is faster for o, gate and up
-      projections, and changes the model's output. The tiers below the full one always take it.
+      projections, and changes the model's output. Draft models always take it.
     - mode: one of `MODES`; `auto` chooses among the available tiers while it generates.
     - coupling: `seeded`, `rejection` or `block`. With `seeded` a seed gives the same text as plain decoding.
       With the others only the distribution is the same. A seed's text then depends on the mode, in `auto` on timing.

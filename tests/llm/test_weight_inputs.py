@@ -1,4 +1,4 @@
-"""`--weight-inputs int8` is another model with laws of its own; the tiers below the full one always read by int8."""
+"""`--weight-inputs int8` is another model with laws of its own; draft models always round their inputs to int8."""
 
 from __future__ import annotations
 
@@ -68,15 +68,19 @@ def test_text_equals_plain_decoding_with_same_inputs(
     assert texts(model, mode, **sampling) == texts(model, "ar", **sampling)
 
 
-def test_lower_tiers_read_same_weights_by_int8(files: Files) -> None:
-    """The decoders of the lower tiers share the weights of the full one, which rounds to int16."""
-    full = load(files.target, device="cpu")
+def test_drafts_read_same_weights_by_int8(files: Files) -> None:
+    """The decoder of a draft shares the weights of one that rounds to int16. A target's tiers do so if asked."""
+    target = load(files.target, device="cpu")
+    drafting = load(files.target, device="cpu", target=target)
     rounded = load(files.target, device="cpu", weight_inputs="int8")
-    assert rounded.lower_decoder is rounded.decoder
-    assert full.lower_decoder.model.blocks[0].native is full.decoder.model.blocks[0].native
-    full_TV, lower_TV, int8_TV = map(logits, (full.decoder, full.lower_decoder, rounded.decoder))
-    assert np.array_equal(lower_TV, int8_TV) and not np.array_equal(lower_TV, full_TV)
-    assert np.abs(lower_TV - full_TV).mean() < 0.1 * full_TV.std()
+    assert target.lower_decoder is target.decoder and rounded.lower_decoder is rounded.decoder
+    assert drafting.lower_decoder.model.blocks[0].native is drafting.decoder.model.blocks[0].native
+    asked = load(files.target, device="cpu", bits=8).lower_decoder
+    full_TV, lower_TV, asked_TV, int8_TV = map(
+        logits, (drafting.decoder, drafting.lower_decoder, asked, rounded.decoder)
+    )
+    assert np.array_equal(lower_TV, int8_TV) and np.array_equal(asked_TV, int8_TV)
+    assert not np.array_equal(lower_TV, full_TV) and np.abs(lower_TV - full_TV).mean() < 0.1 * full_TV.std()
 
 
 def test_fingerprints_name_int8_inputs(files: Files) -> None:

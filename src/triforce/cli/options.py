@@ -217,7 +217,7 @@ def kv_dtype(parser: argparse._ActionsContainer) -> None:
 
 def weight_inputs(parser: argparse._ActionsContainer) -> None:
     text = (
-        "rounding of the inputs of products with packed weights; int8 is faster, and changes the output. Lower tiers "
+        "rounding of the inputs of products with packed weights; int8 is faster, and changes the output. Draft models "
         "always take int8"
     )
     parser.add_argument("--weight-inputs", choices=WEIGHT_INPUTS, default="int16", help=described(text))

@@ -335,7 +335,7 @@ class Checkpoint:
     decoder: Decoder
     """The model on its device: ids to logits."""
     lower_decoder: Decoder
-    """The decoder for lower tiers: packed weights take int8 inputs; other weights may have fewer bits."""
+    """The decoder for lower tiers: `decoder` itself, or one with weights of fewer bits or with int8 inputs."""
     tokenizer: Tokenizer | None
     """None in a folder without a tokenizer."""
     fingerprint: str
@@ -497,7 +497,9 @@ def load(
         decoder = Decoder(config, weights, source.device, ranks=ranks)
         # Quantized weights stay as they are for lower tiers, so a second decoder of them would be the same.
         lower = Decoder(config, weights, source.device, bits, ranks) if bits and weights.has_numbers else decoder
-    return Checkpoint(source.files, config, decoder, lower.with_int8_inputs(), source.tokenizer, identity)
+        if bits or target:  # unasked, tiers of the target keep int16: int8 costs them more acceptance than it saves
+            lower = lower.with_int8_inputs()
+    return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 
 
 def _require_no_windows(config: ModelConfig, path: Path) -> None:
