@@ -72,7 +72,8 @@ class Experts {
     size_t bytes() const;
 
     /// Writes the weighted sum of the chosen experts' outputs to `sum` (rows, outputs). The matrices of an expert are
-    /// read once for all rows that have chosen it. codes: of the inputs of gate and up projections. Returns `ExpertChoices::touched`.
+    /// read once for all rows that have chosen it. codes: of the inputs of gate and up projections. Returns
+    /// `ExpertChoices::touched`.
     int64_t forward(const float* x, int64_t rows, float* sum, InputCodes codes) const;
 
     /// `forward` in two halves. `gated` is of the weights' type, expert after expert: `gate` writes

@@ -148,9 +148,10 @@ auto quantise_row(Rounding rounding) {
 
 void quantise_rows(const Linear& l, int64_t top, int64_t bottom, int8_t* rows) {
     const Rounding rounding = l.rounding();
-    const auto write = rounding <= Rounding::widen           ? widen
-                       : l.weights.type == Type::bf16 ? quantise_row<bf16>(rounding)
-                                                      : quantise_row<float>(rounding);
+    const bool narrow = l.weights.type == Type::bf16, widened = rounding <= Rounding::widen;
+    const auto write = widened  ? widen
+                       : narrow ? quantise_row<bf16>(rounding)
+                                : quantise_row<float>(rounding);
     for (int64_t row = top; row < bottom; row++) write(l, row, rows + row * l.rounded_stride());
 }
 

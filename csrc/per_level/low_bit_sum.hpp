@@ -39,8 +39,9 @@ struct GroupedRows {
     const In* row(int64_t m) const { return reinterpret_cast<const In*>(data + m * stride); }
     const GroupInput* groups(int64_t m) const { return reinterpret_cast<const GroupInput*>(row(m) + inputs); }
 };
+/// Registers of a group's codes for one column, and broadcasts of a row's inputs that meet them.
 template <class In>
-constexpr int group_words = group_size * sizeof(In) / 4;  // registers of a group's codes, and broadcasts of its inputs
+constexpr int group_words = group_size * sizeof(In) / 4;
 
 /// The codes, of 5 or 6 bits, of a step's four inputs, a byte each.
 template <int bits, int step>
@@ -209,8 +210,8 @@ struct Terms {
 };
 template <Format F, class In>
 using TermsOf = Terms<TileSums<In, parts(F).bits>,
-                            parts(F).offset + (sizeof(In) == 1 && parts(F).bits == 8 ? signed_byte_offset : 0),
-                            parts(F).scales == Scales::super_half ? 2 : 1, parts(F).minimum()>;
+                      parts(F).offset + (sizeof(In) == 1 && parts(F).bits == 8 ? signed_byte_offset : 0),
+                      parts(F).scales == Scales::super_half ? 2 : 1, parts(F).minimum()>;
 
 /// Adds groups [first, last) of C columns to the sums of M rows, from row `m0` on.
 template <class T, class In, int M, int C, class Source>

@@ -58,6 +58,7 @@ def test_start_first_process_is_cold_second_is_warm(monkeypatch: pytest.MonkeyPa
 def test_start_failed_process_reports_last_line(pair: Path) -> None:
     with pytest.raises(RequestError, match=r"mode 'magic' is not known; choose from ar"):
         task = {"model": str(pair / "target"), "draft": None, "device": "cpu", "dtype": "auto", "kv_dtype": "auto"}
+        task["weight_inputs"] = "int16"
         list(start.rows(["magic"], task, 1))
 
 

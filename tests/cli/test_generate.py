@@ -39,6 +39,7 @@ JSON_KEYS = [
     "plans",
     "kv",
     "kv_dtype",
+    "weight_inputs",
 ]
 
 

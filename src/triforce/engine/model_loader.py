@@ -144,7 +144,7 @@ def locate_model(
     device: object,
     dtype: object,
     kv_dtype: str,
-    weight_inputs: str,
+    weight_inputs: str = "int16",
     context: int | None,
     shared_tokenizer: tuple[Path, Tokenizer | None] | None = None,
 ) -> ModelSource:
@@ -497,7 +497,7 @@ def load(
         decoder = Decoder(config, weights, source.device, ranks=ranks)
         # Quantized weights stay as they are for lower tiers, so a second decoder of them would be the same.
         lower = Decoder(config, weights, source.device, bits, ranks) if bits and weights.has_numbers else decoder
-        if bits or target:  # unasked, tiers of the target keep int16: int8 costs them more acceptance than it saves
+        if target:  # tiers of the target itself keep int16: int8 costs them more acceptance than it saves
             lower = lower.with_int8_inputs()
     return Checkpoint(source.files, config, decoder, lower, source.tokenizer, identity)
 

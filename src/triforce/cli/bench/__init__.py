@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from importlib import import_module
 
-from triforce.cli.bench.setup import find_checkout
+from triforce.cli.bench.checkout import find_checkout
 from triforce.cli.text_files import require_writable
 from triforce.errors import RequestError
 

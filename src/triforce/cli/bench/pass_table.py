@@ -13,7 +13,8 @@ from triforce.backends import dispatch
 from triforce.bench.kernels import WIDEST
 from triforce.bench.model_passes import OURS, PassPlan, Row, parts, rows
 from triforce.checkpoint.model_files import GGUFModel
-from triforce.cli.bench.setup import about, find_checkout, machine, show, write
+from triforce.cli.bench.checkout import find_checkout
+from triforce.cli.bench.setup import about, machine, show, write
 from triforce.cli.progress import loading
 from triforce.eagle.head_files import is_eagle_head
 from triforce.engine.inputs import known

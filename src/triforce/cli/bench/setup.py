@@ -10,7 +10,6 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import triforce
 from triforce.bench.results_file import machine, measured_roofline, provenance
 from triforce.cli.engine_arguments import SPECULATION
 from triforce.cli.options import draft_named
@@ -72,16 +71,6 @@ def sources_of(tokenizer: Tokenizer, paths: Sequence[str] | None) -> Sources:
     from triforce.eval import encode_texts
 
     return Sources(tokenizer, encode_texts(tokenizer, read_texts(paths) if paths else own_texts()))
-
-
-def find_checkout(module: str) -> bool:
-    """Make the modules beside `src` importable. Returns whether `module` is there: it is not in a wheel."""
-    root = Path(str(triforce.__file__)).parents[2]
-    if not root.joinpath(*module.split(".")).with_suffix(".py").is_file():
-        return False
-    if sys.path[0] != str(root):
-        sys.path.insert(0, str(root))
-    return True
 
 
 def make_folder(option: str, folder: Path) -> None:
