@@ -60,7 +60,7 @@ def test_disconnect_during_prefill_stops_reading(llm: LLM, monkeypatch: pytest.M
     def slowly(*args: Any, **more: Any) -> Iterator[int]:
         for seen in prefill(*args, **more):
             yield seen
-            time.sleep(0.1)  # or all parts may be over before anybody looks
+            time.sleep(0.5)  # longer than one step reads, or all parts may be over before anybody looks
 
     monkeypatch.setattr(Tier, "prefill", slowly)
 
