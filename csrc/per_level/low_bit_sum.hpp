@@ -325,7 +325,7 @@ void low_bit_sum(const Linear& l, int64_t top, int rows, int64_t first, int bloc
     const int columns = blocks * parts_of_a_block;
     if (rows > 2 * tallest_low_bit)  // else a panel takes longer than unpacking again
         for (; w.first + panel_columns <= columns; w.first += panel_columns) sum_panels<F>(w, x, rows, sums, stride);
-    each_tile(rows, tallest_low_bit,
+    each_tile(rows, rows > tallest_low_bit ? tallest_of_a_panel : tallest_low_bit,
               [&](int row, int count) { sum_rows<F>(w, columns, x, row, count, sums, stride); });
 }
 

@@ -100,6 +100,7 @@ class Decoder:
             return self
         twin = copy(self)
         twin.model = model
+        twin.config = replace(self.config, int8_inputs=True)
         return twin
 
     def run(self, ids_BT: Ints, kv: KVBackend, batch: ForwardBatch, at_BJ: Ints | None) -> ForwardOutput:
